@@ -1,0 +1,75 @@
+"""ArrayDataset: images that fit in memory, with random crops and mirroring.
+
+The images are padded once, when the dataset is made; a crop is then a slice, which costs next to nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from data.errors import DataError
+
+
+class ArrayDataset:
+    """Images in memory; in training a sample is a random crop of the padded image, mirrored or not.
+
+    images: uint8 (N, H, W, C); labels: integers (N,), indices into `classes`.
+    mean, std: one number a channel, of pixel values scaled to 0..1.
+    pad: pixels reflected at each border before a crop of (H, W) is taken; 0: no crop.
+    flip: mirror left to right half of the time. If not `train`, there is neither crop nor mirroring.
+    Raises DataError where these do not fit each other.
+
+    The attributes `images` (padded), `labels`, `pad` and `flip` hold what is in force.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        classes: Sequence[str],
+        mean: Sequence[float],
+        std: Sequence[float],
+        train: bool,
+        pad: int = 0,
+        flip: bool = False,
+    ) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
+        if labels.shape != images.shape[:1]:
+            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), not {labels.shape}")
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+            raise DataError(
+                f"labels go from {labels.min()} to {labels.max()}; number them from 0 to {len(classes) - 1}, "
+                f"as there are {len(classes)} classes"
+            )
+        self.image_shape = images.shape[1:]
+        largest = min(self.image_shape[:2]) - 1  # what can be reflected
+        if not 0 <= pad <= largest:
+            raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
+        self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
+        self.pad, self.flip = (pad, flip) if train else (0, False)
+        border = (self.pad, self.pad)
+        self.images = np.pad(images, ((0, 0), border, border, (0, 0)), mode="reflect")
+        self.labels = labels.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        image = self.images[index]
+        if self.pad or self.flip:
+            image = self._augmented(image, *torch.rand(3).tolist())
+        # A copy: whoever changes a sample in place must not change the dataset.
+        return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
+
+    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:
+        """A view of one padded image, chosen by three numbers in [0, 1)."""
+        height, width, _ = self.image_shape
+        top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
+        image = image[top : top + height, left : left + width]
+        return image[:, ::-1] if self.flip and mirror < 0.5 else image

@@ -1,0 +1,101 @@
+"""Synthetic: as many learnable images as wanted, out of next to no memory, at a price that can be set.
+
+It stands in for a real dataset when loaders are compared: `cost` says what a sample costs, `cost_ms` how
+much of it.
+"""
+
+import difflib
+import hashlib
+import time
+
+import numpy as np
+import torch
+
+from data.errors import DataError
+
+BANDS = 8  # of colour, side by side in an image
+OFFSETS = 65_536  # at which an image's noise is cut out of one long array
+PRIME = 2_654_435_761  # spreads neighbouring indices over the offsets (Knuth's multiplicative hash)
+CHUNK = bytes(32_768)  # hashing it releases the GIL, and takes little enough (20 to 100 us) to stop in time
+
+
+class Synthetic:
+    """`length` training or `test_length` test images: coloured bands that belong to the class, plus noise.
+
+    A sample depends on (seed, train, index) alone. Images are uint8 (image_size, image_size, channels).
+    Each also takes `cost_ms` milliseconds, of
+    - cost="python": Python code, which holds the GIL, as most augmentations do;
+    - cost="native": C code that releases the GIL, as decoding a JPEG does;
+    - cost="wait": sleep, as for a disk or a network.
+    The first two are CPU time of the calling thread, so they cost the same on a busy machine.
+    Raises DataError for a value that cannot be.
+    """
+
+    def __init__(
+        self,
+        train: bool,
+        length: int = 50_000,
+        test_length: int = 2_000,
+        image_size: int = 32,
+        channels: int = 3,
+        num_classes: int = 10,
+        cost: str = "native",
+        cost_ms: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        counts = {"length": length, "test_length": test_length, "image_size": image_size}
+        counts |= {"channels": channels, "num_classes": num_classes}
+        for key, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise DataError(f"data.{key}={value} must be a whole number, at least 1")
+        if seed < 0:
+            raise DataError(f"data.seed={seed} must be at least 0")
+        if not 0 <= cost_ms < float("inf"):
+            raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
+        if cost not in COSTS:
+            guess = difflib.get_close_matches(str(cost), COSTS, n=1)
+            hint = f"did you mean {guess[0]}?" if guess else f"use one of {', '.join(COSTS)}"
+            raise DataError(f"data.cost={cost} is unknown; {hint}")
+        self.length = length if train else test_length
+        self.cost, self.cost_ms = cost, cost_ms
+        self.image_shape = (image_size, image_size, channels)
+        self.classes = tuple(f"class {label}" for label in range(num_classes))
+        # Bands and noise are each uniform over half of a byte's range, so that their sum never overflows.
+        self.mean, self.std = (0.5,) * channels, (0.2,) * channels
+        bands = np.random.default_rng(seed).integers(128, size=(num_classes, BANDS, channels), dtype=np.uint8)
+        # (num_classes, W * C): the row of pixels that a class repeats; long rows add up 20 times as fast.
+        self._rows = bands[:, np.arange(image_size) * BANDS // image_size].reshape(num_classes, -1)
+        noise = np.random.default_rng((seed, 1 if train else 2))
+        self._noise = noise.integers(128, size=image_size**2 * channels + OFFSETS, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        index = range(self.length)[index]  # raises IndexError past the end
+        if self.cost_ms:
+            COSTS[self.cost](self.cost_ms / 1000)
+        label, offset = index % len(self.classes), index * PRIME % OFFSETS
+        row = self._rows[label]
+        noise = self._noise[offset : offset + self.image_shape[0] * row.size].reshape(-1, row.size)
+        image = (row + noise).reshape(self.image_shape)
+        return {"image": torch.from_numpy(image), "label": torch.tensor(label)}
+
+
+def run_python(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        for _ in range(100):  # reading the clock is a system call, and not Python code
+            pass
+
+
+def run_native(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        hashlib.sha256(CHUNK)
+
+
+COSTS = {"python": run_python, "native": run_native, "wait": time.sleep}

@@ -1,0 +1,86 @@
+"""Small stand-ins for the files of the public datasets, so that no test needs a network."""
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def write_idx():
+    def write(path: Path, array: np.ndarray) -> None:
+        header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as file:
+            file.write(header + array.tobytes())
+
+    return write
+
+
+@pytest.fixture
+def write_fashion(write_idx):
+    def write(folder: Path, suffix: str = "", per_class: int = 2) -> Path:
+        """The four files of Fashion-MNIST with few images: the pixels of image i are all i."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "t10k"):
+            labels = np.tile(np.arange(10, dtype=np.uint8), per_class)
+            images = np.arange(len(labels), dtype=np.uint8).repeat(28 * 28).reshape(-1, 28, 28)
+            write_idx(folder / f"{split}-images-idx3-ubyte{suffix}", images)
+            write_idx(folder / f"{split}-labels-idx1-ubyte{suffix}", labels)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def write_cifar():
+    def write(root: Path) -> Path:
+        """cifar-10-batches-py with ten images a file: image i is i in red, 100 in green and 200 in blue."""
+        folder = root / "cifar-10-batches-py"
+        folder.mkdir(parents=True)
+        pixels = np.stack([np.repeat([i, 100, 200], 32 * 32) for i in range(10)]).astype(np.uint8)
+        for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+            (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": list(range(10))}))
+        names = {"label_names": [f"name {i}" for i in range(10)]}
+        (folder / "batches.meta").write_bytes(pickle.dumps(names))
+        return root
+
+    return write
+
+
+@pytest.fixture
+def write_images():
+    def write(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 2) -> Path:
+        """root/train and root/val with `count` JPEG files a class."""
+        for split in ("train", "val"):
+            for name in classes:
+                folder = root / split / name
+                folder.mkdir(parents=True)
+                for i in range(count):
+                    Image.new("RGB", (60, 40), (40 * i, 80, 160)).save(folder / f"{i}.jpg")
+        return root
+
+    return write
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_, **__):
+        raise URLError("no network in tests")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", refuse)
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", refuse)
+
+
+@pytest.fixture
+def any_cifar(monkeypatch):
+    """Have torchvision take our small files for the real ones: it compares checksums otherwise."""
+    from torchvision.datasets import CIFAR10
+
+    for attribute in ("train_list", "test_list"):
+        monkeypatch.setattr(CIFAR10, attribute, [[name, None] for name, _ in getattr(CIFAR10, attribute)])
+    monkeypatch.setitem(CIFAR10.meta, "md5", None)

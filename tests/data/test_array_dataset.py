@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+
+from data.array_dataset import ArrayDataset
+from data.errors import DataError
+
+IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # every pixel differs
+LABELS = np.array([1, 0], dtype=np.uint8)
+
+
+def make(images=IMAGES, labels=LABELS, train=True, **augmentation):
+    names, third = ("a", "b"), (0.5, 0.5, 0.5)
+    return ArrayDataset(images, labels, classes=names, mean=third, std=third, train=train, **augmentation)
+
+
+def seen(dataset, index, draws=500):
+    return {dataset[index]["image"].numpy().tobytes() for _ in range(draws)}
+
+
+def test_without_augmentation_the_pixels_are_those_of_the_array():
+    for dataset in (make(), make(train=False, pad=2, flip=True)):
+        assert np.array_equal(dataset[1]["image"], IMAGES[1])
+        assert dataset[0]["label"].item() == 1
+
+
+def test_training_shows_every_crop_of_the_reflected_image_and_its_mirror_image_and_nothing_else():
+    padded = np.pad(IMAGES[1], ((1, 1), (1, 1), (0, 0)), mode="reflect")
+    crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
+    expected = {crop.tobytes() for crop in crops} | {crop[:, ::-1].tobytes() for crop in crops}
+    assert seen(make(pad=1, flip=True), 1) == expected
+
+
+def test_flip_alone_mirrors_about_half_of_the_samples():
+    torch.manual_seed(0)
+    dataset = make(flip=True)
+    mirrored = sum(np.array_equal(dataset[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
+    assert 150 < mirrored < 250
+    assert seen(dataset, 0) == {IMAGES[0].tobytes(), IMAGES[0][:, ::-1].tobytes()}
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"images": IMAGES.astype(np.float32)}, "uint8 of shape"),
+        ({"images": IMAGES[0]}, "uint8 of shape"),
+        ({"labels": LABELS[:1]}, r"2 images need labels of shape \(2,\)"),
+        ({"labels": np.array([0, 2])}, "number them from 0 to 1"),
+        ({"labels": np.array([-1, 0])}, "labels go from -1"),
+        ({"pad": 4}, "data.pad=4 must be 0 to 3"),
+        ({"pad": -1}, "data.pad=-1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(arguments, words):
+    with pytest.raises(DataError, match=words):
+        make(**arguments)

@@ -1,0 +1,105 @@
+"""What data/__init__.py promises of every dataset, checked for each of them, and for each yaml."""
+
+import importlib
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch._utils import ExceptionWrapper
+
+from data.cifar import CIFAR10
+from data.errors import DataError
+from data.fashion import FashionMini, FashionMNIST
+from data.image_folder import ImageFolder
+from data.synthetic import Synthetic
+
+CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
+NAMES = ["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "synthetic"]
+
+
+@pytest.fixture(params=NAMES)
+def make(request, tmp_path, any_cifar, write_fashion, write_cifar, write_images):
+    """A function train -> dataset."""
+    return {
+        "fashion_mini": lambda train: FashionMini(train=train),
+        "fashion_mnist": lambda train: FashionMNIST(train=train, root=write_fashion(tmp_path)),
+        "cifar10": lambda train: CIFAR10(train=train, root=write_cifar(tmp_path)),
+        "image_folder": lambda train: ImageFolder(train=train, root=write_images(tmp_path), image_size=32),
+        "synthetic": lambda train: Synthetic(train=train, length=30, test_length=20),
+    }[request.param]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_samples_look_as_the_spec_says(make, train):
+    dataset = make(train)
+    spec = dataset.sample_spec()
+    for index in (0, len(dataset) - 1, -1):
+        sample = dataset[index]
+        assert {name: (tuple(field.shape), field.dtype) for name, field in sample.items()} == spec
+        assert sample["image"].is_contiguous()
+        assert 0 <= sample["label"] < len(dataset.classes)
+    channels = spec["image"][0][2]
+    assert len(dataset.mean) == len(dataset.std) == channels
+
+
+def test_reading_past_the_end_raises_index_error(make):
+    dataset = make(False)
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(make):
+    dataset = make(False)
+    before = torch.get_rng_state()
+    assert torch.equal(dataset[1]["image"], dataset[1]["image"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_training_sample_depends_only_on_torchs_default_generator(make):
+    dataset = make(True)
+    torch.manual_seed(1)
+    first = [dataset[1]["image"] for _ in range(4)]
+    torch.manual_seed(1)
+    assert all(torch.equal(image, dataset[1]["image"]) for image in first)
+
+
+def test_changing_a_sample_in_place_does_not_change_the_dataset(make):
+    dataset = make(False)
+    original = dataset[0]["image"].clone()
+    dataset[0]["image"].fill_(7)
+    assert torch.equal(dataset[0]["image"], original)
+
+
+def test_a_pickled_copy_reads_the_same(make):
+    dataset = make(False)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == len(dataset) and torch.equal(copy[1]["image"], dataset[1]["image"])
+
+
+def test_an_error_keeps_its_type_and_sentence_on_its_way_out_of_a_worker(tmp_path, write_images):
+    dataset = ImageFolder(train=False, root=write_images(tmp_path))
+    broken = tmp_path / "val" / "cat" / "0.jpg"
+    broken.write_bytes(b"")
+    try:
+        dataset[0]
+    except DataError:
+        caught = ExceptionWrapper(where="in a worker")  # what a DataLoader's worker sends, and its parent raises
+    with pytest.raises(DataError, match=re.escape(str(broken))):
+        pickle.loads(pickle.dumps(caught)).reraise()
+
+
+def test_there_is_a_yaml_for_each_dataset():
+    assert sorted(path.stem for path in CONFIGS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_keys_of_a_yaml_are_the_arguments_with_their_defaults_and_each_has_a_comment(path):
+    config = yaml.safe_load(path.read_text())
+    module, _, name = config.pop("_target_").rpartition(".")
+    arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    assert config == {key: value.default for key, value in arguments.items() if key != "train"}
+    assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())

@@ -1,0 +1,106 @@
+import lzma
+import shutil
+
+import numpy as np
+import pytest
+
+from data import fashion
+from data.errors import DataError
+from data.fashion import FashionMini, FashionMNIST, read_idx
+
+
+@pytest.fixture
+def embedded(tmp_path, monkeypatch):
+    """A copy of data/embedded/ to break."""
+    monkeypatch.setattr(fashion, "EMBEDDED", shutil.copytree(fashion.EMBEDDED, tmp_path / "embedded"))
+    return fashion.EMBEDDED
+
+
+def test_the_embedded_images_are_balanced_and_small():
+    for train, per_class in ((True, 1000), (False, 200)):
+        dataset = FashionMini(train=train)
+        assert np.bincount(dataset.labels).tolist() == [per_class] * 10
+        assert dataset.sample_spec()["image"][0] == (28, 28, 1)
+    assert sum(path.stat().st_size for path in fashion.EMBEDDED.iterdir()) <= 5_000_000
+
+
+def test_mean_and_std_are_those_of_the_images():
+    dataset = FashionMini(train=True, pad=0)
+    assert dataset.images.mean() / 255 == pytest.approx(dataset.mean[0], abs=0.005)
+    assert dataset.images.std() / 255 == pytest.approx(dataset.std[0], abs=0.005)
+
+
+@pytest.mark.parametrize("name", [f"{name}.xz" for name in fashion.TRAIN_FILES])
+def test_a_flipped_byte_is_refused(embedded, name):
+    content = bytearray((embedded / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (embedded / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}.*SHA-256.*git checkout.*make_fashion_mini"):
+        FashionMini(train=True)
+    FashionMini(train=False)
+
+
+@pytest.mark.parametrize("name", ["t10k-images-idx3-ubyte.xz", "SHA256SUMS"])
+def test_a_missing_file_is_named_with_the_way_to_restore_it(embedded, name):
+    (embedded / name).unlink()
+    with pytest.raises(DataError, match=f"{name}.*git checkout"):
+        FashionMini(train=False)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("place", [".", "FashionMNIST/raw"])
+def test_files_that_are_there_are_read_without_a_download(tmp_path, no_network, place, suffix, write_fashion):
+    write_fashion(tmp_path / place, suffix)
+    dataset = FashionMNIST(train=True, root=str(tmp_path), pad=0, flip=False)
+    assert len(dataset) == 20
+    assert dataset[13]["image"].unique().tolist() == [13] and dataset[13]["label"].item() == 3
+    assert len(FashionMNIST(train=False, root=str(tmp_path))) == 20
+
+
+def test_missing_files_are_downloaded_by_torchvision(tmp_path, monkeypatch, write_fashion):
+    source = write_fashion(tmp_path / "web")
+
+    def unpack(url, download_root, filename, md5):
+        shutil.copy(source / filename.removesuffix(".gz"), download_root)
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", unpack)
+    assert len(FashionMNIST(train=True, root=tmp_path / "new")) == 20
+
+
+def test_without_a_network_the_four_files_and_their_folder_are_named(tmp_path, no_network, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="no network in tests") as caught:
+        FashionMNIST(train=True)
+    sentence = str(caught.value)
+    for name in fashion.TRAIN_FILES + fashion.TEST_FILES:
+        assert f"{name}.gz" in sentence
+    assert str(tmp_path / "downloads") in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz", "a.xz"])
+def test_an_idx_file_is_read_as_it_was_written(tmp_path, name, write_idx):
+    array = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8)
+    write_idx(tmp_path / name, array)
+    if name == "a.xz":
+        (tmp_path / name).write_bytes(lzma.compress((tmp_path / name).read_bytes()))
+    assert np.array_equal(read_idx(tmp_path / name), array)
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_a_truncated_idx_file_is_refused_at_whatever_byte_it_ends(tmp_path, name, write_idx):
+    path = tmp_path / name
+    write_idx(path, np.zeros((2, 3), np.uint8))
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError, match=f"{name} .*good copy"):
+            read_idx(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"]
+)
+def test_another_file_is_not_taken_for_an_idx_file(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError, match="not a whole IDX file"):
+        read_idx(tmp_path / "a")

@@ -1,0 +1,111 @@
+import pickle
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from data import synthetic
+from data.errors import DataError
+from data.synthetic import COSTS, Synthetic
+
+
+def test_a_sample_depends_on_seed_split_and_index_alone():
+    def image(index=5, train=True, seed=0):
+        return Synthetic(train=train, seed=seed)[index]["image"]
+
+    assert torch.equal(image(), image())
+    for other in (image(index=6), image(index=15), image(train=False), image(seed=1)):
+        assert not torch.equal(image(), other)
+
+
+def test_a_hundred_million_samples_take_no_memory():
+    dataset = Synthetic(train=True, length=100_000_000, num_classes=1000)
+    assert dataset[99_999_999]["label"].item() == 999
+    assert len(pickle.dumps(dataset)) < 1_000_000
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_classes_can_be_learnt(channels):
+    train, test = (Synthetic(train=train, channels=channels) for train in (True, False))
+    centres = torch.zeros(10, 32, channels)
+    for sample in (train[i] for i in range(300)):
+        centres[sample["label"]] += sample["image"].float().mean(0) / 30
+    columns = torch.stack([test[i]["image"].float().mean(0) for i in range(200)])
+    labels = torch.stack([test[i]["label"] for i in range(200)])
+    guesses = torch.cdist(columns.flatten(1), centres.flatten(1)).argmin(1)
+    assert (guesses == labels).float().mean() > 0.95
+
+
+def test_mean_and_std_are_roughly_those_of_the_images():
+    dataset = Synthetic(train=True, num_classes=200)
+    pixels = torch.stack([dataset[i]["image"] for i in range(200)]) / 255
+    assert pixels.mean((0, 1, 2)).tolist() == pytest.approx(dataset.mean, abs=0.03)
+    assert pixels.std((0, 1, 2)).tolist() == pytest.approx(dataset.std, abs=0.03)
+
+
+@pytest.mark.parametrize("cost", ["python", "native"])
+def test_a_cost_in_cpu_time_is_spent_by_the_reading_thread(cost):
+    dataset = Synthetic(train=True, cost=cost, cost_ms=5)
+    start = time.thread_time()
+    dataset[0]
+    assert time.thread_time() - start >= 0.005
+
+
+def test_a_cost_is_paid_once_a_sample_in_seconds_and_a_cost_of_zero_is_not_paid_at_all(monkeypatch):
+    paid = []
+    monkeypatch.setitem(COSTS, "wait", paid.append)
+    Synthetic(train=True, cost="wait", cost_ms=0)[0]
+    Synthetic(train=True, cost="wait", cost_ms=5)[0]
+    assert paid == [0.005]
+
+
+@pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold")
+@pytest.mark.parametrize("cost, holds", [("python", True), ("native", False), ("wait", False)])
+def test_only_python_code_holds_the_gil(cost, holds):
+    """Where no thread is ever asked to let go of the GIL, we get it back only when the other one gives it."""
+    finished = []
+
+    def work():
+        COSTS[cost](0.1)
+        finished.append(True)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        was_finished = bool(finished)
+        thread.join(timeout=30)
+    finally:
+        sys.setswitchinterval(interval)
+    assert finished and was_finished == holds
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"cost": "nativ"}, "data.cost=nativ is unknown; did you mean native?"),
+        ({"cost": "xyz"}, "data.cost=xyz is unknown; use one of python, native, wait"),
+        ({"cost_ms": -1}, "data.cost_ms=-1"),
+        ({"cost_ms": float("nan")}, "data.cost_ms=nan"),
+        ({"length": 0}, "data.length=0"),
+        ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),
+        ({"test_length": 0}, "data.test_length=0"),
+        ({"image_size": 0}, "data.image_size=0"),
+        ({"channels": 0}, "data.channels=0"),
+        ({"num_classes": 0}, "data.num_classes=0"),
+        ({"seed": -1}, "data.seed=-1"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_key(arguments, words):
+    with pytest.raises(DataError) as caught:
+        Synthetic(train=True, **arguments)
+    assert str(caught.value).startswith(words)
+
+
+def test_noise_never_overflows_the_bands():
+    dataset = Synthetic(train=True)
+    assert int(dataset._rows.max()) + int(dataset._noise.max()) <= 255
+    assert dataset._noise.size >= 32 * 32 * 3 + synthetic.OFFSETS - 1

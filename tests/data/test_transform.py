@@ -1,0 +1,56 @@
+import pickle
+
+import pytest
+import torch
+
+from data.errors import DataError
+from data.transform import Normalize
+
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_CUDA])]
+MEAN, STD = (0.1, 0.4, 0.7), (0.2, 0.3, 0.5)
+
+
+def images(*shape):
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_become_normalised_channels_first_in_channels_last_memory(device, dtype, channels):
+    image = images(4, 6, 5, channels)
+    mean, std = torch.tensor(MEAN[:channels]), torch.tensor(STD[:channels])
+    result = Normalize(mean.tolist(), std.tolist(), dtype)({"image": image.to(device)}, None)["image"]
+    expected = ((image.double() / 255 - mean) / std).permute(0, 3, 1, 2).to(dtype)
+    assert result.dtype == dtype and result.device.type == device
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result.cpu(), expected, atol=2e-6, rtol=torch.finfo(dtype).eps)
+
+
+def test_other_fields_are_kept_and_the_given_batch_is_left_as_it_was():
+    batch = {"image": images(2, 4, 4, 3), "label": torch.tensor([1, 2]), "name": ["a", "b"]}
+    before = dict(batch)
+    result = Normalize(MEAN, STD)(batch, None)
+    assert result["label"] is batch["label"] and result["name"] is batch["name"]
+    assert batch == before and batch["image"].dtype == torch.uint8
+
+
+def test_one_transform_serves_batches_of_every_size_and_memory_layout():
+    normalize = Normalize(MEAN, STD)
+    for shape in ((2, 4, 6, 3), (1, 6, 4, 3), (0, 4, 6, 3)):
+        image = images(*shape)
+        strided = image.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+        assert torch.equal(normalize({"image": image}, None)["image"], normalize({"image": strided}, None)["image"])
+
+
+def test_a_pickled_copy_computes_the_same():
+    batch, normalize = {"image": images(2, 4, 4, 3)}, Normalize(MEAN, STD)
+    expected = normalize(batch, None)["image"]
+    assert torch.equal(pickle.loads(pickle.dumps(normalize))(batch, None)["image"], expected)
+
+
+@pytest.mark.parametrize("image", [images(2, 4, 4, 1), images(4, 4, 3), images(2, 4, 4, 3).float()])
+def test_other_images_are_refused(image):
+    with pytest.raises(DataError, match=r"needs uint8 images of shape \(B, H, W, 3\)"):
+        Normalize(MEAN, STD)({"image": image}, None)
