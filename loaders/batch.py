@@ -1,0 +1,75 @@
+"""A batch is a nest of tensors: finding them, and moving them, without changing the nest.
+
+Dicts, lists, tuples, namedtuples, dataclasses, and other mappings and sequences are walked and keep their types;
+an object with a `.to` method (a PackedSequence, a tokenizer's batch) is moved by it; all else is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+
+
+def move(batch: Any, to: Callable[[Any], Any]) -> Any:
+    """The same nest with `to` applied to each tensor and each object that has a `.to` method of its own."""
+    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
+        return to(batch)
+    if isinstance(batch, (str, bytes)):
+        return batch
+    if isinstance(batch, Mapping):
+        moved = {key: move(value, to) for key, value in batch.items()}
+        if type(batch) is dict:
+            return moved
+        return _rebuild(batch, moved, MutableMapping, lambda clone: clone.update(moved))
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, to) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, range):
+        moved = [move(value, to) for value in batch]
+        if type(batch) is list:
+            return moved
+        return _rebuild(batch, moved, MutableSequence, lambda clone: clone.__setitem__(slice(None), moved))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        clone = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            # Past a frozen dataclass's own __setattr__: the clone is nobody else's yet.
+            object.__setattr__(clone, field.name, move(getattr(batch, field.name), to))
+        return clone
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of the nest, those inside objects that are moved by their own `.to` included."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (str, bytes, type)):
+        return
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, Sequence) and not isinstance(batch, range):
+        for value in batch:
+            yield from tensors(value)
+    elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
+        yield from tensors(getattr(batch, "__dict__", None) or _slots(batch))
+
+
+def rows(batch: Any) -> int:
+    """How many samples a batch holds: the length of its first tensor (0 where it has none)."""
+    return next((len(tensor) if tensor.dim() else 1 for tensor in tensors(batch)), 0)
+
+
+def _rebuild(batch: Any, content: Any, mutable: type, fill: Callable[[Any], None]) -> Any:
+    """`content` in the type of `batch`: a filled copy keeps what else a mutable container carries."""
+    if isinstance(batch, mutable):
+        clone = copy.copy(batch)
+        fill(clone)
+        return clone
+    return type(batch)(content)
+
+
+def _slots(batch: Any) -> dict[str, Any]:
+    return {name: getattr(batch, name, None) for name in getattr(batch, "__slots__", ())}

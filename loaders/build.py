@@ -1,0 +1,91 @@
+"""From a checked config to a loader; what cannot work together is refused in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from loaders.preloader import Preloader
+from loaders.staging import Transform
+from loaders.torch_loader import TorchLoader
+
+LOADERS = ("prefetch", "torch")
+
+
+class LoaderConfigError(ValueError):
+    """A loader setting that cannot work, in a sentence that names the key and what would do."""
+
+
+@dataclass
+class LoaderConfig:
+    """The keys of conf/loader/*.yaml, the same for every loader; checked when made.
+
+    Raises LoaderConfigError for a value out of range.
+    """
+
+    name: str = "prefetch"
+    num_workers: int = 2
+    prefetch_factor: int = 2
+    preload_depth: int = 2
+    on_error: str = "raise"
+    timeout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in LOADERS:
+            near = get_close_matches(self.name, LOADERS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise LoaderConfigError(f"loader.name={self.name}: {hint}there are {', '.join(LOADERS)}")
+        for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
+            value = getattr(self, key)
+            if not value >= least:
+                raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
+        if self.on_error != "raise":
+            raise LoaderConfigError(
+                f"loader.on_error={self.on_error}: loader={self.name} reads through torch's DataLoader, "
+                "which can only raise; use loader.on_error=raise"
+            )
+
+
+def build_loader(
+    config: LoaderConfig,
+    dataset: Any,
+    *,
+    batch_size: int,
+    seed: int,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    pad: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    transform: Transform | None = None,
+) -> Preloader:
+    """Batches of `dataset` on `device`, transformed, by the loader that `config` names.
+
+    `loader=prefetch` prepares them ahead in a thread; the others inline, in the call that asks for them.
+    Raises LoaderConfigError for a combination that makes no sense.
+    """
+    if not hasattr(dataset, "__len__"):
+        raise LoaderConfigError(
+            f"loader={config.name} needs a map-style dataset and {type(dataset).__name__} has no __len__: "
+            "give it one, or use torch's own DataLoader for an iterable dataset"
+        )
+    depth = config.preload_depth if config.name == "prefetch" else 0
+    base = TorchLoader(
+        dataset,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        num_workers=config.num_workers,
+        prefetch_factor=config.prefetch_factor,
+        timeout=config.timeout,
+        drop_last=drop_last,
+        pin_memory=torch.device(device).type == "cuda",
+        rank=rank,
+        world_size=world_size,
+        pad=pad,
+    )
+    return Preloader(base, device, depth, transform)

@@ -1,0 +1,151 @@
+"""Where each step's time went: waiting for its batch or computing on it; and what that says about the loader.
+
+A step lasts from the moment its batch is asked for to the moment the next one is. On the CPU both are the host's
+clock. On CUDA they are events on the step's stream, so that waiting is the time that the device stood idle between
+the end of one step and the arrival of the next batch; they are read at log points only, and nothing synchronises
+in between. The time between epochs belongs to no step.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from loaders.batch import rows
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sums over some steps, in seconds."""
+
+    steps: int
+    images: int
+    seconds: float
+    wait_seconds: float
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+    @property
+    def data_wait_fraction(self) -> float:
+        return self.wait_seconds / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        step_ms = 1000 * self.seconds / max(self.steps, 1)
+        wait_ms = 1000 * self.wait_seconds / max(self.steps, 1)
+        share = f"{100 * self.data_wait_fraction:.0f} %"
+        rate = f"{self.images_per_second:,.0f} images/s"
+        return f"{rate}, step {step_ms:.1f} ms, of which waiting {wait_ms:.1f} ms ({share})"
+
+
+class StepTimer:
+    """Times the steps of a run; the first `warmup_steps` count in no window unless there are no others.
+
+    Usage: `for batch in timer.batches(loader): step(batch)`, and `timer.window()` at log points.
+    """
+
+    def __init__(self, device: torch.device, warmup_steps: int) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._warmup_steps = warmup_steps
+        self._pending: list[tuple[Any, Any, Any, int]] = []
+        self._wait, self._total, self._images = array("d"), array("d"), array("q")
+        self._window_start = self._epoch_start = 0
+        self.first_batch_seconds: float | None = None
+        self.epoch_first_batch_seconds = 0.0
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The loader's next epoch. Its first batch's time, starting workers included, is kept apart as well."""
+        self._resolve()
+        self._epoch_start = len(self._total)
+        began = time.perf_counter()
+        asked = self._mark()
+        first = True
+        for batch in loader:
+            ready = self._mark()
+            if first:
+                self._note_first_batch(time.perf_counter() - began)
+                first = False
+            images = rows(batch)
+            try:
+                yield batch
+            finally:  # the last step of a loop that breaks off counts like any other
+                del batch
+                ended = self._mark()
+                self._pending.append((asked, ready, ended, images))
+            asked = ended
+
+    def window(self) -> Window:
+        """The steps since the last call. On CUDA this waits for the device, as the two below do."""
+        self._resolve()
+        start, self._window_start = self._window_start, len(self._total)
+        return self._sum(start)
+
+    def epoch(self) -> Window:
+        """The steps since `batches` was called."""
+        self._resolve()
+        return self._sum(self._epoch_start)
+
+    def run(self) -> Window:
+        """All steps."""
+        self._resolve()
+        return self._sum(0)
+
+    def step_ms(self, *percentiles: float) -> list[float]:
+        """Percentiles of a step's duration in milliseconds, waiting included."""
+        self._resolve()
+        durations = np.asarray(self._total[self._steady(0) :] or [0.0])
+        return [1000 * float(value) for value in np.percentile(durations, percentiles)]
+
+    def _steady(self, start: int) -> int:
+        """`start`, or the first later step that is no warm-up; at least the last step is left."""
+        return max(0, min(max(start, self._warmup_steps), len(self._total) - 1))
+
+    def _sum(self, start: int) -> Window:
+        start = self._steady(start)
+        steps = len(self._total) - start
+        return Window(steps, sum(self._images[start:]), sum(self._total[start:]), sum(self._wait[start:]))
+
+    def _note_first_batch(self, seconds: float) -> None:
+        self.epoch_first_batch_seconds = seconds
+        if self.first_batch_seconds is None:
+            self.first_batch_seconds = seconds
+
+    def _mark(self) -> Any:
+        if self._on_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        return time.perf_counter()
+
+    def _resolve(self) -> None:
+        if self._on_cuda and self._pending:
+            self._pending[-1][2].synchronize()
+        for asked, ready, ended, images in self._pending:
+            self._wait.append(self._seconds(asked, ready))
+            self._total.append(self._seconds(asked, ended))
+            self._images.append(images)
+        self._pending.clear()
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return start.elapsed_time(end) / 1000 if self._on_cuda else end - start
+
+
+def verdict(data_wait_fraction: float, config: Any, cores: int) -> str:
+    """A sentence that says what the bottleneck was and what to try; `config` is the LoaderConfig of the run."""
+    share = f"waiting for data took {100 * data_wait_fraction:.0f} % of training"
+    if data_wait_fraction < 0.05:
+        return f"compute-bound: {share}, a faster loader cannot help here"
+    if config.name == "torch":
+        advice = "try loader=prefetch, which loads and copies while the step computes"
+    elif config.num_workers < cores:
+        advice = f"raise loader.num_workers (it is {config.num_workers}, and this machine has {cores} cores)"
+    else:
+        advice = "make a sample cheaper to read, or sweep loader.num_workers and loader.prefetch_factor"
+    return f"{'data-bound' if data_wait_fraction > 0.2 else 'nearly compute-bound'}: {share}: {advice}"
