@@ -42,7 +42,7 @@ class FashionMini(ArrayDataset):
     Raises DataError when a file is missing or is not the one that SHA256SUMS lists.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 2, flip: bool = True) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True) -> None:
         root = Path(root or EMBEDDED).expanduser()
         paths = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
         for path in paths:
@@ -59,7 +59,7 @@ class FashionMNIST(ArrayDataset):
     pad, flip: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError without files or network.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 2, flip: bool = True) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
             # Imported here, as it takes a second in every worker that is not forked.

@@ -28,6 +28,11 @@ class Progress:
         """Counts a batch that the consumer has received; after the last one the place is (epoch + 1, 0)."""
         self.batch += 1
         if self.batch >= len(self._order):
+            self.finish()
+
+    def finish(self) -> None:
+        """Ends the running epoch, if that was not noticed by its last batch: it was empty, or of unknown length."""
+        if self._running:
             self.epoch, self.batch = self.epoch + 1, 0
             self._next, self._running = self._next or (self.epoch, 0), False
 

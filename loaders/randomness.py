@@ -66,10 +66,9 @@ def seed_globals(key: int) -> None:
 
 
 @contextmanager
-def seeded_globals(key: int) -> Iterator[None]:
-    """Like `seed_globals` for the length of a block, after which the generators are as they were."""
+def preserved_globals() -> Iterator[None]:
+    """Leaves the three global generators as it found them."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    seed_globals(key)
     try:
         yield
     finally:

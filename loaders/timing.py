@@ -54,7 +54,8 @@ class StepTimer:
     def __init__(self, device: torch.device, warmup_steps: int) -> None:
         self._on_cuda = device.type == "cuda"
         self._warmup_steps = warmup_steps
-        self._pending: list[tuple[Any, Any, Any, int]] = []
+        self._step: tuple[Any, Any, int] | None = None  # asked, ready, images
+        self._pending: list[tuple[Any, Any, Any, int]] = []  # asked, ready, ended, images
         self._wait, self._total, self._images = array("d"), array("d"), array("q")
         self._window_start = self._epoch_start = 0
         self.first_batch_seconds: float | None = None
@@ -64,25 +65,25 @@ class StepTimer:
         """The loader's next epoch. Its first batch's time, starting workers included, is kept apart as well."""
         self._resolve()
         self._epoch_start = len(self._total)
-        began = time.perf_counter()
-        asked = self._mark()
+        began, asked = time.perf_counter(), self._mark()
         first = True
         for batch in loader:
-            ready = self._mark()
+            self._step = (asked, self._mark(), rows(batch))
             if first:
                 self._note_first_batch(time.perf_counter() - began)
                 first = False
-            images = rows(batch)
             try:
                 yield batch
             finally:  # the last step of a loop that breaks off counts like any other
                 del batch
-                ended = self._mark()
-                self._pending.append((asked, ready, ended, images))
-            asked = ended
+                asked = self._end_step()
 
     def window(self) -> Window:
-        """The steps since the last call. On CUDA this waits for the device, as the two below do."""
+        """The steps since the last call, the present one included, which ends here: what is logged next is not timed.
+
+        On CUDA this waits for the device, as the two below do.
+        """
+        self._end_step()
         self._resolve()
         start, self._window_start = self._window_start, len(self._total)
         return self._sum(start)
@@ -116,6 +117,15 @@ class StepTimer:
         self.epoch_first_batch_seconds = seconds
         if self.first_batch_seconds is None:
             self.first_batch_seconds = seconds
+
+    def _end_step(self) -> Any:
+        """Ends the step, unless `window` did, and returns now, when the next batch is asked for."""
+        now = self._mark()
+        if self._step is not None:
+            asked, ready, images = self._step
+            self._pending.append((asked, ready, now, images))
+            self._step = None
+        return now
 
     def _mark(self) -> Any:
         if self._on_cuda:

@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from loaders.order import Order
 from loaders.progress import Progress
-from loaders.randomness import fold, seed_globals, seeded_globals
+from loaders.randomness import fold, preserved_globals, seed_globals
 
 log = logging.getLogger(__name__)
 
@@ -190,27 +191,30 @@ class _KeyedBatches:
             yield batch
 
 
+@cache
+def _warn_of_unseeded_thread() -> None:
+    log.warning(
+        "loader.num_workers=0 reads samples in the preloader's thread, where the global generators cannot be seeded "
+        "without disturbing the model's: random augmentation will differ from run to run"
+    )
+
+
 class _Seeded(Dataset):
     """The dataset, with the global generators seeded from a batch's key while its samples are read."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
         self._read_all = getattr(dataset, "__getitems__", None)
-        self._warned = False
 
     def __getitems__(self, batch: _Indices) -> list[Any]:
         if get_worker_info() is not None:
             seed_globals(batch.key)
             return self._read(batch)
         if threading.current_thread() is threading.main_thread():
-            with seeded_globals(batch.key):  # the model's own draws must not notice
+            with preserved_globals():  # the model's own draws must not notice
+                seed_globals(batch.key)
                 return self._read(batch)
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "loader.num_workers=0 reads the dataset in the preloader's thread, where the global generators cannot "
-                "be seeded without disturbing the model's: random augmentation will differ from run to run"
-            )
+        _warn_of_unseeded_thread()
         return self._read(batch)
 
     def _read(self, batch: _Indices) -> list[Any]:

@@ -1,0 +1,171 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from train import CONF, run
+from training.config import ConfigError
+
+SMALL = [
+    "data=synthetic",
+    "data.length=256",
+    "data.test_length=64",
+    "data.image_size=8",
+    "train.batch_size=32",
+    "train.epochs=2",
+    "train.log_interval=3",
+    "loader.num_workers=0",
+    "loader=torch",
+]
+
+
+def compose_small(*overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[*SMALL, *overrides])
+
+
+def train(folder: Path, *overrides: str) -> dict:
+    return run(compose_small(*overrides), folder)
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)["model"]
+
+
+def assert_equal_weights(one: Path, other: Path) -> None:
+    theirs = weights(other)
+    for name, tensor in weights(one).items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_a_run_leaves_its_metrics_summary_and_checkpoints(tmp_path):
+    summary = train(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    promised = "loader num_workers batch_size device images_per_second data_wait_fraction first_batch_seconds "
+    promised += "step_ms_p50 step_ms_p95 test_accuracy epochs verdict git_commit versions"
+    assert set(promised.split()) <= summary.keys()
+    assert summary["loader"] == "torch" and summary["batch_size"] == 32 and summary["epochs"] == 2
+    assert summary["images_per_second"] > 0 and 0 <= summary["data_wait_fraction"] <= 1
+    steps = [line for line in metrics(tmp_path) if "loss" in line]
+    assert len(steps) >= 2
+    for line in steps:
+        assert line.keys() == {"step", "epoch", "loss", "lr", "images_per_second", "data_wait_fraction"}
+    assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
+
+
+def test_training_lowers_the_loss_and_beats_chance(tmp_path):
+    summary = train(tmp_path, "train.epochs=6")
+    losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
+    assert summary["test_accuracy"] > 0.5, "there are ten classes"
+
+
+@pytest.mark.parametrize("loader", ["torch", "prefetch"])
+def test_the_same_seed_gives_the_same_weights_to_the_last_bit(tmp_path, loader):
+    for name in ("one", "other"):
+        train(tmp_path / name, f"loader={loader}", "loader.num_workers=2", "train.epochs=1")
+    assert_equal_weights(tmp_path / "one", tmp_path / "other")
+
+
+def test_another_seed_gives_other_weights(tmp_path):
+    for seed in (0, 1):
+        train(tmp_path / str(seed), f"seed={seed}", "train.epochs=1")
+    with pytest.raises(AssertionError):
+        assert_equal_weights(tmp_path / "0", tmp_path / "1")
+
+
+@pytest.mark.parametrize("stop_after", [8, 11], ids=["between two epochs", "inside an epoch"])
+def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(tmp_path, monkeypatch, stop_after):
+    # The learning rate follows the whole run's length, so the first part is interrupted rather than made shorter.
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    train(whole)
+    interrupt_after(monkeypatch, stop_after)
+    train(part)
+    monkeypatch.undo()
+    train(part, f"train.resume={part}", "loader=prefetch", "loader.num_workers=2")
+    assert_equal_weights(whole, part)
+
+
+def interrupt_after(monkeypatch, steps):
+    """Ends the loop as max_steps does, with the learning rate of the whole run."""
+    from train import Trainer
+
+    monkeypatch.setattr(Trainer, "finished", property(lambda trainer: trainer.step >= steps))
+
+
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tmp_path):
+    # Without batch norm's dependence on the part, which no splitting can keep: a linear model.
+    linear = ["model._target_=tests.test_train.linear_model", "~model.width", "train.epochs=1", "train.clip_norm=1.0"]
+    for parts in (1, 3):
+        train(tmp_path / str(parts), *linear, f"train.accumulate={parts}")
+    split = weights(tmp_path / "3")
+    for name, tensor in weights(tmp_path / "1").items():
+        torch.testing.assert_close(tensor, split[name], rtol=1e-4, atol=1e-5)
+
+
+def linear_model(num_classes: int, in_channels: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8 * 8 * in_channels, num_classes))
+
+
+def test_max_steps_ends_the_run_with_evaluation_and_checkpoint(tmp_path):
+    summary = train(tmp_path, "train.max_steps=3")
+    assert max(line["step"] for line in metrics(tmp_path)) == 3
+    assert "test_accuracy" in summary and (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.parametrize("override", ["train.precision=bf16", "train.channels_last=false", "optim=adamw"])
+def test_other_ways_to_compute_train_too(tmp_path, override):
+    assert train(tmp_path, override, "train.epochs=1")["test_accuracy"] > 0.1
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_and_its_checkpoint_fits_an_uncompiled_one(tmp_path):
+    train(tmp_path, "train.compile=true")
+    train(tmp_path, f"train.resume={tmp_path}", "train.epochs=3")
+
+
+def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
+    train(tmp_path, "train.epochs=1")
+    with pytest.raises(ConfigError, match=r"has 8 steps behind it and this run ends after 8: raise train\.epochs"):
+        train(tmp_path, "train.epochs=1", f"train.resume={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("model=resnet18", "is of another model than this run's ResNet"),
+        ("seed=1", "seed=0, but the loader has seed=1"),
+        ("train.batch_size=16", "global_batch_size=32, but the loader has global_batch_size=16"),
+        ("data.length=128", "dataset_length=256, but the loader has dataset_length=128"),
+        ("optim=adamw", "was trained with SGD and this run has AdamW"),
+    ],
+)
+def test_resuming_another_run_is_refused_naming_the_difference(tmp_path, override, reason):
+    train(tmp_path, "train.max_steps=1")
+    with pytest.raises(ConfigError, match=reason):
+        train(tmp_path / "second", override, f"train.resume={tmp_path}")
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.batch_size=300, but there are 256 training images"):
+        train(tmp_path, "train.batch_size=300")
+
+
+def test_nothing_of_a_run_is_left_when_it_ends_or_fails(tmp_path, monkeypatch):
+    import multiprocessing
+
+    before = set(threading.enumerate())
+    train(tmp_path / "ends", "loader=prefetch", "loader.num_workers=2", "train.max_steps=2")
+    monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / "fails", "loader=prefetch", "loader.num_workers=2")
+    assert multiprocessing.active_children() == []
+    assert [thread for thread in threading.enumerate() if thread not in before and "preload" in thread.name] == []

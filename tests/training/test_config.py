@@ -1,0 +1,126 @@
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from training.config import ConfigError, build, check_overrides, checked
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def config(*overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return checked(compose("config", overrides=list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["loader=prefech"], r"loader=prefech: did you mean prefetch\? it is one of .*torch"),
+        (["laoder=torch"], r"laoder=torch: there is no key laoder; did you mean loader\?"),
+        (["data.rot=x"], r"data\.rot=x: there is no key data\.rot; did you mean data\.root\?"),
+        (["trian.epochs=1"], r"trian\.epochs=1: there is no key trian\.epochs; did you mean train\.epochs\?"),
+        (["loader.num_workers=two"], r"loader\.num_workers=two: it takes an integer, such as loader\.num_workers=\d"),
+        (["data.pad=two"], r"data\.pad=two: it takes an integer, such as data\.pad=2"),
+        (["data.flip=1"], r"data\.flip=1: it takes true or false, such as data\.flip=true"),
+        (["train.compile=1"], r"train\.compile=1: it takes true or false"),
+        (["train.clip_norm=much"], r"train\.clip_norm=much: .*could not be converted to Float"),
+        (["train=1"], r"train=1: train is a section: set one of its keys, epochs, batch_size"),
+        (["train.epochs=1,2"], r"train\.epochs=1,2: add -m to sweep"),
+        (["-m", "loader=torch,tortch"], r"loader=tortch: did you mean torch\?"),
+        (["-m", "train.epochs=1,two"], r"train\.epochs=two: it takes an integer"),
+        (["epochs"], r"'epochs' cannot be read as key=value"),
+        (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_one_sentence(arguments, sentence):
+    with pytest.raises(ConfigError, match=f"^{sentence}") as error:
+        check_overrides(arguments, CONF)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["loader=torch", "loader.num_workers=0", "optim=adamw", "optim.lr=1", "train.clip_norm=1", "seed=3"],
+        ["data=synthetic", "data.cost_ms=2", "data.cost=wait"],
+        ["-m", "loader=torch,prefetch", "loader.num_workers=0,2", "train.epochs=range(1,3)"],
+        ["debug=fast", "train.max_steps=5", "train.resume=null"],
+        ["+model.anything=1", "hydra.run.dir=/tmp/x", "hydra/job_logging=disabled"],
+        ["--cfg", "job", "no.such.key=1"],
+        ["--help"],
+    ],
+)
+def test_good_overrides_and_hydras_own_flags_pass(arguments):
+    check_overrides(arguments, CONF)
+
+
+def test_with_full_errors_hydra_speaks_for_itself(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    check_overrides(["no.such.key=1"], CONF)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.epochs=-3",
+        "train.epochs=0",
+        "train.batch_size=0",
+        "train.max_steps=0",
+        "train.warmup_epochs=-1",
+        "train.label_smoothing=1.0",
+        "train.clip_norm=0",
+        "train.accumulate=0",
+        "train.precision=fp8",
+        "train.log_interval=0",
+        "loader.num_workers=-1",
+        "loader.prefetch_factor=0",
+        "loader.preload_depth=-1",
+        "loader.timeout=-1",
+        "loader.on_error=ignore",
+        "device=tpu",
+        "seed=-1",
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_naming_key_and_value(override):
+    with pytest.raises(ConfigError, match=f"^{re.escape(override)}(\\.0)?: .+") as error:
+        config(override)
+    assert "\n" not in str(error.value)
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device=cuda, but torch finds no CUDA device"):
+        config("device=cuda")
+
+
+def test_every_choice_of_every_group_composes():
+    for file in sorted(CONF.glob("*/*.yaml")):
+        loaded = config(f"{file.parent.name}={file.stem}")
+        assert loaded.train.epochs > 0
+
+
+@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+def test_every_line_of_every_yaml_is_explained(file):
+    for line in file.read_text().splitlines():
+        opens_a_section = re.fullmatch(r"\s*[a-z_]+:", line)
+        assert not line.strip() or "#" in line or opens_a_section, f"no comment on: {line}"
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "loader").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_loader_has_the_same_keys(file):
+    keys = [set(OmegaConf.load(path)) for path in (CONF / "loader").glob("*.yaml")]
+    assert set(OmegaConf.load(file)) == set.union(*keys)
+
+
+def test_an_error_inside_a_target_comes_out_as_it_was_raised():
+    with pytest.raises(ZeroDivisionError):
+        build({"_target_": "operator.truediv", "_args_": [1, 0]})
+
+
+def test_a_target_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"models\.nope\.Net"):
+        build({"_target_": "models.nope.Net"})

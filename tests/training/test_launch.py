@@ -1,0 +1,72 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.errors import DataError
+from training.launch import sentence_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8"]
+    short = ["train.batch_size=16", "train.epochs=1", "loader.num_workers=0"]
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, *small, *short]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_run_ends_with_its_files_and_code_0(tmp_path):
+    done = train("hydra.run.dir=out", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
+
+
+def test_a_wrong_setting_ends_in_one_sentence_and_code_1(tmp_path):
+    done = train("trian.epochs=1", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: trian.epochs=1: there is no key trian.epochs; did you mean train.epochs?")
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert not list(tmp_path.iterdir()), "nothing was made for a run that never began"
+
+
+def test_an_expected_error_has_no_traceback_unless_asked_for(tmp_path, monkeypatch):
+    arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
+    short = subprocess.run(command, **options)
+    assert short.returncode == 1 and "Traceback" not in short.stdout + short.stderr
+    assert "/no/such/folder" in (tmp_path / "out" / "error.txt").read_text()
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert "Traceback" in subprocess.run(command, **options).stderr
+
+
+def test_in_a_sweep_the_others_go_on_when_a_job_fails_and_all_are_in_the_table(tmp_path):
+    done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep", folder=tmp_path)
+    assert done.returncode == 1
+    summaries = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
+    errors = {path.parent.name for path in (tmp_path / "sweep").glob("*/error.txt")}
+    assert (summaries, errors) == ({"0", "2"}, {"1", "3"})
+    assert {"sweep.csv", "sweep.md", "sweep.png"} < {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert "seed=-1: give an integer from 0" in done.stdout
+    assert "python train.py" in done.stdout, "the line to copy is on the terminal"
+    assert json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())["loader"] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (DataError("a.jpg is truncated"), "a.jpg is truncated"),
+        (
+            DataError("Caught DataError in worker 0.\nTraceback:\n  ...\ndata.errors.DataError: a.jpg is truncated"),
+            "a.jpg is truncated",
+        ),
+        (KeyError("x"), "KeyError: 'x'"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_an_error_is_told_in_its_own_words_wherever_it_was_raised(error, sentence):
+    assert sentence_of(error) == sentence

@@ -1,0 +1,316 @@
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from training.sweep import format_report, main, read_jobs, write_report
+
+CUT_SHORT = '{"loader": "torch", "images_per_'
+
+
+def add_job(sweep, number, overrides, speed=None, error=None, summary_text=None, **summary):
+    """A job's folder: done with a speed, failed with an error, unfinished with neither."""
+    job = sweep / str(number)
+    (job / ".hydra").mkdir(parents=True)
+    (job / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides.split()))
+    if speed is not None:
+        loader = next((o.partition("=")[2] for o in overrides.split() if o.startswith("loader=")), "torch")
+        metrics = {"images_per_second": speed, "data_wait_fraction": 0.25, "test_accuracy": 0.9}
+        summary_text = json.dumps({"loader": loader} | metrics | summary)
+    if summary_text is not None:
+        (job / "summary.json").write_text(summary_text)
+    if error is not None:
+        (job / "error.txt").write_text(error)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two loaders by two worker counts; one job failed, and one is not finished."""
+    folder = tmp_path / "2026-11-21_10-00-00"
+    add_job(folder, 0, "loader=torch loader.num_workers=0 train.epochs=1", speed=1234.5)
+    add_job(folder, 1, "loader=torch loader.num_workers=2 train.epochs=1", error="no memory is left\n")
+    add_job(folder, 2, "loader=prefetch loader.num_workers=0 train.epochs=1", speed=9876.5)
+    add_job(folder, 3, "loader=prefetch loader.num_workers=2 train.epochs=1")
+    return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures drawn, as matplotlib has them when they are saved."""
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    return figures
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """For tests of the other files: drawing takes most of a report's time."""
+    monkeypatch.setattr("training.sweep.draw_sweep", lambda *_: b"a picture")
+
+
+def labels_of(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+# What is read
+
+
+def test_only_keys_that_differ_count_as_swept(sweep):
+    job = read_jobs(sweep)[2]
+    assert job.overrides == {"loader": "prefetch", "loader.num_workers": "0"}
+    assert job.constant == ("train.epochs=1",)
+
+
+def test_jobs_come_by_number_not_by_name(tmp_path):
+    for number in (0, 2, 10, 9):
+        add_job(tmp_path, number, f"seed={number}", speed=1)
+    assert [job.number for job in read_jobs(tmp_path)] == [0, 2, 9, 10]
+
+
+def test_a_job_is_done_failed_or_unfinished(sweep):
+    assert [job.status for job in read_jobs(sweep)] == ["done", "failed", "done", "unfinished"]
+
+
+@pytest.mark.parametrize("text", ["", CUT_SHORT, "[1, 2]", "\x00"])
+def test_a_damaged_summary_counts_as_a_failed_job(sweep, text):
+    (sweep / "0" / "summary.json").write_text(text)
+    assert read_jobs(sweep)[0].status == "failed"
+    assert "Failed: job 0 (loader=torch num_workers=0): its summary.json" in format_report(sweep)
+
+
+@pytest.mark.parametrize("speed", [None, float("nan"), float("inf"), "fast"])
+def test_a_job_without_a_usable_speed_is_never_the_fastest(sweep, speed):
+    summary = json.dumps({"loader": "torch", "images_per_second": speed, "test_accuracy": 0.9})
+    (sweep / "0" / "summary.json").write_text(summary)
+    assert "Fastest: job 2, 9,876 images/s" in format_report(sweep)
+
+
+def test_overrides_that_cannot_be_read_do_not_break_the_report(sweep):
+    (sweep / "3" / ".hydra" / "overrides.yaml").write_text("- 'loader=pref")
+    write_report(sweep)
+    assert "Fastest: job 2" in format_report(sweep)
+
+
+# What is recommended
+
+
+def test_the_line_to_copy_gives_the_fastest_job_with_the_constant_overrides(sweep):
+    assert "\n  python train.py loader=prefetch loader.num_workers=0 train.epochs=1\n" in format_report(sweep)
+
+
+def test_the_line_to_copy_is_quoted_for_the_shell(tmp_path):
+    add_job(tmp_path, 0, "model.widths=[16,32]", speed=10)
+    assert "python train.py 'model.widths=[16,32]'" in format_report(tmp_path)
+
+
+def test_the_most_accurate_job_is_named_where_the_sweep_can_change_accuracy(tmp_path):
+    add_job(tmp_path, 0, "optim.lr=0.1", speed=1001, test_accuracy=0.88)
+    add_job(tmp_path, 1, "optim.lr=0.01", speed=1000, test_accuracy=0.91)
+    report = format_report(tmp_path)
+    assert "Fastest: job 0" in report
+    assert "Most accurate: job 1, test accuracy 0.9100.\n  python train.py optim.lr=0.01" in report
+
+
+def test_accuracy_is_left_to_chance_where_only_loaders_differ(tmp_path):
+    add_job(tmp_path, 0, "loader=torch device=cpu", speed=1001, test_accuracy=0.88)
+    add_job(tmp_path, 1, "loader=prefetch device=cpu", speed=1000, test_accuracy=0.91)
+    assert "Most accurate" not in format_report(tmp_path)
+
+
+def test_a_cached_job_is_the_ceiling_and_not_the_setting_to_use(tmp_path, drawn):
+    add_job(tmp_path, 0, "loader=prefetch", speed=910)
+    add_job(tmp_path, 1, "loader=torch", speed=455)
+    add_job(tmp_path, 2, "loader=cached", speed=1000)
+    write_report(tmp_path)
+    assert "Fastest: job 0" in format_report(tmp_path)
+    assert "91 % of what a free loader would give" in format_report(tmp_path)
+    speed, _ = drawn[0].axes
+    assert labels_of(speed.xaxis) == ["prefetch", "torch"]
+    assert [list(line.get_ydata()) for line in speed.lines] == [[1000, 1000]]
+
+
+# What is written
+
+
+def test_the_table_has_a_column_only_for_what_varies_and_lines_up(sweep):
+    lines = format_report(sweep).splitlines()
+    heading, *rows = lines[3:8]
+    assert heading.split() == ["job", "loader", "num_workers", "images/s", "waiting", "accuracy", "status"]
+    assert rows[0].split() == ["0", "torch", "0", "1,234", "25.0", "%", "0.9000", "done"]
+    assert rows[2].startswith("> ") and "9,876" in rows[2]
+    assert {row.index(" %") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 2}
+
+
+def test_a_usual_sweep_fits_a_terminal_of_100_columns(tmp_path):
+    times = {"first_batch_seconds": 0.1234, "step_ms_p50": 123.4, "step_ms_p95": 234.5}
+    add_job(tmp_path, 0, "loader=prefetch loader.num_workers=16", speed=123456.7, **times)
+    add_job(tmp_path, 1, "loader=torch loader.num_workers=2")
+    table = format_report(tmp_path).splitlines()[2:6]
+    assert "unfinished" in table[3]
+    assert max(map(len, table)) <= 100
+
+
+def test_the_csv_has_a_row_a_job_under_full_names_with_plain_numbers(sweep, undrawn):
+    write_report(sweep)
+    rows = list(csv.DictReader(io.StringIO((sweep / "sweep.csv").read_text())))
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["loader.num_workers"] for row in rows] == ["0", "2", "0", "2"]
+    assert float(rows[0]["images_per_second"]) == 1234.5
+    assert [row["status"] for row in rows] == ["done", "failed", "done", "unfinished"]
+    assert rows[1]["error"] == "no memory is left" and rows[1]["images_per_second"] == ""
+
+
+def test_the_page_shows_the_best_row_in_bold_the_failures_and_the_picture(sweep, undrawn):
+    write_report(sweep)
+    page = (sweep / "sweep.md").read_text()
+    assert "\n| **2** | **prefetch** | **0** | **9,876** |" in page
+    assert "\n| 0 | torch | 0 | 1,234 |" in page
+    assert "- Failed: job 1 (loader=torch num_workers=2): no memory is left\n" in page
+    assert "- Unfinished: job 3 (loader=prefetch num_workers=2): it was interrupted" in page
+    assert "(sweep.png)" in page
+
+
+def test_the_report_is_made_again_as_jobs_end_and_leaves_nothing_else_behind(sweep, undrawn):
+    before = {path.name for path in sweep.iterdir()}
+    write_report(sweep)
+    (sweep / "3" / "summary.json").write_text(json.dumps({"images_per_second": 20000.0}))
+    paths = write_report(sweep)
+    assert "Fastest: job 3, 20,000 images/s" in (sweep / "sweep.md").read_text()
+    assert {path.name for path in sweep.iterdir()} - before == {path.name for path in paths}
+    assert [path.name for path in paths] == ["sweep.csv", "sweep.md", "sweep.png"]
+
+
+def test_a_write_that_fails_leaves_the_earlier_report_whole(sweep, undrawn, monkeypatch):
+    write_report(sweep)
+    before = {path.name: path.read_bytes() for path in sweep.glob("*.*")}
+
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(sweep)
+    assert {path.name: path.read_bytes() for path in sweep.glob("*.*")} == before
+
+
+def test_without_matplotlib_the_page_says_why_there_is_no_picture(sweep, monkeypatch):
+    write_report(sweep)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert [path.name for path in write_report(sweep)] == ["sweep.csv", "sweep.md"]
+    assert not (sweep / "sweep.png").exists()
+    assert "matplotlib is not installed" in (sweep / "sweep.md").read_text()
+
+
+# What is drawn
+
+
+def test_loaders_are_groups_and_worker_counts_are_colours(sweep, drawn):
+    write_report(sweep)
+    speed, wait = drawn[0].axes
+    assert (sweep / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert labels_of(speed.xaxis) == labels_of(wait.xaxis) == ["torch", "prefetch"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["0", "2"]
+
+
+def test_a_failed_job_is_marked_and_not_drawn_as_zero(sweep, drawn):
+    write_report(sweep)
+    for axes, done in zip(drawn[0].axes, [("1,234", "9,876"), ("25.0",)], strict=True):
+        written = [text.get_text() for text in axes.texts]
+        assert written.count("failed") == 1 and written.count("unfinished") == 1
+        assert {text for text in written if text[0].isdigit()} == set(done)
+
+
+def test_numbers_stand_in_the_order_of_their_size(tmp_path, drawn):
+    for number, workers in enumerate((16, 1, 8, 2)):
+        add_job(tmp_path, number, f"loader.num_workers={workers}", speed=100 * workers)
+    write_report(tmp_path)
+    assert labels_of(drawn[0].axes[0].xaxis) == ["1", "2", "8", "16"]
+
+
+def test_more_than_two_keys_make_one_labelled_bar_a_job(tmp_path, drawn):
+    for number, size in enumerate((256, 64)):
+        add_job(tmp_path, 2 * number, f"loader=torch train.batch_size={size} seed=1", speed=100)
+        add_job(tmp_path, 2 * number + 1, f"loader=torch train.batch_size={size} seed=2", speed=100)
+    add_job(tmp_path, 4, "loader=prefetch train.batch_size=64 seed=1", speed=100)
+    write_report(tmp_path)
+    labels = dict(zip(drawn[0].axes[0].get_yticks(), labels_of(drawn[0].axes[0].yaxis), strict=True))
+    assert [labels[position] for position in sorted(labels, reverse=True)] == [  # from the top down
+        "loader=torch batch_size=64 seed=1",
+        "loader=torch batch_size=64 seed=2",
+        "loader=torch batch_size=256 seed=1",
+        "loader=torch batch_size=256 seed=2",
+        "loader=prefetch batch_size=64 seed=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loader=torch"],
+        ["seed=1", "seed=1"],
+        [f"loader={loader} loader.num_workers={n}" for loader in "abcd" for n in range(4)],
+        [f"seed={seed}" for seed in range(40)],
+        ["data.root=$HOME/$a$b", "data.root=/a/very/long/path/to/images/of/cats/and/dogs"],
+        ["loader=torch", "loader=prefetch +loader.depth=2"],
+    ],
+    ids=["one", "the same twice", "four by four", "forty", "odd names", "not all keys"],
+)
+def test_any_sweep_has_a_picture_whose_numbers_do_not_overlap(tmp_path, drawn, overrides):
+    for number, override in enumerate(overrides):
+        add_job(tmp_path, number, override, speed=8000 + number)
+    write_report(tmp_path)
+    for axes in drawn[0].axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) == len(overrides)
+        pairs = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i]]
+        assert not any(a.overlaps(b) for a, b in pairs)
+
+
+def test_a_sweep_in_which_every_job_failed_still_has_its_report(tmp_path, drawn):
+    add_job(tmp_path, 0, "loader=torch", error="device=cuda needs a CUDA device")
+    add_job(tmp_path, 1, "loader=prefetch", error="device=cuda needs a CUDA device")
+    write_report(tmp_path)
+    assert drawn[0].get_suptitle() == "No job has measured its speed"
+    assert "Fastest" not in format_report(tmp_path)
+
+
+def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never(sweep):
+    code = """
+import sys
+from training.sweep import write_report
+assert "matplotlib" not in sys.modules
+write_report(sys.argv[1])
+assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, sweep], cwd=root, check=True, timeout=60)
+
+
+# The command
+
+
+def test_the_command_makes_the_report_again_and_prints_it(sweep, capsys):
+    main([str(sweep)])
+    assert capsys.readouterr().out == format_report(sweep) + "\n"
+    assert f"Written: {sweep / 'sweep.csv'}" in format_report(sweep)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "a single run"])
+def test_a_folder_that_is_no_sweep_is_refused_in_a_sentence(tmp_path, kind):
+    folder = tmp_path / "run"
+    if kind != "missing":
+        folder.mkdir()
+    if kind == "a single run":
+        (folder / ".hydra").mkdir()
+        (folder / ".hydra" / "overrides.yaml").write_text("[]")
+    with pytest.raises(SystemExit, match="is not a sweep's folder") as error:
+        main([str(folder)])
+    assert isinstance(error.value.code, str)  # Python prints it to stderr and exits with 1

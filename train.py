@@ -1,0 +1,268 @@
+"""Train an image classifier, and see how much of the time went into waiting for data.
+
+    python train.py                                     # a small Fashion-MNIST, which ships with the repository
+    python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
+    python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
+    python train.py train.resume=outputs/2026-11-21_10-00-00            # go on with an earlier run
+    python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
+
+conf/config.yaml explains the keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from data.transform import Normalize
+from loaders import Preloader, build_loader
+from loaders.timing import StepTimer, verdict
+from training.checkpoint import load_weights, read_checkpoint, save_checkpoint
+from training.config import Config, ConfigError, build, checked
+from training.launch import Launcher
+from training.record import Record
+
+CONF = Path(__file__).resolve().parent / "conf"
+log = logging.getLogger("train")
+
+
+def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
+    """Trains as `cfg` says; returns the summary that it writes to `folder` (by default Hydra's).
+
+    Raises ConfigError or DataError, each a sentence, for settings and files that cannot work.
+    """
+    config = checked(cfg)
+    device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = True
+
+    with ExitStack() as cleanup, logging_redirect_tqdm():
+        record = cleanup.enter_context(Record(folder))
+        train_set, test_set = build(config.data, train=True), build(config.data, train=False)
+        train_loader = make_loader(config, train_set, device, shuffle=True, drop_last=True)
+        cleanup.enter_context(train_loader)
+        test_loader = make_loader(config, test_set, device, pad=False)
+        cleanup.enter_context(test_loader)
+
+        trainer = Trainer(config, train_set, len(train_loader), device)
+        if config.train.resume is not None:
+            trainer.resume(config.train.resume, train_loader)
+        log.info("%s on %s; writing to %s", trainer, device, record.folder)
+
+        timer = StepTimer(device, config.train.timing_warmup_steps)
+        accuracy = math.nan
+        while not trainer.finished:
+            train_epoch(trainer, train_loader, timer, record)
+            accuracy = trainer.evaluate(test_loader)
+            record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
+            first = timer.epoch_first_batch_seconds
+            log.info(
+                "epoch %d: accuracy %.4f, %s, first batch %.2f s",
+                trainer.epoch,
+                accuracy,
+                timer.epoch(),
+                first,
+            )
+            is_best = accuracy >= trainer.best_accuracy
+            trainer.best_accuracy = max(accuracy, trainer.best_accuracy)
+            for name in ("last", "best") if is_best else ("last",):
+                save_checkpoint(record.folder / "checkpoints" / f"{name}.pt", trainer.state_dict(train_loader))
+
+        total = timer.run()
+        step_ms_p50, step_ms_p95 = timer.step_ms(50, 95)
+        summary = record.summary(
+            loader=config.loader.name,
+            num_workers=config.loader.num_workers,
+            batch_size=config.train.batch_size,
+            device=str(device),
+            images_per_second=total.images_per_second,
+            data_wait_fraction=total.data_wait_fraction,
+            first_batch_seconds=timer.first_batch_seconds,
+            step_ms_p50=step_ms_p50,
+            step_ms_p95=step_ms_p95,
+            test_accuracy=accuracy,
+            best_accuracy=trainer.best_accuracy,
+            epochs=trainer.epoch,
+            verdict=verdict(total.data_wait_fraction, config.loader, os.cpu_count() or 1),
+        )
+        log.info("test accuracy %.4f, %s\n%s", accuracy, total, summary["verdict"])
+        return summary
+
+
+def make_loader(config: Config, dataset: Any, device: torch.device, **options: Any) -> Preloader:
+    """A loader of normalised batches on the device, for training or for evaluation."""
+    return build_loader(
+        config.loader,
+        dataset,
+        batch_size=config.train.batch_size,
+        seed=config.seed,
+        device=device,
+        transform=Normalize(dataset.mean, dataset.std),
+        **options,
+    )
+
+
+def train_epoch(trainer: Trainer, loader: Preloader, timer: StepTimer, record: Record) -> None:
+    """Steps through the loader's next epoch, with a bar, and a line in the log and in metrics.jsonl at intervals."""
+    loader.set_epoch(trainer.epoch)
+    losses: list[Tensor] = []
+    with tqdm(total=len(loader), desc=f"epoch {trainer.epoch + 1}", unit="step", leave=False, disable=None) as bar:
+        for number, batch in enumerate(timer.batches(loader), start=1):
+            losses.append(trainer.train_step(batch))
+            bar.update()
+            at_interval = trainer.step % trainer.config.log_interval == 0
+            if at_interval or trainer.step == 1 or number == len(loader) or trainer.finished:
+                loss, window = torch.stack(losses).mean().item(), timer.window()
+                losses.clear()
+                bar.set_postfix_str(str(window))
+                record.metrics(
+                    step=trainer.step,
+                    epoch=trainer.epoch + 1,
+                    loss=loss,
+                    lr=trainer.schedule.get_last_lr()[0],
+                    images_per_second=window.images_per_second,
+                    data_wait_fraction=window.data_wait_fraction,
+                )
+                log.info("step %d: loss %.3f, %s", trainer.step, loss, window)
+            if trainer.finished:
+                break
+    trainer.epoch += 1
+
+
+class Trainer:
+    """The model with its optimizer and schedule, and how far they have come."""
+
+    def __init__(self, config: Config, train_set: Any, epoch_steps: int, device: torch.device) -> None:
+        if epoch_steps == 0:
+            raise ConfigError(
+                f"train.batch_size={config.train.batch_size}, but there are {len(train_set)} training images: lower it"
+            )
+        self.config, self.device = config.train, device
+        self.epoch, self.step, self.best_accuracy = 0, 0, 0.0
+        self.last_step = min(self.config.epochs * epoch_steps, self.config.max_steps or math.inf)
+        self.warmup_steps = min(self.config.warmup_epochs * epoch_steps, self.last_step / 2)
+
+        channels = train_set.sample_spec()["image"][0][-1]
+        model = build(config.model, num_classes=len(train_set.classes), in_channels=channels)
+        memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
+        self.model: nn.Module = model.to(device, memory_format=memory_format)
+        self.forward = torch.compile(self.model) if self.config.compile else self.model
+        gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+
+        # Weight decay is for weights, not for biases and norms.
+        weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
+        others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
+        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer: torch.optim.Optimizer = build(config.optim, _partial_=True)(groups)
+        self.schedule = LambdaLR(self.optimizer, self.learning_rate)
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.last_step
+
+    def learning_rate(self, step: int) -> float:
+        """As a part of its peak: a line up, then half a cosine down to zero."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        return 0.5 + 0.5 * math.cos(math.pi * (step - self.warmup_steps) / (self.last_step - self.warmup_steps))
+
+    def train_step(self, batch: dict[str, Tensor]) -> Tensor:
+        """One optimizer step; returns the batch's mean loss, left on the device so that nothing waits for it."""
+        self.model.train()
+        mean_loss = torch.zeros((), device=self.device)
+        parts = self.config.accumulate  # where the device cannot hold the activations of a whole batch at once
+        for images, labels in zip(batch["image"].chunk(parts), batch["label"].chunk(parts), strict=True):
+            with self.autocast:
+                logits = self.forward(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+            loss = loss * (len(labels) / len(batch["label"]))
+            loss.backward()
+            mean_loss += loss.detach()
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step()
+        self.step += 1
+        return mean_loss
+
+    @torch.inference_mode()
+    def evaluate(self, loader: Preloader) -> float:
+        """The share of the loader's samples that the model classifies rightly."""
+        self.model.eval()
+        correct, seen = torch.zeros((), dtype=torch.int64, device=self.device), 0
+        for batch in loader:
+            with self.autocast:
+                logits = self.forward(batch["image"])
+            correct += (logits.argmax(dim=1) == batch["label"]).sum()
+            seen += len(batch["label"])
+        return correct.item() / seen
+
+    def state_dict(self, loader: Preloader) -> dict[str, Any]:
+        """All that a run needs to go on from here as if it had never stopped."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "optimizer_class": type(self.optimizer).__name__,
+            "schedule": self.schedule.state_dict(),
+            "loader": loader.state_dict(),
+            "random": torch.get_rng_state(),
+            "step": self.step,
+            "best_accuracy": self.best_accuracy,
+        }
+
+    def resume(self, checkpoint: str, loader: Preloader) -> None:
+        """Takes up the state in a checkpoint, or in the last one of a run's folder. Raises ConfigError."""
+        path, state = read_checkpoint(checkpoint, self.device)
+        load_weights(self.model, state["model"], path)
+        theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
+        if theirs != ours:
+            raise ConfigError(
+                f"train.resume: {path} was trained with {theirs} and this run has {ours}: choose its optim="
+            )
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+            loader.load_state_dict(state["loader"])
+        except ValueError as error:
+            raise ConfigError(f"train.resume: {path} is of a run unlike this one: {error}") from error
+        self.schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["random"].cpu())
+        self.epoch, self.step = state["loader"]["epoch"], state["step"]
+        self.best_accuracy = state["best_accuracy"]
+        if self.finished:
+            raise ConfigError(
+                f"train.resume: {path} has {self.step} steps behind it and this run ends after {self.last_step}: "
+                "raise train.epochs or train.max_steps"
+            )
+
+    def __str__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        precision = "bf16" if self.autocast._enabled else "fp32"
+        return f"{type(self.model).__name__} with {parameters:,} parameters in {precision}"
+
+
+launcher = Launcher(run)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> None:
+    launcher.job(cfg)
+
+
+if __name__ == "__main__":
+    launcher.launch(main, CONF)

@@ -1,0 +1,1 @@
+"""What a training loop needs around it: checked config, checkpoints, records, sweeps."""
