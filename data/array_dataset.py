@@ -4,6 +4,7 @@ The images are padded once, when the dataset is made; a crop is then a slice, wh
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,19 @@ class ArrayDataset:
             image = self._augmented(image, *torch.rand(3).tolist())
         # A copy: whoever changes a sample in place must not change the dataset.
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
+
+        Augments as `__getitem__` does, by `random.uniform(3)`, float64 (B, 3).
+        """
+        images = out["image"].numpy()
+        if self.pad or self.flip:
+            for row, (index, draws) in enumerate(zip(indices, random.uniform(3).tolist(), strict=True)):
+                images[row] = self._augmented(self.images[index], *draws)
+        else:
+            np.take(self.images, indices, axis=0, out=images)
+        np.take(self.labels, indices, out=out["label"].numpy())
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:
         """A view of one padded image, chosen by three numbers in [0, 1)."""

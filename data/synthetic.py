@@ -7,6 +7,7 @@ much of it.
 import difflib
 import hashlib
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,14 +76,29 @@ class Synthetic:
         return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        image = np.empty(self.image_shape, np.uint8)
+        label = self._write(index, image)
+        return {"image": torch.from_numpy(image), "label": torch.tensor(label)}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
+
+        `random` is not used: a sample depends on its index alone.
+        """
+        images, labels = out["image"].numpy(), out["label"].numpy()
+        for row, index in enumerate(indices.tolist()):
+            labels[row] = self._write(index, images[row])
+
+    def _write(self, index: int, image: np.ndarray) -> int:
+        """Writes an image, at its price, and returns its label."""
         index = range(self.length)[index]  # raises IndexError past the end
         if self.cost_ms:
             COSTS[self.cost](self.cost_ms / 1000)
         label, offset = index % len(self.classes), index * PRIME % OFFSETS
         row = self._rows[label]
-        noise = self._noise[offset : offset + self.image_shape[0] * row.size].reshape(-1, row.size)
-        image = (row + noise).reshape(self.image_shape)
-        return {"image": torch.from_numpy(image), "label": torch.tensor(label)}
+        noise = self._noise[offset : offset + image.size].reshape(-1, row.size)
+        np.add(row, noise, out=image.reshape(-1, row.size))
+        return label
 
 
 def run_python(seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +24,14 @@ def move(batch: Any, to: Callable[[Any], Any]) -> Any:
         moved = {key: move(value, to) for key, value in batch.items()}
         if type(batch) is dict:
             return moved
-        return _rebuild(batch, moved, MutableMapping, lambda clone: clone.update(moved))
+        return _refilled(batch, moved.items()) if isinstance(batch, MutableMapping) else type(batch)(moved)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(value, to) for value in batch))
     if isinstance(batch, Sequence) and not isinstance(batch, range):
         moved = [move(value, to) for value in batch]
         if type(batch) is list:
             return moved
-        return _rebuild(batch, moved, MutableSequence, lambda clone: clone.__setitem__(slice(None), moved))
+        return _refilled(batch, enumerate(moved)) if isinstance(batch, MutableSequence) else type(batch)(moved)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         clone = copy.copy(batch)
         for field in dataclasses.fields(batch):
@@ -54,7 +54,7 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
         for value in batch:
             yield from tensors(value)
     elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
-        yield from tensors(getattr(batch, "__dict__", None) or _slots(batch))
+        yield from tensors({**_slots(batch), **getattr(batch, "__dict__", {})})
 
 
 def rows(batch: Any) -> int:
@@ -62,14 +62,14 @@ def rows(batch: Any) -> int:
     return next((len(tensor) if tensor.dim() else 1 for tensor in tensors(batch)), 0)
 
 
-def _rebuild(batch: Any, content: Any, mutable: type, fill: Callable[[Any], None]) -> Any:
-    """`content` in the type of `batch`: a filled copy keeps what else a mutable container carries."""
-    if isinstance(batch, mutable):
-        clone = copy.copy(batch)
-        fill(clone)
-        return clone
-    return type(batch)(content)
+def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    """A copy of a mutable container, which keeps what else it carries, with other values under the same keys."""
+    clone = copy.copy(batch)
+    for key, value in items:
+        clone[key] = value
+    return clone
 
 
 def _slots(batch: Any) -> dict[str, Any]:
-    return {name: getattr(batch, name, None) for name in getattr(batch, "__slots__", ())}
+    names = [name for kind in type(batch).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(batch, name, None) for name in names if not name.startswith("__")}

@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from loaders.preloader import Preloader
 from loaders.staging import Transform
 from loaders.torch_loader import TorchLoader
+from loaders.worker_loader import WorkerLoader
 
-LOADERS = ("prefetch", "torch")
+LOADERS = ("prefetch", "torch", "workers")
 
 
 class LoaderConfigError(ValueError):
@@ -43,10 +45,7 @@ class LoaderConfig:
             if not value >= least:
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
         if self.on_error != "raise":
-            raise LoaderConfigError(
-                f"loader.on_error={self.on_error}: loader={self.name} reads through torch's DataLoader, "
-                "which can only raise; use loader.on_error=raise"
-            )
+            raise LoaderConfigError(f"loader.on_error={self.on_error}: it can only be raise")
 
 
 def build_loader(
@@ -65,27 +64,29 @@ def build_loader(
 ) -> Preloader:
     """Batches of `dataset` on `device`, transformed, by the loader that `config` names.
 
-    `loader=prefetch` prepares them ahead in a thread; the others inline, in the call that asks for them.
+    `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread;
+    `torch` is the stock DataLoader.
     Raises LoaderConfigError for a combination that makes no sense.
     """
-    if not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise LoaderConfigError(
-            f"loader={config.name} needs a map-style dataset and {type(dataset).__name__} has no __len__: "
-            "give it one, or use torch's own DataLoader for an iterable dataset"
+            f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is none: "
+            "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
+    settings = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "num_workers": config.num_workers,
+        "prefetch_factor": config.prefetch_factor,
+        "timeout": config.timeout,
+        "drop_last": drop_last,
+        "pin_memory": torch.device(device).type == "cuda",
+        "rank": rank,
+        "world_size": world_size,
+        "pad": pad,
+    }
+    if config.name == "torch":
+        return Preloader(TorchLoader(dataset, **settings), device, 0, transform)
     depth = config.preload_depth if config.name == "prefetch" else 0
-    base = TorchLoader(
-        dataset,
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        num_workers=config.num_workers,
-        prefetch_factor=config.prefetch_factor,
-        timeout=config.timeout,
-        drop_last=drop_last,
-        pin_memory=torch.device(device).type == "cuda",
-        rank=rank,
-        world_size=world_size,
-        pad=pad,
-    )
-    return Preloader(base, device, depth, transform)
+    return Preloader(WorkerLoader(dataset, persistent_workers=True, **settings), device, depth, transform)

@@ -9,9 +9,11 @@ Invariant: only one thread at a time uses the loader, the consumer's while no ep
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 # How long the end of an epoch waits for the thread, which may be inside the loader's next(), before it closes the
 # loader under it, and then once more before it gives the thread up.
 JOIN_SECONDS = 10.0
+EXIT_SECONDS = 1.0  # how long the interpreter's end waits for all threads together
 
 
 class Preloader:
@@ -55,6 +58,8 @@ class Preloader:
         self._stage = Stage(device, transform, side_stream=depth > 0)
         self._epoch: _Inline | _Threaded | None = None
         self._epoch_number = 0  # for a loader that does not count its epochs itself
+        self._named_epoch: int | None = None  # by set_epoch, while the thread had the loader
+        self._last_state: dict[str, Any] | None = None  # of an epoch that was broken off, at its consumer
         self._batches, self._wait_seconds = 0, 0.0
         self._closed = False
 
@@ -65,8 +70,10 @@ class Preloader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise RuntimeError("this Preloader is closed: make a new one")
-        self._end_epoch()
+        self._end_epoch(to_go_on=True)
+        self._pass_on_epoch()
         self._stage.begin()
+        self._last_state = None
         source = self._open_source()
         self._epoch = _Threaded(source, self.depth) if self.depth else _Inline(source)
         return _Iterator(self, self._epoch)
@@ -94,26 +101,24 @@ class Preloader:
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next `iter()` runs, to the loader or, in a stock DataLoader, to its sampler."""
-        self._epoch_number = epoch
-        for owner in (
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            getattr(self.loader, "batch_sampler", None),
-        ):
-            if hasattr(owner, "set_epoch"):
-                owner.set_epoch(epoch)
-                return
+        self._named_epoch = epoch
+        if not self._is_running():
+            self._pass_on_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state as of the last batch that the consumer received."""
-        if self._epoch is not None and not self._epoch.finished and self._epoch.state is not None:
+        if self._is_running() and self._epoch.state is not None:
             return self._epoch.state
+        if self._last_state is not None:
+            return self._last_state
+        self._pass_on_epoch()
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets where the next `iter()` goes on; ends a running epoch."""
-        self._end_epoch()
+        self._end_epoch(to_go_on=True)
         self.loader.load_state_dict(state)
+        self._named_epoch = self._last_state = None
 
     def stats(self) -> dict[str, Any]:
         """The loader's figures and, under "preloader", batches received, seconds waited for them, batches queued."""
@@ -165,18 +170,47 @@ class Preloader:
         if item is None:
             raise StopIteration
         if item.error is not None:
-            raise item.error
+            error, item.error = item.error, None  # or the error and the frames in its traceback hold each other
+            try:
+                raise error
+            finally:
+                del error
         self._batches += 1
         return self._stage.hand_over(item.batch, item.ready)
 
-    def _end_epoch(self) -> None:
-        if self._epoch is not None:
-            self._epoch.close(self._close_loader)
-            self._epoch = None
+    def _is_running(self) -> bool:
+        return self._epoch is not None and not self._epoch.finished
+
+    def _pass_on_epoch(self) -> None:
+        """Tells the loader which epoch set_epoch named or, in a stock DataLoader, its sampler."""
+        epoch, self._named_epoch = self._named_epoch, None
+        if epoch is None:
+            return
+        self._epoch_number = epoch
+        sampler, batch_sampler = getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)
+        for owner in (self.loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+                return
+
+    def _end_epoch(self, to_go_on: bool = False) -> None:
+        """Stops the thread; `to_go_on`: the loader is to be used again, so that it must be back from there."""
+        if self._epoch is None:
+            return
+        self._last_state = self._epoch.state if self._is_running() else None
+        is_back = self._epoch.close(self._close_loader)
+        if to_go_on and not is_back:
+            raise RuntimeError(
+                "the thread of the last epoch does not come back from the loader's next(): close() this"
+            )
+        self._epoch = None
 
     def _close_loader(self) -> None:
         if hasattr(self.loader, "close"):
-            self.loader.close()
+            try:
+                self.loader.close()
+            except ValueError as error:  # of a generator that a thread is inside of
+                log.warning("the preloader's loader could not be closed: %s", error)
 
 
 class _Iterator:
@@ -262,8 +296,9 @@ class _Inline:
             self.state = item.state
         return item
 
-    def close(self, unblock: Callable[[], None] | None = None) -> None:
+    def close(self, unblock: Callable[[], None] | None = None) -> bool:
         self._source = None
+        return True
 
 
 class _Threaded:
@@ -273,9 +308,15 @@ class _Threaded:
         self._channel = Channel(depth)
         self.state = source.state
         self.finished = False
-        # A daemon, so that one that waits for room in the queue does not hold up the interpreter's end.
-        self._thread = threading.Thread(target=_fill, args=(self._channel, source), name="preloader", daemon=True)
+        # A daemon, so that one that does not come back from its loader does not hold up the interpreter's end.
+        started = threading.Event()
+        target = (self._channel, source, started)
+        self._thread = threading.Thread(target=_fill, args=target, name="preloader", daemon=True)
+        _running.add(self)
+        num_threads = torch.get_num_threads()
         self._thread.start()
+        started.wait()
+        torch.set_num_threads(num_threads)  # see _fill
 
     @property
     def queued(self) -> int:
@@ -293,22 +334,41 @@ class _Threaded:
             self.state = item.state
         return item
 
-    def close(self, unblock: Callable[[], None] | None = None) -> None:
-        """Stops the thread; `unblock` is called where it does not come back from the loader's next()."""
+    def close(self, unblock: Callable[[], None] | None = None) -> bool:
+        """Stops the thread; `unblock` is called where it does not come back from the loader's next(). Did it?"""
         self._channel.close()
         if self._thread is threading.current_thread():
-            return  # in a finaliser that the garbage collector ran there
+            return False  # in a finaliser that the garbage collector ran there
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive() and unblock is not None:
             unblock()
             self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             log.warning("the preloader's thread does not come back from its loader's next() and was left behind")
+        return not self._thread.is_alive()
+
+    def stop(self, deadline: float) -> None:
+        self._channel.close()
+        self._thread.join(max(0, deadline - time.monotonic()))
 
 
-def _fill(channel: Channel, source: _Source) -> None:
+_running: weakref.WeakSet[_Threaded] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Ends the threads before the interpreter takes away what they stand on."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    for epoch in list(_running):
+        epoch.stop(deadline)
+
+
+def _fill(channel: Channel, source: _Source, started: threading.Event) -> None:
     """The thread: puts the source's items into the channel until they end or it is closed."""
-    torch.set_num_threads(1)  # of this thread, which shares the cores with the step and the workers
+    # This thread shares the cores with the step and the workers. torch would also take the number over for threads
+    # that have none yet, perhaps the main one, so whoever started this one sets it back.
+    torch.set_num_threads(1)
+    started.set()
     with suppress(Closed):
         try:
             with source.stage.on_stream():

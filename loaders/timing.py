@@ -106,7 +106,7 @@ class StepTimer:
 
     def _steady(self, start: int) -> int:
         """`start`, or the first later step that is no warm-up; at least the last step is left."""
-        return max(0, min(max(start, self._warmup_steps), len(self._total) - 1))
+        return max(start, min(self._warmup_steps, len(self._total) - 1))
 
     def _sum(self, start: int) -> Window:
         start = self._steady(start)

@@ -121,16 +121,23 @@ class TorchLoader:
         self._progress.load_state_dict(state)
         if self._iterator is not None:
             self._iterator.end()
+            self._iterator = None
 
     def stats(self) -> dict[str, Any]:
         """Nothing: the stock DataLoader keeps no figures."""
         return {}
 
     def close(self) -> None:
-        """Ends the workers. Idempotent."""
+        """Ends the workers, also those that hang. Idempotent."""
         if self._iterator is not None:
             self._iterator.end()
-        self._iterator = self._loader = None  # torch ends its workers when nothing refers to them any more
+        workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
+        if workers is not None:
+            for worker in workers._workers:
+                worker.terminate()
+            if self._iterator is None or not self._iterator.is_waiting:
+                workers._shutdown_workers()
+        self._iterator = self._loader = None
 
     def __enter__(self) -> TorchLoader:
         return self
@@ -146,6 +153,7 @@ class _Iterator:
         self._batches: Iterator[Any] | None = batches
         self._progress = progress
         self.ended = False
+        self.is_waiting = False  # a thread is inside next()
 
     def __iter__(self) -> _Iterator:
         return self
@@ -155,11 +163,20 @@ class _Iterator:
             if self.ended:
                 raise StopIteration
             raise RuntimeError("this epoch was ended by a newer iter() or by close()")
+        batches, self.is_waiting = self._batches, True
         try:
-            batch = next(self._batches)
+            batch = next(batches)
         except StopIteration:
             self._batches, self.ended = None, True
+            self._progress.finish()
             raise
+        except Exception:
+            self._progress.delivered()  # those after a batch that failed keep their place
+            if self._batches is None:  # it was closed meanwhile, which has ended the workers
+                batches._shutdown_workers()
+            raise
+        finally:
+            self.is_waiting = False
         self._progress.delivered()
         return batch
 

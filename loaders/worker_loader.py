@@ -1,0 +1,469 @@
+"""torch's DataLoader with another engine: workers write batches into shared memory, and they come out in order.
+
+Without a seed it is torch's to the letter: order, random numbers, round robin, iterators, error texts. With a seed,
+order and random numbers are pure functions of (seed, epoch, position, index): the same bytes whatever the number of
+workers, exact resume, and the next epoch's first batches loaded ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from loaders.dispatch import LEASES, Dispatcher, Stats
+from loaders.order import Order
+from loaders.pools.process import ProcessPool
+from loaders.progress import Progress
+from loaders.randomness import fold, preserved_globals
+from loaders.reading import Reader, Room, Task, batch_bytes
+from loaders.slots import SlotRing
+
+log = logging.getLogger(__name__)
+T_co = TypeVar("T_co", covariant=True)
+
+HAS_POOL = sys.platform == "linux"  # memfd and pidfd; elsewhere torch's own workers serve
+
+
+class WorkerLoader(DataLoader[T_co]):
+    """Batches of a map-style dataset, on the host; takes torch's arguments, and:
+
+    seed: None for torch's behaviour, an int for ours; it excludes `generator`.
+    rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
+    prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which is each worker's share.
+
+    With a seed, a dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the
+    batch itself: `out` has a tensor (len(indices), *shape) for each field of the spec, `random` is a
+    loaders.randomness.Random with a stream a row. Batches lie in shared memory that is used again when the last tensor
+    on it has died; one that is kept stays as it is for ever.
+
+    Raises what DataLoader raises, and ValueError for what goes against the above.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        pad: bool = True,
+        prefetch_batches: int | None = None,
+    ) -> None:
+        if prefetch_batches is not None and (prefetch_factor is not None or prefetch_batches < 1):
+            raise ValueError(
+                f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
+                "and leave out prefetch_factor, which counts each worker's"
+            )
+        if seed is not None:
+            if generator is not None:
+                raise ValueError(f"seed={seed} and a generator were given: with a seed nothing draws from a generator")
+            if isinstance(dataset, IterableDataset):
+                raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has an order of its own")
+            self._one_at_a_time = persistent_workers
+            if num_workers == 0:  # what concerns only workers is ignored
+                prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
+            if sampler is None and batch_sampler is None:
+                order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
+                shuffle, sampler = None, _OwnOrder(order)
+        elif (rank, world_size) != (0, 1):
+            raise ValueError(
+                f"rank={rank} and world_size={world_size} need a seed, from which all ranks get one order"
+            )
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
+        self.prefetch_batches = prefetch_batches
+        self._closed = False
+        self._source: Dispatcher | _Inline | None = None  # of persistent workers with a seed
+        self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
+        self._current: Any = None  # the iterator behind next(loader)
+        if seed is not None:
+            self._stream = _Stream(self)
+            self._progress = Progress(self._stream.order)
+            if isinstance(sampler, _OwnOrder):
+                sampler.progress = self._progress
+
+    def __len__(self) -> int:
+        """Batches an epoch, of this rank."""
+        return super().__len__() if self.seed is None else len(self._stream.order)
+
+    def __iter__(self) -> Any:
+        if self._closed:
+            raise RuntimeError("this WorkerLoader is closed: make a new one")
+        self._current = None
+        iterator = super().__iter__() if self.seed is None else self._begin_epoch()
+        self._newest = weakref.ref(iterator)
+        return iterator
+
+    def __next__(self) -> Any:
+        """Goes on with the newest iterator, or with a new one where that is at its end."""
+        self._current = self._newest() or iter(self)
+        try:
+            return next(self._current)
+        except StopIteration:
+            self._current, self._newest = None, _nothing
+            raise
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch that the next `iter()` runs."""
+        self._needs_seed("set_epoch")
+        self._progress.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the newest epoch stands, counted in global samples delivered: plain JSON."""
+        self._needs_seed("state_dict")
+        if not self.in_order:
+            raise ValueError("in_order=False has no state to resume from: what was delivered is not a first part")
+        return self._progress.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length or global batch."""
+        self._needs_seed("load_state_dict")
+        self._progress.load_state_dict(state)
+        self._end_epoch()
+
+    def stats(self) -> dict[str, Any]:
+        """{"workers": totals since the start}: see loaders.dispatch.Stats; empty for torch's own iterators."""
+        source = self._source or getattr(self._newest(), "source", None)
+        return {} if source is None else {"workers": asdict(source.stats)}
+
+    def close(self) -> None:
+        """Ends workers and epochs; batches that were delivered stay valid. Idempotent, in any state."""
+        self._closed = True
+        self._end_epoch()
+        for owner in (self._source, self._newest()):
+            if hasattr(owner, "close"):
+                owner.close()
+        self._source = self._iterator = None
+
+    def __enter__(self) -> WorkerLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _needs_seed(self, method: str) -> None:
+        if self.seed is None:
+            raise ValueError(
+                f"{method}() needs a seed: without one the order is torch's, and cannot be taken up again"
+            )
+
+    def _get_iterator(self) -> Any:
+        """torch asks this for an iterator where there is no seed."""
+        if self.num_workers == 0 or isinstance(self.dataset, IterableDataset) or not HAS_POOL:
+            if self.num_workers > 0:
+                _say_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _TorchEpoch(self)
+
+    def _begin_epoch(self) -> _Epoch:
+        self._end_epoch()
+        epoch, first = self._progress.begin()
+        if not self._one_at_a_time:
+            source = self._make_source()
+            source.begin(self._stream.tasks(epoch, first))
+            return _Epoch(self, source, epoch)
+        if self._source is None:
+            self._source = self._make_source()
+        head = self._source.head()
+        if head is None or (head.epoch, head.number) != (epoch, first):
+            self._source.begin(self._stream.onwards(epoch, first))
+        return _Epoch(self, self._source, epoch)
+
+    def _end_epoch(self) -> None:
+        """Ends the newest iterator, unless it is independent of the next one."""
+        newest = self._newest()
+        if isinstance(newest, _Epoch) and (newest.source is self._source or self._closed):
+            newest.end()
+        self._current, self._newest = None, _nothing
+
+    def _make_source(self, base_seed: int | None = None) -> Dispatcher | _Inline:
+        spec = None
+        if self.seed is not None and self._auto_collation and hasattr(self.dataset, "read_batch"):
+            spec = self.dataset.sample_spec()
+        reader = Reader(self.dataset, self.collate_fn, self._auto_collation, self.seed, spec)
+        if self.num_workers == 0 or not HAS_POOL:
+            return _Inline(reader)
+        page_locked = self.pin_memory and torch.cuda.is_available()
+        depth = self.prefetch_batches or max(1, self.prefetch_factor * self.num_workers)
+        ring = SlotRing(depth + LEASES, page_locked)
+        if spec is not None:
+            ring.fit(batch_bytes(spec, self.batch_size or 1))
+        if base_seed is None:
+            base_seed = int(fold(self.seed, self.rank) >> np.uint64(2))
+        pool = ProcessPool(
+            reader,
+            self.num_workers,
+            self.multiprocessing_context or torch.multiprocessing.get_context("fork"),
+            base_seed,
+            self.worker_init_fn,
+            ring.fd,
+        )
+        round_robin = self.seed is None and self.in_order
+        return Dispatcher(pool, ring, depth, round_robin, self.in_order, self.timeout)
+
+
+class _OwnOrder:
+    """Our order as a sampler: this rank's indices in the epoch that `progress` stands at."""
+
+    progress: Progress
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        last = len(self.order) - 1
+        return last * self.order.batch_size + len(self.order.positions(last)) if last >= 0 else 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.progress.state_dict()["epoch"]
+        for number in range(len(self.order)):
+            yield from self.order.indices(epoch, self.order.positions(number)).tolist()
+
+
+class _Stream:
+    """The tasks of each epoch: in our own order, or in a given sampler's or batch sampler's."""
+
+    def __init__(self, loader: WorkerLoader) -> None:
+        self._batched = loader._auto_collation
+        own_order = isinstance(loader.sampler, _OwnOrder)
+        self._drop_last = loader.drop_last
+        # What is iterated over for indices (a sampler) or for whole tasks (a batch sampler, or without batching).
+        self._indices = None if own_order or loader.batch_size is None else loader.sampler
+        self._whole = None if own_order or loader.batch_size is not None else loader._index_sampler
+        given = self._indices or self._whole
+        if self._whole is not None and loader.world_size > 1:
+            raise ValueError("world_size > 1 shares out batches of batch_size: it does not go with a batch_sampler")
+        self._generator = None
+        random_part = getattr(given, "sampler", given)
+        if random_part is not None and getattr(random_part, "generator", loader) is None:
+            # Or it would draw from the global generator, and differ at every run.
+            random_part.generator = self._generator = torch.Generator()
+        if own_order:
+            self.order = loader.sampler.order
+            return
+        self.order = Order(
+            len(given) if hasattr(given, "__len__") else sys.maxsize,
+            loader.batch_size or 1,
+            False,
+            loader.seed,
+            loader.drop_last,
+            loader.rank,
+            loader.world_size,
+            loader.pad,
+        )
+
+    def tasks(self, epoch: int, first: int) -> Iterator[Task]:
+        """The epoch's tasks from batch number `first` on."""
+        given = self._indices or self._whole
+        if given is None:
+            return self._in_own_order(epoch, first)
+        if hasattr(given, "set_epoch"):
+            given.set_epoch(epoch)
+        if self._generator is not None:
+            self._generator.manual_seed(int(fold(self.order.seed, epoch) >> np.uint64(1)))
+        return self._as_given(epoch, first) if self._indices is None else self._shared_out(epoch, first)
+
+    def onwards(self, epoch: int, first: int) -> Iterator[Task]:
+        """The epoch's tasks, and those of all later epochs."""
+        while True:
+            empty = True
+            for task in self.tasks(epoch, first):
+                empty = False
+                yield task
+            if empty and first == 0:
+                return
+            epoch, first = epoch + 1, 0
+
+    def _in_own_order(self, epoch: int, first: int) -> Iterator[Task]:
+        for number in range(first, len(self.order)):
+            positions = self.order.positions(number)
+            indices = self.order.indices(epoch, positions)
+            yield Task(indices.tolist() if self._batched else int(indices[0]), epoch, number, positions)
+
+    def _as_given(self, epoch: int, first: int) -> Iterator[Task]:
+        position = 0
+        for number, indices in enumerate(self._whole):
+            rows = len(indices) if self._batched else 1
+            if number >= first:
+                yield Task(indices, epoch, number, np.arange(position, position + rows))
+            position += rows
+
+    def _shared_out(self, epoch: int, first: int) -> Iterator[Task]:
+        order, head = self.order, []
+        for number, batch in enumerate(BatchSampler(self._indices, order.global_batch_size, self._drop_last)):
+            head = head or batch
+            if number < first:
+                continue
+            start = number * order.global_batch_size
+            alone = order.world_size == 1  # then the sampler may do without a length
+            positions = np.arange(start, start + len(batch)) if alone else order.positions(number)
+            rows = [batch[place - start] if place >= start else head[place] for place in positions.tolist()]
+            if rows:
+                yield Task(rows, epoch, number, positions)
+
+
+class _Epoch:
+    """An epoch of a seeded loader, as its consumer holds it."""
+
+    def __init__(self, loader: WorkerLoader, source: Dispatcher | _Inline, epoch: int) -> None:
+        self.source: Dispatcher | _Inline | None = source
+        self._loader, self._epoch = loader, epoch
+        self._finished = False
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def _workers(self) -> list[Any]:
+        return [] if self.source is None else self.source.processes
+
+    def __next__(self) -> Any:
+        if self._finished:
+            raise StopIteration
+        if self.source is None:
+            raise RuntimeError("this epoch was ended by a newer iter(), by load_state_dict() or by close()")
+        newest = self._loader._newest() is self
+        head = self.source.head()
+        if head is None or head.epoch != self._epoch:
+            self._finished = True
+            if newest:
+                self._loader._progress.finish()
+            self.end()
+            raise StopIteration
+        try:
+            batch = self.source.next()
+        finally:  # a batch that failed counts: those after it keep their place
+            if newest:
+                self._loader._progress.delivered()
+        return _pinned(batch) if self._loader.pin_memory else batch
+
+    def end(self) -> None:
+        if self.source is not None and self.source is not self._loader._source:
+            self.source.close()
+        self.source = None
+
+
+class _Inline:
+    """Reads each task in the thread that asks for its batch: num_workers=0."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.processes: list[Any] = []
+        self.stats = Stats()
+        self._tasks: Iterator[Task] = iter(())
+        self._head: Task | None = None
+
+    def begin(self, tasks: Iterator[Task]) -> None:
+        self._tasks, self._head = tasks, None
+
+    def head(self) -> Task | None:
+        if self._head is None:
+            self._head = next(self._tasks, None)
+        return self._head
+
+    def next(self) -> Any:
+        task, self._head = self._head, None
+        self.stats.batches += 1
+        if self._reader.spec is not None:
+            return self._reader.read(task, Room(None))
+        if threading.current_thread() is threading.main_thread():
+            with preserved_globals():  # the model's own draws must not notice
+                return self._reader.read(task, Room(None))
+        _say_once(
+            "num_workers=0 reads samples in the preloader's thread, where the global generators cannot be seeded "
+            "without disturbing the model's: random augmentation without read_batch will differ from run to run"
+        )
+        return self._reader.read(task, Room(None), seeded=False)
+
+    def close(self) -> None:
+        self.begin(iter(()))
+
+
+class _TorchEpoch(_BaseDataLoaderIter):
+    """torch's iterator over worker processes, to the letter, on our engine."""
+
+    def __init__(self, loader: WorkerLoader) -> None:
+        super().__init__(loader)
+        self.source = loader._make_source(self._base_seed)
+        self._workers = self.source.processes
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: WorkerLoader, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self.source.begin(map(Task, self._sampler_iter))
+
+    def _next_data(self) -> Any:
+        if self.source.head() is None:
+            if not self._persistent_workers:
+                self.close()
+            raise StopIteration
+        batch = self.source.next()
+        return _pinned(batch) if self._pin_memory else batch
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def _nothing() -> None:
+    """What a weak reference to nothing gives."""
+
+
+def _pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, where there is a device to lock it for; a slot already is."""
+    return pin_memory(batch) if torch.cuda.is_available() else batch
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    log.warning(sentence)

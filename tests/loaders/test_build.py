@@ -1,0 +1,125 @@
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from example_datasets import Numbers, contents
+from torch.utils.data import IterableDataset
+
+import loaders
+from loaders import LoaderConfig, LoaderConfigError, Preloader, build_loader
+from loaders.build import LOADERS
+from loaders.order import Order
+
+
+@pytest.fixture
+def build():
+    built: list[Preloader] = []
+
+    def build(name: str = "prefetch", dataset=None, **settings) -> Preloader:
+        config = {key: settings.pop(key) for key in list(settings) if key in LoaderConfig.__dataclass_fields__}
+        dataset = Numbers(10) if dataset is None else dataset
+        config = LoaderConfig(**{"name": name, "num_workers": 0, **config})
+        built.append(build_loader(config, dataset, **{"batch_size": 4, "seed": 0, **settings}))
+        return built[-1]
+
+    yield build
+    for loader in built:
+        loader.close()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_loader_gives_the_order_that_was_asked_for(build, name, num_workers):
+    settings = {"batch_size": 2, "seed": 5, "shuffle": True, "rank": 1, "world_size": 2}
+    for more in ({}, {"drop_last": True}, {"pad": False}):
+        order = Order(length=11, **settings, **more)
+        loader = build(name, Numbers(11), num_workers=num_workers, **settings, **more)
+        assert contents(loader) == [order.indices(0, order.positions(number)).tolist() for number in range(len(order))]
+
+
+def test_only_prefetch_prepares_batches_ahead(build):
+    assert build("prefetch", preload_depth=3).depth == 3
+    assert build("prefetch", preload_depth=0).depth == 0
+    assert build("torch", preload_depth=3).depth == 0
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_transform_runs_in_every_loader(build, name):
+    loader = build(name, transform=lambda batch, random: batch * 100)
+    assert contents(loader)[0] == [0, 100, 200, 300]
+
+
+def test_batches_are_on_the_device_that_was_asked_for(build):
+    assert build(device="cpu").device == torch.device("cpu")
+    assert [batch.device.type for batch in build(device="meta")] == ["meta"] * 3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_are_on_the_cuda_device(build, name):
+    batches = list(build(name, device="cuda", num_workers=1))
+    assert [batch.device for batch in batches] == [torch.device("cuda", torch.cuda.current_device())] * 3
+    assert contents(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class MeasuredStream(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("dataset", [Stream(), MeasuredStream()], ids=["without a length", "with a length"])
+def test_an_iterable_dataset_is_refused_in_words(build, dataset):
+    with pytest.raises(LoaderConfigError, match="loader=prefetch needs a map-style dataset"):
+        build(dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_workers", -1),
+        ("prefetch_factor", 0),
+        ("preload_depth", -1),
+        ("timeout", -0.5),
+        ("timeout", float("nan")),
+        ("on_error", "skip"),
+        ("on_error", "shrug"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named_with_its_value(key, value):
+    with pytest.raises(LoaderConfigError) as refusal:
+        LoaderConfig(**{key: value})
+    assert f"loader.{key}={value}:" in str(refusal.value)
+
+
+def test_a_misspelt_loader_is_answered_with_the_nearest():
+    with pytest.raises(LoaderConfigError, match="did you mean 'prefetch'"):
+        LoaderConfig(name="prefech")
+    with pytest.raises(LoaderConfigError, match=f"there are {', '.join(LOADERS)}") as refusal:
+        LoaderConfig(name="xyz")
+    assert "did you mean" not in str(refusal.value)
+
+
+FOLDER = Path(loaders.__file__).parent
+
+
+def test_the_public_face_is_sorted_and_there():
+    assert loaders.__all__ == sorted(loaders.__all__)
+    assert all(hasattr(loaders, name) for name in loaders.__all__)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_the_folder_can_be_lifted_out_whole(path):
+    foreign = {entry.stem for entry in FOLDER.parent.iterdir()} - {"loaders"} | {"hydra", "omegaconf"}
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported & foreign == set()

@@ -1,0 +1,577 @@
+"""What every loader promises, run over each of them. A new loader joins by a line in LOADERS."""
+
+import json
+import multiprocessing
+import random
+import traceback
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from example_datasets import Augmented, Faulty, Numbers, contents
+
+from loaders import Preloader, TorchLoader, WorkerLoader
+from loaders.order import Order
+
+
+class Case(NamedTuple):
+    """A loader under test: `make(dataset, batch_size, shuffle=..., seed=..., ...)` builds it."""
+
+    name: str
+    make: Callable[..., Any]
+    seeds_plain_datasets: bool = True  # False where a thread reads them, which never touches the global generators
+    draws_like: Callable[..., Any] = TorchLoader  # what gives a plain dataset's samples the same random numbers
+    one_at_a_time: bool = True  # iter() ends the iterator before
+
+
+def preloader(depth: int, num_workers: int = 0) -> Callable[..., Preloader]:
+    def make(dataset, batch_size, **settings) -> Preloader:
+        return Preloader(TorchLoader(dataset, batch_size, num_workers=num_workers, **settings), "cpu", depth)
+
+    return make
+
+
+def over_workers(depth: int) -> Callable[..., Preloader]:
+    def make(dataset, batch_size, **settings) -> Preloader:
+        loader = WorkerLoader(dataset, batch_size, num_workers=2, persistent_workers=True, **settings)
+        return Preloader(loader, "cpu", depth)
+
+    return make
+
+
+LOADERS = [
+    Case("torch", TorchLoader),
+    Case("torch-2-workers", partial(TorchLoader, num_workers=2)),
+    Case("preloader-depth-0", preloader(depth=0)),
+    Case("preloader-depth-1", preloader(depth=1), seeds_plain_datasets=False),
+    Case("preloader-depth-3", preloader(depth=3), seeds_plain_datasets=False),
+    Case("preloader-depth-3-2-workers", preloader(depth=3, num_workers=2)),
+    Case("workers-0", partial(WorkerLoader, persistent_workers=True), draws_like=WorkerLoader),
+    Case("workers-2", partial(WorkerLoader, num_workers=2, persistent_workers=True), draws_like=WorkerLoader),
+    Case(
+        "workers-3-independent",
+        partial(WorkerLoader, num_workers=3, prefetch_factor=1),
+        draws_like=WorkerLoader,
+        one_at_a_time=False,
+    ),
+    Case("preloader-over-2-workers", over_workers(depth=2), draws_like=WorkerLoader),
+]
+
+# Five batches of four, the last of them with two samples.
+LENGTH, BATCH_SIZE, BATCHES = 18, 4, 5
+
+
+def builder(make: Callable[..., Any], made: list) -> Callable[..., Any]:
+    def build(dataset: Any = None, batch_size: int = BATCH_SIZE, shuffle: bool = True, seed: int = 0, **settings):
+        dataset = Numbers(LENGTH) if dataset is None else dataset
+        made.append(make(dataset, batch_size, shuffle=shuffle, seed=seed, **settings))
+        return made[-1]
+
+    return build
+
+
+@pytest.fixture(params=LOADERS, ids=lambda case: case.name)
+def case(request) -> Case:
+    return request.param
+
+
+@pytest.fixture
+def make(case):
+    made: list = []
+    yield builder(case.make, made)
+    for loader in made:
+        loader.close()
+
+
+@pytest.fixture(params=LOADERS, ids=lambda case: "then-" + case.name)
+def make_another(request):
+    made: list = []
+    yield builder(request.param.make, made)
+    for loader in made:
+        loader.close()
+
+
+def epoch_of(number: int, shuffle: bool = True, **settings) -> list[list[int]]:
+    """The batches that epoch `number` has in every loader."""
+    order = Order(**{"length": LENGTH, "batch_size": BATCH_SIZE, "seed": 0, "shuffle": shuffle, **settings})
+    return [order.indices(number, order.positions(batch)).tolist() for batch in range(len(order))]
+
+
+def flat(lists) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def take(iterator, count: int) -> list[list[int]]:
+    return contents(next(iterator) for _ in range(count))
+
+
+def outcomes(iterator) -> list:
+    """What each call of next() gave until the epoch's end, errors among it."""
+    seen: list = []
+    while True:
+        try:
+            seen.append(next(iterator).tolist())
+        except StopIteration:
+            return seen
+        except ValueError as error:
+            seen.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def place(loader) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["samples"]
+
+
+# Order
+
+
+def test_each_epoch_has_each_sample_once(make):
+    loader = make()
+    for _ in range(3):
+        assert sorted(flat(contents(loader))) == list(range(LENGTH))
+
+
+def test_epochs_differ_and_are_the_same_in_every_loader(make):
+    loader = make()
+    epochs = [contents(loader) for _ in range(3)]
+    assert epochs == [epoch_of(0), epoch_of(1), epoch_of(2)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_another_seed_is_another_order(make):
+    assert contents(make(seed=1)) == epoch_of(0, seed=1) != epoch_of(0)
+
+
+def test_without_shuffling_the_order_is_the_datasets(make):
+    loader = make(shuffle=False)
+    for _ in range(2):
+        assert contents(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17]]
+
+
+def test_a_short_last_batch_is_dropped_where_that_is_asked_for(make):
+    loader = make(drop_last=True)
+    assert contents(loader) == epoch_of(0)[:-1]
+    assert contents(loader) == epoch_of(1)[:-1]
+
+
+def test_kept_batches_stay_as_they_were(make):
+    loader = make()
+    kept, copies = [], []
+    for _ in range(2):
+        for batch in loader:
+            kept.append(batch)
+            copies.append(batch.clone())
+    loader.close()
+    assert contents(kept) == contents(copies) == epoch_of(0) + epoch_of(1)
+
+
+# Sharing among ranks
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_together_have_the_batches_of_one_loader(make, drop_last):
+    # 18 samples in global batches of 6 divide evenly; of 8 they leave two, one for each rank.
+    for batch_size, world_size in ((2, 3), (4, 2)):
+        shares = [
+            contents(make(batch_size=batch_size, rank=rank, world_size=world_size, drop_last=drop_last))
+            for rank in range(world_size)
+        ]
+        together = [flat(rows) for rows in zip(*shares, strict=True)]
+        assert together == epoch_of(0, batch_size=batch_size * world_size, drop_last=drop_last)
+
+
+def test_padding_gives_all_ranks_as_many_batches_of_as_many_rows(make):
+    shares = [contents(make(Numbers(10), batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
+    assert [[len(batch) for batch in share] for share in shares] == [[2, 2]] * 3
+    first, last = ([row for share in shares for row in share[number]] for number in (0, 1))
+    assert sorted(first + last[:4]) == list(range(10))
+    assert last[4:] == first[:2], "padding goes on with the epoch's first samples"
+
+
+def test_without_padding_each_sample_goes_to_one_rank(make):
+    shares = [contents(make(Numbers(10), batch_size=2, rank=rank, world_size=3, pad=False)) for rank in range(3)]
+    assert sorted(flat(flat(shares))) == list(range(10))
+
+
+# Which epoch runs
+
+
+def test_set_epoch_names_the_next_epoch_and_the_ones_after_follow(make):
+    loader = make()
+    loader.set_epoch(7)
+    assert contents(loader) == epoch_of(7)
+    assert contents(loader) == epoch_of(8)
+    loader.set_epoch(7)
+    assert contents(loader) == epoch_of(7)
+
+
+def test_set_epoch_leaves_the_running_epoch_alone(make):
+    loader = make()
+    iterator = iter(loader)
+    start = take(iterator, 2)
+    loader.set_epoch(5)
+    assert start + contents(iterator) == epoch_of(0)
+    assert contents(loader) == epoch_of(5)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "2", True])
+def test_an_epoch_that_cannot_be_is_refused(make, epoch):
+    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
+        make().set_epoch(epoch)
+
+
+def test_next_starts_an_epoch_if_none_is_running(make):
+    loader = make()
+    for number in range(2):
+        assert take(loader, BATCHES) == epoch_of(number)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_next_goes_on_with_the_running_epoch(make):
+    loader = make()
+    iterator = iter(loader)
+    assert take(iterator, 1) + take(loader, 1) + contents(iterator) == epoch_of(0)
+
+
+def test_an_iterator_at_its_end_stays_there(make):
+    iterator = iter(make())
+    assert contents(iterator) == epoch_of(0)
+    assert contents(iterator) == []
+
+
+@pytest.mark.parametrize("taken", range(BATCHES + 1))
+def test_breaking_off_leaves_nothing_behind_in_the_next_epoch(make, taken):
+    loader = make()
+    for number in range(3):
+        assert take(iter(loader), taken) == epoch_of(number)[:taken]
+    assert contents(loader) == epoch_of(3)
+
+
+def test_a_newer_iterator_ends_the_older(make, case):
+    if not case.one_at_a_time:
+        pytest.skip("its iterators are independent")
+    loader = make()
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    with pytest.raises(RuntimeError, match="ended by a newer iter"):
+        next(older)
+    assert contents(newer) == epoch_of(1)
+
+
+@pytest.mark.parametrize("settings", [{"dataset": Numbers(0)}, {"dataset": Numbers(3), "drop_last": True}])
+def test_an_epoch_may_have_no_batches(make, settings):
+    loader = make(**settings)
+    assert len(loader) == 0
+    for number in range(2):
+        assert contents(loader) == []
+        assert place(loader) == (number + 1, 0)
+
+
+# State
+
+
+def test_state_is_plain_json(make):
+    loader = make()
+    take(iter(loader), 2)
+    state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert (state["seed"], state["dataset_length"], state["global_batch_size"]) == (0, LENGTH, BATCH_SIZE)
+
+
+def test_state_counts_what_the_consumer_received(make):
+    loader = make()
+    assert place(loader) == (0, 0)
+    for number in range(2):
+        iterator = iter(loader)
+        places = [place(loader)]
+        for _ in range(BATCHES):
+            next(iterator)
+            places.append(place(loader))
+        # After the last batch, before the end is seen and after it, the place is the next epoch's beginning.
+        assert places == [(number, 0), (number, 4), (number, 8), (number, 12), (number, 16), (number + 1, 0)]
+        assert contents(iterator) == []
+        assert place(loader) == (number + 1, 0)
+
+
+def test_state_before_an_epoch_names_the_epoch_that_will_run(make):
+    loader = make()
+    loader.set_epoch(4)
+    assert place(loader) == (4, 0)
+
+
+@pytest.mark.parametrize("taken", [1, BATCHES])
+def test_state_outlives_close(make, taken):
+    loader = make()
+    take(iter(loader), taken)
+    state = loader.state_dict()
+    loader.close()
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("taken", range(BATCHES + 1))
+def test_resuming_gives_exactly_the_remaining_batches(make, taken):
+    loader = make()
+    loader.set_epoch(2)
+    take(iter(loader), taken)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert resumed.state_dict() == loader.state_dict()
+    if taken < BATCHES:
+        assert contents(resumed) == epoch_of(2)[taken:]
+    assert contents(resumed) == epoch_of(3)
+
+
+def test_a_state_of_one_loader_resumes_in_any_other(make, make_another):
+    loader, resumed = make(), make_another()
+    take(iter(loader), 2)
+    resumed.load_state_dict(loader.state_dict())
+    assert contents(resumed) == epoch_of(0)[2:]
+
+
+def test_a_state_resumes_with_another_world_size(make):
+    loader = make(batch_size=4)
+    take(iter(loader), 2)
+    ranks = [make(batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(loader.state_dict())
+    shares = [contents(rank) for rank in ranks]
+    assert [a + b for a, b in zip(*shares, strict=True)] == epoch_of(0)[2:]
+
+
+def test_a_state_can_be_loaded_in_the_middle_of_an_epoch(make, case):
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    next(iterator)
+    loader.load_state_dict(state)
+    if case.one_at_a_time:
+        with pytest.raises(RuntimeError, match="ended by"):
+            next(iterator)
+    assert place(loader) == (0, 4)
+    assert contents(loader) == epoch_of(0)[1:]
+
+
+def test_next_starts_the_epoch_of_a_state_loaded_in_the_middle_of_another(make):
+    loader = make()
+    next(loader)
+    state = loader.state_dict()
+    next(loader)
+    loader.load_state_dict(state)
+    assert take(loader, BATCHES - 1) == epoch_of(0)[1:]
+
+
+def test_set_epoch_keeps_the_place_in_the_same_epoch_and_drops_it_for_another(make):
+    loader = make()
+    loader.set_epoch(3)
+    take(iter(loader), 2)
+    state = loader.state_dict()
+    for epoch, remaining in ((3, epoch_of(3)[2:]), (2, epoch_of(2)), (4, epoch_of(4))):
+        loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+        assert contents(loader) == remaining
+
+
+@pytest.mark.parametrize(
+    ("settings", "theirs", "ours"),
+    [
+        ({"seed": 7}, "seed=7", "seed=0"),
+        ({"dataset": Numbers(99)}, "dataset_length=99", "dataset_length=18"),
+        ({"batch_size": 9}, "global_batch_size=9", "global_batch_size=4"),
+        ({"world_size": 2}, "global_batch_size=8", "global_batch_size=4"),
+    ],
+)
+def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make, settings, theirs, ours):
+    other, loader = make(**settings), make()
+    take(iter(loader), 1)
+    before = loader.state_dict()
+    with pytest.raises(ValueError) as refusal:
+        loader.load_state_dict(other.state_dict())
+    assert theirs in str(refusal.value)
+    assert ours in str(refusal.value)
+    assert loader.state_dict() == before
+    loader.load_state_dict(before)
+    assert contents(loader) == epoch_of(0)[1:]
+
+
+# Errors
+
+
+def test_errors_come_out_of_next_in_order_with_the_place_where_they_arose(make):
+    loader = make(Faulty(LENGTH, 5, 13), shuffle=False)
+    first, bad, third, worse, last = outcomes(iter(loader))
+    assert (first, third, last) == ([0, 1, 2, 3], [8, 9, 10, 11], [16, 17])
+    for text, sample in ((bad, 5), (worse, 13)):
+        assert f"sample {sample} is bad" in text
+        assert "in __getitem__" in text
+
+
+def test_an_epoch_after_errors_is_as_any_other(make):
+    loader = make(Faulty(LENGTH, 5))
+    for number in range(2):
+        seen = outcomes(iter(loader))
+        assert [batch for batch in epoch_of(number) if 5 not in batch] == [s for s in seen if isinstance(s, list)]
+
+
+def test_a_batch_that_failed_has_its_place_in_the_state(make):
+    loader = make(Faulty(LENGTH, 0), shuffle=False)
+    iterator = iter(loader)
+    with pytest.raises(ValueError, match="sample 0 is bad"):
+        next(iterator)
+    assert take(iterator, 1) == [[4, 5, 6, 7]]
+    resumed = make(shuffle=False)
+    resumed.load_state_dict(loader.state_dict())
+    assert take(resumed, 1) == [[8, 9, 10, 11]]
+    assert contents(iterator) == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17]]
+    assert place(loader) == (1, 0)
+
+
+# Closing
+
+
+def fresh(loader) -> None:
+    pass
+
+
+def running(loader) -> None:
+    next(iter(loader))
+
+
+def finished(loader) -> None:
+    contents(loader)
+
+
+def loaded(loader) -> None:
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+
+
+def closed(loader) -> None:
+    next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("bring", [fresh, running, finished, loaded, closed])
+def test_close_may_be_called_in_any_state_and_iterating_afterwards_raises(make, bring):
+    loader = make()
+    bring(loader)
+    loader.close()
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="is closed"):
+            iter(loader)
+        with pytest.raises(RuntimeError, match="is closed"):
+            next(loader)
+
+
+def test_an_iterator_of_a_closed_loader_raises(make):
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    with pytest.raises(RuntimeError, match="close"):
+        next(iterator)
+
+
+def test_leaving_a_with_statement_closes(make):
+    with make() as loader:
+        assert contents(loader) == epoch_of(0)
+    with pytest.raises(RuntimeError, match="is closed"):
+        iter(loader)
+
+
+def test_an_error_in_a_with_statement_closes_and_goes_on_up(make):
+    with pytest.raises(KeyError, match="mine"), make() as loader:
+        next(loader)
+        raise KeyError("mine")
+    with pytest.raises(RuntimeError, match="is closed"):
+        iter(loader)
+
+
+def test_close_ends_the_workers(make):
+    loader = make()
+    next(iter(loader))
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_close_ends_the_workers_though_an_error_of_theirs_is_kept(make):
+    # The error's traceback refers to the frames that it came through, and so to what they worked with.
+    loader = make(Faulty(LENGTH, 0), shuffle=False)
+    with pytest.raises(ValueError, match="sample 0 is bad") as kept:
+        next(loader)
+    loader.close()
+    assert multiprocessing.active_children() == []
+    assert kept.value.__traceback__ is not None
+
+
+# Randomness
+
+
+def global_states() -> tuple:
+    name, words, *rest = np.random.get_state()
+    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
+
+
+def test_loading_leaves_the_global_generators_alone(make, case):
+    before = global_states()
+    loader = make(Augmented(LENGTH) if case.seeds_plain_datasets else None)
+    list(loader)
+    next(loader)
+    loader.close()
+    assert global_states() == before
+
+
+def test_a_plain_datasets_random_numbers_depend_on_nothing_but_seed_epoch_and_place(make, case):
+    if not case.seeds_plain_datasets:
+        pytest.skip("a thread reads the dataset here: exact for datasets that draw from the `random` they are given")
+    expected = case.draws_like(Augmented(LENGTH), BATCH_SIZE, shuffle=True, seed=0)
+    epochs = [[torch.stack(batch).tolist() for batch in expected] for _ in range(2)]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    loader = make(Augmented(LENGTH))
+    assert [torch.stack(batch).tolist() for batch in loader] == epochs[0]
+    take_two = iter(loader)
+    next(take_two), next(take_two)
+    resumed = make(Augmented(LENGTH))
+    resumed.load_state_dict(loader.state_dict())
+    assert [torch.stack(batch).tolist() for batch in resumed] == epochs[1][2:]
+
+
+def test_random_numbers_differ_between_samples_batches_and_epochs(make, case):
+    if not case.seeds_plain_datasets:
+        pytest.skip("a thread reads the dataset here, with whatever state the global generators have")
+    loader = make(Augmented(LENGTH))
+    draws = torch.cat([torch.stack(batch[1:]) for _ in range(2) for batch in loader], dim=1)
+    assert draws.shape == (3, 2 * LENGTH)
+    assert all(len(set(generator.tolist())) == 2 * LENGTH for generator in draws)
+
+
+# What else loop code asks for
+
+
+@pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"world_size": 4}, {"batch_size": 99}])
+def test_the_length_is_the_number_of_batches(make, settings):
+    loader = make(**settings)
+    assert len(loader) == len(contents(loader))
+
+
+def test_dataset_and_samplers_are_within_reach(make):
+    dataset = Numbers(LENGTH)
+    loader = make(dataset)
+    assert loader.dataset is dataset
+    assert len(loader.batch_sampler) == len(loader)
+    assert [list(batch) for batch in loader.batch_sampler] == epoch_of(0)
+    assert sorted(np.concatenate([np.atleast_1d(part) for part in loader.sampler])) == list(range(LENGTH))
+
+
+def test_stats_are_plain_figures(make):
+    loader = make()
+    contents(loader)
+    assert isinstance(loader.stats(), dict)
+    json.dumps(loader.stats())

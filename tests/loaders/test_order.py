@@ -1,0 +1,125 @@
+import itertools
+from math import ceil
+
+import numpy as np
+import pytest
+
+from loaders.order import Order, permute
+from loaders.randomness import fold
+
+
+def image(length: int, *key: int) -> list[int]:
+    return permute(np.arange(length), length, fold(*key)).tolist()
+
+
+def batches(order: Order, epoch: int = 0) -> list[list[int]]:
+    return [order.indices(epoch, order.positions(number)).tolist() for number in range(len(order))]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 1000, 4095, 4096, 4097])
+def test_every_key_gives_a_permutation(length):
+    for key in range(20):
+        assert sorted(image(length, key)) == list(range(length))
+
+
+def test_a_permutation_is_evaluated_anywhere_alone():
+    whole, key = image(1000, 5), fold(5)
+    for position in (0, 1, 499, 999):
+        assert permute(np.array([position]), 1000, key).tolist() == [whole[position]]
+    assert permute(np.array([7, 3, 7]), 1000, key).tolist() == [whole[7], whole[3], whole[7]]
+    assert permute(np.array([], dtype=np.int64), 1000, key).tolist() == []
+
+
+def test_the_positions_given_are_left_as_they_were():
+    positions = np.arange(100)
+    permute(positions, 100, fold(1))
+    assert positions.tolist() == list(range(100))
+
+
+def test_different_keys_give_different_permutations():
+    assert len({tuple(image(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
+
+
+def test_every_permutation_of_a_few_is_about_as_frequent():
+    # 24 arrangements of 4 in 720 epochs: 30 each; chi-squared with 23 degrees of freedom is above 50 once in 1000.
+    seen = [tuple(image(4, 0, epoch)) for epoch in range(720)]
+    counts = [seen.count(arrangement) for arrangement in itertools.permutations(range(4))]
+    assert sum((count - 30) ** 2 / 30 for count in counts) < 50
+
+
+def test_every_sample_comes_about_as_often_at_every_place():
+    # 37 is far from a power of two, so that most walks of the cycle take several rounds.
+    epochs = np.array([image(37, 1, epoch) for epoch in range(1850)])
+    counts = np.array([np.bincount(column, minlength=37) for column in epochs.T])
+    assert np.square(counts - 50).sum() / 50 < 36 * 36 + 5 * (2 * 36 * 36) ** 0.5
+
+
+def test_a_batch_of_a_very_large_set_is_made_without_the_rest():
+    order = Order(length=10**12, batch_size=256, shuffle=True, seed=0)
+    indices = order.indices(3, order.positions(len(order) - 1))
+    assert indices.dtype == np.int64
+    assert len(set(indices.tolist())) == 256
+    assert 0 <= indices.min() <= indices.max() < 10**12
+
+
+def test_the_order_of_a_seed_never_changes():
+    # A checkpoint of an older version goes on in the same order: these numbers may not change.
+    assert batches(Order(length=10, batch_size=4, shuffle=True, seed=0)) == [[5, 6, 4, 0], [3, 7, 2, 8], [9, 1]]
+    assert batches(Order(length=10, batch_size=4, shuffle=True, seed=7), epoch=3) == [
+        [7, 2, 3, 8],
+        [6, 4, 1, 5],
+        [9, 0],
+    ]
+
+
+def test_without_shuffling_indices_are_positions():
+    assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3), epoch=9) == [[0, 1], [2, 3], [4]]
+
+
+SHARINGS = list(itertools.product(range(18), (1, 3), (1, 2, 3, 5)))
+
+
+def shares(length: int, batch_size: int, world_size: int, **settings) -> list[list[list[int]]]:
+    return [
+        batches(Order(length, batch_size, shuffle=True, seed=0, rank=rank, world_size=world_size, **settings))
+        for rank in range(world_size)
+    ]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_full_global_batches_are_those_of_a_single_rank(drop_last):
+    for length, batch_size, world_size in SHARINGS:
+        whole = batches(Order(length, batch_size * world_size, shuffle=True, seed=0, drop_last=drop_last))
+        parts = shares(length, batch_size, world_size, drop_last=drop_last)
+        together = [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
+        full = length // (batch_size * world_size)
+        assert together[:full] == whole[:full]
+        if drop_last:
+            assert len(together) == len(whole) == full
+        elif length % world_size == 0:
+            assert together == whole, "what divides by the number of ranks is not padded"
+
+
+def test_padding_gives_all_ranks_as_many_batches_of_as_many_rows_and_repeats_as_little_as_possible():
+    for length, batch_size, world_size in SHARINGS:
+        parts = shares(length, batch_size, world_size)
+        assert len({tuple(len(batch) for batch in part) for part in parts}) == 1
+        rows = [row for part in parts for batch in part for row in batch]
+        assert set(rows) == set(range(length))
+        rest = length % (batch_size * world_size)
+        assert len(rows) == length - rest + world_size * ceil(rest / world_size)
+
+
+def test_without_padding_each_sample_goes_to_exactly_one_rank_as_evenly_as_possible():
+    for length, batch_size, world_size in SHARINGS:
+        parts = shares(length, batch_size, world_size, pad=False)
+        counts = [sum(len(batch) for batch in part) for part in parts]
+        assert sorted(row for part in parts for batch in part for row in batch) == list(range(length))
+        assert max(counts) - min(counts) <= 1
+        assert all(batch for part in parts for batch in part), "no batch is empty"
+
+
+def test_samples_before_a_batch_are_those_of_all_ranks():
+    order = Order(length=10, batch_size=2, shuffle=True, seed=0, rank=1, world_size=2)
+    assert order.global_batch_size == 4
+    assert [order.samples_before(number) for number in range(4)] == [0, 4, 8, 10]

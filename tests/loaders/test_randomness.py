@@ -1,0 +1,124 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from loaders.randomness import Random, fold, mix, preserved_globals, seed_globals
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), torch.rand(()).item()
+
+
+def states() -> tuple:
+    name, words, *rest = np.random.get_state()
+    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
+
+
+def test_the_same_key_gives_the_same_numbers():
+    assert Random(3, 1, 4).uniform(5).tolist() == Random(3, 1, 4).uniform(5).tolist()
+
+
+def test_any_other_key_gives_other_numbers():
+    keys = [(0,), (1,), (0, 0), (0, 1), (1, 0), (-1,), (2**63,), (2**64 - 2,), (0, 0, 0)]
+    assert len({tuple(Random(*key).uniform(2)) for key in keys}) == len(keys)
+
+
+def test_the_numbers_of_a_key_never_change():
+    # A resumed run goes on with the same numbers in a later version: these may not change.
+    assert [int(value * 2**53) for value in Random(0, 1, 2).uniform(2)] == [350586810411944, 6053972482659347]
+
+
+def test_numbers_are_uniform_from_0_to_below_1():
+    numbers = Random(0, np.arange(1000)).uniform(100)
+    assert numbers.dtype == np.float64
+    assert 0 <= numbers.min() < numbers.max() < 1
+    counts = np.bincount((numbers * 100).astype(int).ravel(), minlength=100)
+    assert np.square(counts - 1000).sum() / 1000 < 99 + 5 * (2 * 99) ** 0.5
+
+
+def test_neighbouring_rows_and_draws_are_unrelated():
+    numbers = Random(0, np.arange(10_000)).uniform(2)
+    pairs = [numbers.T, numbers[:-1, 0], numbers[1:, 0]]
+    assert abs(np.corrcoef(*pairs[0])[0, 1]) < 0.05
+    assert abs(np.corrcoef(pairs[1], pairs[2])[0, 1]) < 0.05
+
+
+def test_a_row_is_a_function_of_its_own_key():
+    positions, indices = np.array([7, 8, 9]), np.array([100, 5, 100])
+    together = Random(0, 2, positions, indices)
+    alone = Random(0, 2, positions[1:2], indices[1:2])
+    for _ in range(2):
+        assert together.uniform(4)[1].tolist() == alone.uniform(4)[0].tolist()
+
+
+def test_repeated_indices_at_different_positions_have_different_numbers():
+    numbers = Random(0, 0, np.array([1, 2]), np.array([5, 5])).uniform(3)
+    assert numbers[0].tolist() != numbers[1].tolist()
+
+
+def test_every_draw_is_fresh():
+    stream = Random(0, np.arange(4))
+    numbers = np.concatenate([stream.uniform(2), stream.uniform(1), stream.uniform(2)], axis=1)
+    assert len(np.unique(numbers)) == 4 * 5
+
+
+@pytest.mark.parametrize(("key", "shape"), [((1, 2), (3,)), ((1, np.arange(5)), (5, 3)), ((np.arange(0),), (0, 3))])
+def test_a_draw_has_a_row_for_each_element_of_the_key(key, shape):
+    assert Random(*key).uniform(3).shape == shape
+
+
+def test_integers_and_arrays_of_one_are_the_same_key():
+    for number in (0, 5, -1, 2**40):
+        assert fold(number, 3) == fold(np.array([number]), 3)[0] == fold(np.int64(number), 3)
+
+
+def test_a_generator_is_a_function_of_the_key_and_the_draw():
+    one, same = Random(0, 1), Random(0, 1)
+    first = torch.rand(3, generator=one.generator())
+    assert torch.equal(first, torch.rand(3, generator=same.generator()))
+    assert not torch.equal(first, torch.rand(3, generator=one.generator()))
+
+
+@pytest.mark.cuda
+def test_a_generator_can_be_on_the_device():
+    stream, same = Random(0, 1), Random(0, 1)
+    numbers = torch.rand(3, generator=stream.generator("cuda"), device="cuda")
+    assert torch.equal(numbers, torch.rand(3, generator=same.generator("cuda"), device="cuda"))
+
+
+def test_mixing_loses_nothing():
+    values = np.arange(100_000, dtype=np.uint64)
+    assert len(np.unique(mix(values))) == len(values)
+
+
+def test_no_global_generator_is_touched():
+    before = states()
+    stream = Random(0, np.arange(3))
+    stream.uniform(4)
+    Random(0).generator()
+    fold(1, 2, 3)
+    assert states() == before
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**64 - 1, int(fold(0, 0))])
+def test_all_three_global_generators_are_seeded(key):
+    seed_globals(key)
+    first = draws()
+    seed_globals(key)
+    assert draws() == first
+    seed_globals(key ^ 1)
+    assert all(now != then for now, then in zip(draws(), first, strict=True))
+
+
+def test_the_global_generators_are_preserved_whatever_a_block_draws_or_raises():
+    before = states()
+    with preserved_globals():
+        seed_globals(5)
+        draws()
+    assert states() == before
+    with pytest.raises(ValueError, match="inside"), preserved_globals():
+        draws()
+        raise ValueError("inside")
+    assert states() == before

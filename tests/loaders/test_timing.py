@@ -1,0 +1,208 @@
+import weakref
+
+import pytest
+import torch
+
+from loaders import LoaderConfig, Preloader
+from loaders.timing import StepTimer, Window, verdict
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Stands in for the `time` module: time passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("loaders.timing.time", clock)
+    return clock
+
+
+def loader(clock: Clock, *waits: float, rows: int = 8):
+    for wait in waits:
+        clock.passes(wait)
+        yield torch.zeros(rows, 3)
+
+
+def run(timer: StepTimer, clock: Clock, *waits: float, step: float = 3.0) -> None:
+    for _ in timer.batches(loader(clock, *waits)):
+        clock.passes(step)
+
+
+def test_a_step_is_waiting_and_computing(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    run(timer, clock, 1.0, 1.0, 2.0)
+    window = timer.run()
+    assert window == Window(steps=3, images=24, seconds=13.0, wait_seconds=4.0)
+    assert window.images_per_second == pytest.approx(24 / 13)
+    assert window.data_wait_fraction == pytest.approx(4 / 13)
+
+
+def test_the_loaders_batches_come_through_in_order():
+    batches = [torch.full((2,), number) for number in range(5)]
+    assert [id(batch) for batch in StepTimer(CPU, 0).batches(batches)] == [id(batch) for batch in batches]
+
+
+def test_warm_up_steps_count_in_no_window(clock):
+    timer = StepTimer(CPU, warmup_steps=2)
+    run(timer, clock, 100.0, 100.0, 1.0, 1.0)
+    assert timer.window() == timer.epoch() == timer.run() == Window(2, 16, 8.0, 2.0)
+
+
+def test_warm_up_is_over_after_the_first_epoch(clock):
+    timer = StepTimer(CPU, warmup_steps=1)
+    run(timer, clock, 100.0, 1.0)
+    run(timer, clock, 1.0, 1.0)
+    assert timer.epoch() == Window(2, 16, 8.0, 2.0)
+    assert timer.run() == Window(3, 24, 12.0, 3.0)
+
+
+def test_a_run_that_is_all_warm_up_still_has_its_last_step(clock):
+    timer = StepTimer(CPU, warmup_steps=10)
+    run(timer, clock, 100.0, 2.0)
+    assert timer.run() == Window(1, 8, 5.0, 2.0)
+
+
+def test_a_window_is_the_steps_since_the_last(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    windows = []
+    for number, _ in enumerate(timer.batches(loader(clock, 1.0, 2.0, 3.0, 4.0))):
+        clock.passes(3.0)
+        if number % 2:
+            windows.append(timer.window())
+            clock.passes(50.0)  # writing it down is no part of a step
+    assert windows == [Window(2, 16, 9.0, 3.0), Window(2, 16, 13.0, 7.0)]
+    assert timer.run() == Window(4, 32, 22.0, 10.0)
+
+
+def test_a_window_without_steps_is_empty(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    assert timer.window() == Window(0, 0, 0.0, 0.0)
+    run(timer, clock, 1.0, 1.0)
+    assert timer.window().steps == 2
+    assert timer.window() == Window(0, 0, 0.0, 0.0)
+    run(timer, clock)
+    assert timer.epoch() == Window(0, 0, 0.0, 0.0)
+
+
+def test_the_time_between_epochs_belongs_to_no_step(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    run(timer, clock, 1.0, 1.0)
+    clock.passes(500.0)
+    run(timer, clock, 2.0)
+    assert timer.epoch() == Window(1, 8, 5.0, 2.0)
+    assert timer.run() == Window(3, 24, 13.0, 4.0)
+
+
+def test_the_first_batches_time_is_kept_apart(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    assert timer.first_batch_seconds is None
+    run(timer, clock, 30.0, 1.0)
+    run(timer, clock, 4.0, 1.0)
+    assert timer.first_batch_seconds == 30.0
+    assert timer.epoch_first_batch_seconds == 4.0
+
+
+def test_the_last_step_of_a_loop_that_breaks_off_counts(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    for _ in timer.batches(loader(clock, 1.0, 1.0)):
+        clock.passes(3.0)
+        break
+    assert timer.run() == Window(1, 8, 4.0, 1.0)
+
+
+def test_step_milliseconds_are_percentiles_of_the_steps_after_warm_up(clock):
+    timer = StepTimer(CPU, warmup_steps=1)
+    assert timer.step_ms(50, 95) == [0.0, 0.0]
+    run(timer, clock, 100.0, 1.0, 2.0, 7.0)
+    assert timer.step_ms(0, 50, 100) == pytest.approx([4000.0, 5000.0, 10000.0])
+
+
+def test_images_are_counted_by_batch(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    for _ in timer.batches([torch.zeros(8), {"image": torch.zeros(5)}, [torch.zeros(2), torch.zeros(2)]]):
+        pass
+    assert timer.run().images == 15
+
+
+def test_an_error_of_the_loader_goes_through():
+    def faulty():
+        yield torch.zeros(1)
+        raise ValueError("bad sample")
+
+    timer = StepTimer(CPU, warmup_steps=0)
+    with pytest.raises(ValueError, match="bad sample"):
+        list(timer.batches(faulty()))
+    assert timer.run().steps == 1
+
+
+def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():
+    alive: list[weakref.ref] = []
+    kept = []
+
+    def watched():
+        for _ in range(3):
+            kept.append([batch() for batch in alive if batch() is not None])
+            batch = torch.zeros(1)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    for batch in StepTimer(CPU, 0).batches(watched()):
+        del batch
+    assert kept == [[], [], []]
+
+
+def test_a_window_reads_as_a_sentence():
+    text = str(Window(steps=10, images=12_340, seconds=2.0, wait_seconds=0.5))
+    assert text == "6,170 images/s, step 200.0 ms, of which waiting 50.0 ms (25 %)"
+    assert "0 images/s" in str(Window(0, 0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "settings", "says"),
+    [
+        (0.01, {}, ["compute-bound", "1 %", "a faster loader cannot help"]),
+        (0.1, {"num_workers": 1}, ["nearly compute-bound", "10 %", "raise loader.num_workers (it is 1", "4 cores"]),
+        (0.62, {"num_workers": 1}, ["data-bound", "62 %", "raise loader.num_workers (it is 1", "4 cores"]),
+        (0.62, {"num_workers": 4}, ["data-bound", "cheaper to read", "sweep loader.num_workers"]),
+        (0.62, {"name": "torch"}, ["data-bound", "62 %", "try loader=prefetch"]),
+    ],
+)
+def test_the_verdict_names_the_bottleneck_and_what_to_try(fraction, settings, says):
+    sentence = verdict(fraction, LoaderConfig(**settings), cores=4)
+    assert [words for words in says if words not in sentence] == []
+    assert sentence.startswith(says[0])
+
+
+@pytest.mark.cuda
+def test_on_the_device_a_slow_step_is_no_waiting_though_the_host_runs_ahead():
+    timer = StepTimer(torch.device("cuda"), warmup_steps=1)
+    for _ in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", depth=2)):
+        torch.cuda._sleep(20_000_000)
+    window = timer.run()
+    assert (window.steps, window.images) == (9, 72)
+    assert window.data_wait_fraction < 0.5
+
+
+@pytest.mark.cuda
+def test_on_the_device_a_batch_that_comes_late_is_waiting():
+    def slow(batch, _):
+        torch.cuda._sleep(20_000_000)
+        return batch
+
+    timer = StepTimer(torch.device("cuda"), warmup_steps=1)
+    for batch in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", depth=2, transform=slow)):
+        batch += 1
+    assert timer.run().data_wait_fraction > 0.5

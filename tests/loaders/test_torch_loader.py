@@ -1,0 +1,164 @@
+"""What is particular to TorchLoader; what all loaders promise is in test_contract.py."""
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from example_datasets import Augmented, Faulty, Numbers, contents
+from torch.utils.data import IterableDataset
+
+from loaders import TorchLoader, torch_loader
+
+
+class Processes(Numbers):
+    """Sample i is the id of the process that read it."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+class Together(Numbers):
+    """A batch's samples are read in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [100 * len(indices) + index for index in indices]
+
+
+class Hanging(Numbers):
+    """Sample 0 never comes."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            threading.Event().wait()
+        return index
+
+
+class Deadly(Numbers):
+    """Reading sample 0 kills the process that does it."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+@pytest.fixture
+def make():
+    made: list[TorchLoader] = []
+
+    def make(dataset, batch_size: int = 2, **settings) -> TorchLoader:
+        made.append(TorchLoader(dataset, batch_size, **settings))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def test_workers_read_and_stay_for_the_next_epoch(make):
+    loader = make(Processes(12), num_workers=2)
+    first, second = ({process for batch in contents(loader) for process in batch} for _ in range(2))
+    assert first == second
+    assert len(first) == 2
+    assert os.getpid() not in first
+
+
+def test_without_workers_the_calling_process_reads(make):
+    assert contents(make(Processes(4))) == [[os.getpid()] * 2] * 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_reads_whole_batches_is_asked_for_them(make, num_workers):
+    assert contents(make(Together(4), num_workers=num_workers)) == [[200, 201], [202, 203]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_are_collated_as_torch_does(make, num_workers):
+    class Pairs(Numbers):
+        def __getitem__(self, index: int) -> dict:
+            return {"image": torch.full((2, 2), index, dtype=torch.uint8), "name": str(index), "label": index}
+
+    (batch,) = make(Pairs(3), batch_size=3, num_workers=num_workers)
+    assert list(batch) == ["image", "name", "label"]
+    assert (batch["image"].shape, batch["image"].dtype) == ((3, 2, 2), torch.uint8)
+    assert batch["name"] == ["0", "1", "2"]
+    assert (batch["label"].tolist(), batch["label"].dtype) == ([0, 1, 2], torch.int64)
+
+
+def test_samples_that_do_not_fit_together_raise_torchs_own_error(make):
+    class Ragged(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(index)
+
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        next(make(Ragged(4)))
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, make):
+    loader = make(Hanging(4), num_workers=1, timeout=1)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
+        next(loader)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
+        list(make(Deadly(4), num_workers=1))
+
+
+def test_an_error_in_a_worker_carries_the_workers_traceback(make):
+    loader = make(Faulty(4, 1), num_workers=1)
+    with pytest.raises(ValueError, match=r"(?s)worker process 0.*Original Traceback.*in __getitem__.*sample 1 is bad"):
+        next(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_models_dropout_does_not_change_with_the_loader(make, num_workers):
+    torch.manual_seed(3)
+    expected = [torch.rand(2) for _ in range(3)]
+    torch.manual_seed(3)
+    drawn = [torch.rand(2) for _ in make(Augmented(6), num_workers=num_workers)]
+    assert torch.equal(torch.stack(drawn), torch.stack(expected))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ranks_augment_differently(make, num_workers):
+    ranks = [next(make(Augmented(8), rank=rank, world_size=2, num_workers=num_workers)) for rank in range(2)]
+    assert not any(torch.equal(one, other) for one, other in zip(*(batch[1:] for batch in ranks), strict=True))
+
+
+def test_a_thread_that_reads_a_plain_dataset_leaves_the_global_generators_unseeded_and_says_so_once(
+    make, in_thread, bound, caplog
+):
+    torch_loader._warn_of_unseeded_thread.cache_clear()
+    torch.manual_seed(3)
+    expected = torch.rand(())
+    torch.manual_seed(3)
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        for _ in range(2):
+            in_thread(list, make(Numbers(4))).result(bound)
+    assert len(caplog.records) == 1
+    assert "num_workers=0" in caplog.text
+    assert torch.equal(torch.rand(()), expected)
+
+
+def test_what_makes_no_sense_is_refused_in_words(make):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(TypeError, match="needs a map-style dataset and Stream has no __len__"):
+        make(Stream())
+    with pytest.raises(ValueError, match="batch_size=0: a batch has at least one sample"):
+        make(Numbers(3), batch_size=0)
+    with pytest.raises(ValueError, match="num_workers"):
+        make(Numbers(3), num_workers=-1)
+
+
+@pytest.mark.cuda
+def test_pinned_batches_are_page_locked(make):
+    assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
