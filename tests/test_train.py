@@ -123,7 +123,9 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("override", ["train.precision=bf16", "train.channels_last=false", "optim=adamw"])
 def test_other_ways_to_compute_train_too(tmp_path, override):
-    assert train(tmp_path, override, "train.epochs=1")["test_accuracy"] > 0.1
+    train(tmp_path, override, "optim.lr=0.01", "train.epochs=4")
+    losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.slow

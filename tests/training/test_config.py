@@ -23,7 +23,7 @@ def config(*overrides: str):
         (["data.rot=x"], r"data\.rot=x: there is no key data\.rot; did you mean data\.root\?"),
         (["trian.epochs=1"], r"trian\.epochs=1: there is no key trian\.epochs; did you mean train\.epochs\?"),
         (["loader.num_workers=two"], r"loader\.num_workers=two: it takes an integer, such as loader\.num_workers=\d"),
-        (["data.pad=two"], r"data\.pad=two: it takes an integer, such as data\.pad=2"),
+        (["data.pad=two"], r"data\.pad=two: it takes an integer, such as data\.pad=1"),
         (["data.flip=1"], r"data\.flip=1: it takes true or false, such as data\.flip=true"),
         (["train.compile=1"], r"train\.compile=1: it takes true or false"),
         (["train.clip_norm=much"], r"train\.clip_norm=much: .*could not be converted to Float"),
