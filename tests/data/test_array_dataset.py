@@ -54,3 +54,21 @@ def test_flip_alone_mirrors_about_half_of_the_samples():
 def test_what_does_not_fit_is_refused_in_words(arguments, words):
     with pytest.raises(DataError, match=words):
         make(**arguments)
+
+
+class Given:
+    """Stands in for the loader's source of random numbers."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def uniform(self, k):
+        return self.numbers
+
+
+def test_a_batch_written_in_place_shows_every_crop_and_its_mirror_image_and_nothing_else():
+    dataset = make(pad=1, flip=True)
+    out = {"image": torch.zeros(500, 5, 4, 3, dtype=torch.uint8), "label": torch.zeros(500, dtype=torch.int64)}
+    dataset.read_batch(np.ones(500, np.int64), out, Given(np.random.default_rng(0).random((500, 3))))
+    assert {image.numpy().tobytes() for image in out["image"]} == seen(dataset, 1)
+    assert set(out["label"].tolist()) == {0}

@@ -6,6 +6,7 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -103,3 +104,27 @@ def test_the_keys_of_a_yaml_are_the_arguments_with_their_defaults_and_each_has_a
     arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     assert config == {key: value.default for key, value in arguments.items() if key != "train"}
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
+
+
+def read_batch(dataset, indices, draws=None):
+    """What read_batch writes; `draws` are the random numbers it is given."""
+
+    class Random:
+        def uniform(self, k):
+            return draws
+
+    spec = dataset.sample_spec()
+    out = {name: torch.zeros((len(indices), *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+    dataset.read_batch(np.array(indices), out, Random())
+    return out
+
+
+def test_a_batch_that_is_written_in_place_has_the_pixels_of_its_samples(make):
+    dataset = make(False)
+    if not hasattr(dataset, "read_batch"):
+        pytest.skip("reads samples only")
+    indices = [3, 0, 3, len(dataset) - 1]
+    batch = read_batch(dataset, indices)
+    for row, index in enumerate(indices):
+        for name, field in dataset[index].items():
+            assert torch.equal(batch[name][row], field)

@@ -878,6 +878,18 @@ def test_no_epoch_begins_while_the_thread_of_the_last_is_in_the_loader(
     assert one_at_a_time.overlaps == []
 
 
+@pytest.mark.timeout(60)
+def test_a_new_epoch_does_not_close_a_loader_that_is_slow(make, blocking, impatient, in_thread, bound):
+    loader = make(blocking)
+    next(loader)
+    assert blocking.reached.wait(bound)
+    attempt = in_thread(iter, loader)
+    wait([attempt], timeout=0.3)  # it may refuse, or wait for as long as it takes
+    assert not blocking.closed
+    blocking.release.set()
+    attempt.exception(bound)
+
+
 # The process around it
 
 

@@ -1,9 +1,13 @@
 """What is particular to TorchLoader; what all loaders promise is in test_contract.py."""
 
 import logging
+import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
+from multiprocessing.synchronize import Event
 
 import pytest
 import torch
@@ -108,6 +112,27 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, ma
 def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
         list(make(Deadly(4), num_workers=1))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(sys.platform != "linux", reason="workers must be forked to inherit the slow is_set")
+def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound):
+    # Torch's workers and close() share an event. Whoever is killed inside it leaves it locked, and close() waits.
+    holding, parent, is_set = multiprocessing.Semaphore(0), os.getpid(), Event.is_set
+
+    def slowly(event: Event) -> bool:
+        if os.getpid() != parent:
+            with event._cond:
+                holding.release()
+                time.sleep(0.3)
+        return is_set(event)
+
+    monkeypatch.setattr(Event, "is_set", slowly)
+    loader = make(Numbers(8), num_workers=1)
+    next(loader)
+    assert all(holding.acquire(timeout=bound) for _ in range(2))
+    loader.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_an_error_in_a_worker_carries_the_workers_traceback(make):
