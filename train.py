@@ -1,12 +1,10 @@
-"""Train an image classifier, and see how much of the time went into waiting for data.
+"""Train an image classifier, and see how much of it was waiting for data. conf/config.yaml explains the keys.
 
     python train.py                                     # a small Fashion-MNIST, which ships with the repository
     python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
     python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
     python train.py train.resume=outputs/2026-11-21_10-00-00            # go on with an earlier run
     python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
-
-conf/config.yaml explains the keys.
 """
 
 from __future__ import annotations
@@ -52,10 +50,8 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
     with ExitStack() as cleanup, logging_redirect_tqdm():
         record = cleanup.enter_context(Record(folder))
         train_set, test_set = build(config.data, train=True), build(config.data, train=False)
-        train_loader = make_loader(config, train_set, device, shuffle=True, drop_last=True)
-        cleanup.enter_context(train_loader)
-        test_loader = make_loader(config, test_set, device, pad=False)
-        cleanup.enter_context(test_loader)
+        train_loader = cleanup.enter_context(make_loader(config, train_set, device, shuffle=True, drop_last=True))
+        test_loader = cleanup.enter_context(make_loader(config, test_set, device, pad=False))
 
         trainer = Trainer(config, train_set, len(train_loader), device)
         if config.train.resume is not None:
@@ -63,38 +59,25 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
         log.info("%s on %s; writing to %s", trainer, device, record.folder)
 
         timer = StepTimer(device, config.train.timing_warmup_steps)
-        accuracy = math.nan
         while not trainer.finished:
             train_epoch(trainer, train_loader, timer, record)
             accuracy = trainer.evaluate(test_loader)
             record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
-            first = timer.epoch_first_batch_seconds
-            log.info(
-                "epoch %d: accuracy %.4f, %s, first batch %.2f s",
-                trainer.epoch,
-                accuracy,
-                timer.epoch(),
-                first,
-            )
-            is_best = accuracy >= trainer.best_accuracy
+            first = f"first batch {timer.epoch_first_batch_seconds:.2f} s"
+            log.info("epoch %d: accuracy %.4f, %s, %s", trainer.epoch, accuracy, timer.epoch(), first)
+            names = ("last", "best") if accuracy >= trainer.best_accuracy else ("last",)
             trainer.best_accuracy = max(accuracy, trainer.best_accuracy)
-            for name in ("last", "best") if is_best else ("last",):
+            for name in names:
                 save_checkpoint(record.folder / "checkpoints" / f"{name}.pt", trainer.state_dict(train_loader))
 
         total = timer.run()
-        step_ms_p50, step_ms_p95 = timer.step_ms(50, 95)
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
             batch_size=config.train.batch_size,
             device=str(device),
-            images_per_second=total.images_per_second,
-            data_wait_fraction=total.data_wait_fraction,
-            first_batch_seconds=timer.first_batch_seconds,
-            step_ms_p50=step_ms_p50,
-            step_ms_p95=step_ms_p95,
+            **timer.summary(),
             test_accuracy=accuracy,
-            best_accuracy=trainer.best_accuracy,
             epochs=trainer.epoch,
             verdict=verdict(total.data_wait_fraction, config.loader, os.cpu_count() or 1),
         )
@@ -103,7 +86,6 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
 
 
 def make_loader(config: Config, dataset: Any, device: torch.device, **options: Any) -> Preloader:
-    """A loader of normalised batches on the device, for training or for evaluation."""
     return build_loader(
         config.loader,
         dataset,
@@ -161,14 +143,14 @@ class Trainer:
         self.model: nn.Module = model.to(device, memory_format=memory_format)
         self.forward = torch.compile(self.model) if self.config.compile else self.model
         gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+        self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
         # Weight decay is for weights, not for biases and norms.
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer: torch.optim.Optimizer = build(config.optim, _partial_=True)(groups)
+        optimizer = build(config.optim, _partial_=True)
+        self.optimizer = optimizer([{"params": weights}, {"params": others, "weight_decay": 0.0}])
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
     @property
@@ -252,8 +234,7 @@ class Trainer:
 
     def __str__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        precision = "bf16" if self.autocast._enabled else "fp32"
-        return f"{type(self.model).__name__} with {parameters:,} parameters in {precision}"
+        return f"{type(self.model).__name__} with {parameters:,} parameters in {'bf16' if self.bf16 else 'fp32'}"
 
 
 launcher = Launcher(run)

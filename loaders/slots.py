@@ -9,14 +9,16 @@ processes are killed, and needs no resource tracker.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import weakref
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
+
+log = logging.getLogger(__name__)
 
 ALIGNMENT = 64
 
@@ -130,12 +132,14 @@ class SlotRing:
         self._made -= 1
 
     def _lock(self, slot: Slot) -> None:
-        _cuda_call("cudaHostRegister", slot.array().ctypes.data, slot.capacity, 0)
+        """Page-locks the slot, for copies to a GPU that nobody waits for; without that they are only slower."""
+        try:
+            address = slot.array().ctypes.data
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, slot.capacity, 0))
+        except RuntimeError as error:
+            self._page_locked = False
+            log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
 
     def _unlock(self, slot: Slot) -> None:
         if self._page_locked:
-            _cuda_call("cudaHostUnregister", slot.array().ctypes.data)
-
-
-def _cuda_call(name: str, *arguments: Any) -> None:
-    torch.cuda.check_error(getattr(torch.cuda.cudart(), name)(*arguments))
+            torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)

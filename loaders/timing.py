@@ -98,6 +98,17 @@ class StepTimer:
         self._resolve()
         return self._sum(0)
 
+    def summary(self) -> dict[str, float | None]:
+        """The run's figures as summary.json has them; a step's milliseconds are percentiles, waiting included."""
+        total, (p50, p95) = self.run(), self.step_ms(50, 95)
+        return {
+            "images_per_second": total.images_per_second,
+            "data_wait_fraction": total.data_wait_fraction,
+            "first_batch_seconds": self.first_batch_seconds,
+            "step_ms_p50": p50,
+            "step_ms_p95": p95,
+        }
+
     def step_ms(self, *percentiles: float) -> list[float]:
         """Percentiles of a step's duration in milliseconds, waiting included."""
         self._resolve()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.multiprocessing
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -30,6 +30,7 @@ from loaders.progress import Progress
 from loaders.randomness import fold, preserved_globals
 from loaders.reading import Reader, Room, Task, batch_bytes
 from loaders.slots import SlotRing
+from loaders.stream import OwnOrder, TaskStream
 
 log = logging.getLogger(__name__)
 T_co = TypeVar("T_co", covariant=True)
@@ -93,7 +94,7 @@ class WorkerLoader(DataLoader[T_co]):
                 prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
             if sampler is None and batch_sampler is None:
                 order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
-                shuffle, sampler = None, _OwnOrder(order)
+                shuffle, sampler = None, OwnOrder(order)
         elif (rank, world_size) != (0, 1):
             raise ValueError(
                 f"rank={rank} and world_size={world_size} need a seed, from which all ranks get one order"
@@ -124,9 +125,9 @@ class WorkerLoader(DataLoader[T_co]):
         self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
         self._current: Any = None  # the iterator behind next(loader)
         if seed is not None:
-            self._stream = _Stream(self)
+            self._stream = TaskStream(self)
             self._progress = Progress(self._stream.order)
-            if isinstance(sampler, _OwnOrder):
+            if isinstance(sampler, OwnOrder):
                 sampler.progress = self._progress
 
     def __len__(self) -> int:
@@ -248,106 +249,6 @@ class WorkerLoader(DataLoader[T_co]):
         )
         round_robin = self.seed is None and self.in_order
         return Dispatcher(pool, ring, depth, round_robin, self.in_order, self.timeout)
-
-
-class _OwnOrder:
-    """Our order as a sampler: this rank's indices in the epoch that `progress` stands at."""
-
-    progress: Progress
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-
-    def __len__(self) -> int:
-        last = len(self.order) - 1
-        return last * self.order.batch_size + len(self.order.positions(last)) if last >= 0 else 0
-
-    def __iter__(self) -> Iterator[int]:
-        epoch = self.progress.state_dict()["epoch"]
-        for number in range(len(self.order)):
-            yield from self.order.indices(epoch, self.order.positions(number)).tolist()
-
-
-class _Stream:
-    """The tasks of each epoch: in our own order, or in a given sampler's or batch sampler's."""
-
-    def __init__(self, loader: WorkerLoader) -> None:
-        self._batched = loader._auto_collation
-        own_order = isinstance(loader.sampler, _OwnOrder)
-        self._drop_last = loader.drop_last
-        # What is iterated over for indices (a sampler) or for whole tasks (a batch sampler, or without batching).
-        self._indices = None if own_order or loader.batch_size is None else loader.sampler
-        self._whole = None if own_order or loader.batch_size is not None else loader._index_sampler
-        given = self._indices or self._whole
-        if self._whole is not None and loader.world_size > 1:
-            raise ValueError("world_size > 1 shares out batches of batch_size: it does not go with a batch_sampler")
-        self._generator = None
-        random_part = getattr(given, "sampler", given)
-        if random_part is not None and getattr(random_part, "generator", loader) is None:
-            # Or it would draw from the global generator, and differ at every run.
-            random_part.generator = self._generator = torch.Generator()
-        if own_order:
-            self.order = loader.sampler.order
-            return
-        self.order = Order(
-            len(given) if hasattr(given, "__len__") else sys.maxsize,
-            loader.batch_size or 1,
-            False,
-            loader.seed,
-            loader.drop_last,
-            loader.rank,
-            loader.world_size,
-            loader.pad,
-        )
-
-    def tasks(self, epoch: int, first: int) -> Iterator[Task]:
-        """The epoch's tasks from batch number `first` on."""
-        given = self._indices or self._whole
-        if given is None:
-            return self._in_own_order(epoch, first)
-        if hasattr(given, "set_epoch"):
-            given.set_epoch(epoch)
-        if self._generator is not None:
-            self._generator.manual_seed(int(fold(self.order.seed, epoch) >> np.uint64(1)))
-        return self._as_given(epoch, first) if self._indices is None else self._shared_out(epoch, first)
-
-    def onwards(self, epoch: int, first: int) -> Iterator[Task]:
-        """The epoch's tasks, and those of all later epochs."""
-        while True:
-            empty = True
-            for task in self.tasks(epoch, first):
-                empty = False
-                yield task
-            if empty and first == 0:
-                return
-            epoch, first = epoch + 1, 0
-
-    def _in_own_order(self, epoch: int, first: int) -> Iterator[Task]:
-        for number in range(first, len(self.order)):
-            positions = self.order.positions(number)
-            indices = self.order.indices(epoch, positions)
-            yield Task(indices.tolist() if self._batched else int(indices[0]), epoch, number, positions)
-
-    def _as_given(self, epoch: int, first: int) -> Iterator[Task]:
-        position = 0
-        for number, indices in enumerate(self._whole):
-            rows = len(indices) if self._batched else 1
-            if number >= first:
-                yield Task(indices, epoch, number, np.arange(position, position + rows))
-            position += rows
-
-    def _shared_out(self, epoch: int, first: int) -> Iterator[Task]:
-        order, head = self.order, []
-        for number, batch in enumerate(BatchSampler(self._indices, order.global_batch_size, self._drop_last)):
-            head = head or batch
-            if number < first:
-                continue
-            start = number * order.global_batch_size
-            alone = order.world_size == 1  # then the sampler may do without a length
-            positions = np.arange(start, start + len(batch)) if alone else order.positions(number)
-            rows = [batch[place - start] if place >= start else head[place] for place in positions.tolist()]
-            if rows:
-                yield Task(rows, epoch, number, positions)
 
 
 class _Epoch:

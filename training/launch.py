@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from data.errors import DataError
 from training.config import ConfigError, check_overrides
-from training.record import write_whole
+from training.files import write_whole
 from training.sweep import format_report, write_report
 
 log = logging.getLogger(__name__)

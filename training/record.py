@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 from datetime import datetime
@@ -14,6 +13,8 @@ import numpy
 import torch
 import torchvision
 from hydra.core.hydra_config import HydraConfig
+
+from training.files import write_whole
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -42,13 +43,6 @@ class Record:
 
     def __exit__(self, *_: object) -> None:
         self._metrics.close()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader finds the old content or the new, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def _run_folder() -> Path:

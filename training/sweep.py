@@ -14,7 +14,6 @@ import csv
 import io
 import json
 import math
-import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from training.files import write_whole
 from training.sweep_plot import as_number, draw_sweep, shorten
 
 # What changes how fast a job runs, but not what it learns: `loader`, `loader.num_workers`, `device`, ...
@@ -129,12 +129,12 @@ def write_report(folder: str | Path) -> list[Path]:
     """
     jobs, (table, page, picture) = read_jobs(folder), _paths(folder)
     image = _draw(jobs)
-    _write_whole(table, _format_csv(jobs).encode())
-    _write_whole(page, _format_markdown(Path(folder), jobs, image is not None).encode())
+    write_whole(table, _format_csv(jobs))
+    write_whole(page, _format_markdown(Path(folder), jobs, image is not None))
     if image is None:
         picture.unlink(missing_ok=True)  # an earlier one would not show what the table says
         return [table, page]
-    _write_whole(picture, image)
+    write_whole(picture, image)
     return [table, page, picture]
 
 
@@ -277,15 +277,6 @@ def _label(job: Job, jobs: Sequence[Job]) -> str:
 
 def _paths(folder: str | Path) -> tuple[Path, Path, Path]:
     return Path(folder, "sweep.csv"), Path(folder, "sweep.md"), Path(folder, "sweep.png")
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _draw(jobs: Sequence[Job]) -> bytes | None:
