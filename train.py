@@ -1,10 +1,10 @@
 """Train an image classifier, and see how much of it was waiting for data. conf/config.yaml explains the keys.
 
-    python train.py                                     # a small Fashion-MNIST, which ships with the repository
-    python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
-    python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
-    python train.py train.resume=outputs/2026-11-21_10-00-00            # go on with an earlier run
-    python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
+python train.py                                     # a small Fashion-MNIST, which ships with the repository
+python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
+python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
+python train.py train.resume=outputs/2026-11-21_10-00-00            # go on with an earlier run
+python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
 """
 
 from __future__ import annotations

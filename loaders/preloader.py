@@ -143,7 +143,7 @@ class Preloader:
 
     def __del__(self) -> None:
         if getattr(self, "_epoch", None) is not None:
-            self._epoch.close()
+            self._epoch.close(lambda: None)
 
     def _open_source(self) -> _Source:
         """Begins the loader's epoch in the calling thread, from which its workers are started."""
@@ -194,15 +194,11 @@ class Preloader:
                 return
 
     def _end_epoch(self, to_go_on: bool = False) -> None:
-        """Stops the thread; `to_go_on`: the loader is to be used again, so that it must be back from there."""
+        """Stops the thread. Where the loader is `to_go_on`, the thread has to come back from it, and is waited for."""
         if self._epoch is None:
             return
         self._last_state = self._epoch.state if self._is_running() else None
-        is_back = self._epoch.close(self._close_loader)
-        if to_go_on and not is_back:
-            raise RuntimeError(
-                "the thread of the last epoch does not come back from the loader's next(): close() this"
-            )
+        self._epoch.close(None if to_go_on else self._close_loader)
         self._epoch = None
 
     def _close_loader(self) -> None:
@@ -296,9 +292,8 @@ class _Inline:
             self.state = item.state
         return item
 
-    def close(self, unblock: Callable[[], None] | None = None) -> bool:
+    def close(self, unblock: Callable[[], None] | None = None) -> None:
         self._source = None
-        return True
 
 
 class _Threaded:
@@ -334,18 +329,20 @@ class _Threaded:
             self.state = item.state
         return item
 
-    def close(self, unblock: Callable[[], None] | None = None) -> bool:
-        """Stops the thread; `unblock` is called where it does not come back from the loader's next(). Did it?"""
+    def close(self, unblock: Callable[[], None] | None = None) -> None:
+        """Stops the thread; waits for it, and with `unblock` not for ever: that is called to get it out of next()."""
         self._channel.close()
         if self._thread is threading.current_thread():
-            return False  # in a finaliser that the garbage collector ran there
+            return  # in a finaliser that the garbage collector ran there
+        if unblock is None:
+            self._thread.join()
+            return
         self._thread.join(JOIN_SECONDS)
-        if self._thread.is_alive() and unblock is not None:
+        if self._thread.is_alive():
             unblock()
             self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             log.warning("the preloader's thread does not come back from its loader's next() and was left behind")
-        return not self._thread.is_alive()
 
     def stop(self, deadline: float) -> None:
         self._channel.close()

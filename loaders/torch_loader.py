@@ -133,9 +133,10 @@ class TorchLoader:
             self._iterator.end()
         workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
         if workers is not None:
-            for worker in workers._workers:
-                worker.terminate()
-            if self._iterator is None or not self._iterator.is_waiting:
+            if self._iterator is not None and self._iterator.is_waiting:
+                for worker in workers._workers:  # the thread that waits in vain finds them gone, and does the rest
+                    worker.terminate()
+            else:  # asked to: one that is killed inside an event that they share with us would hold us up for ever
                 workers._shutdown_workers()
         self._iterator = self._loader = None
 
