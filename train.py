@@ -65,9 +65,8 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
             record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
             first = f"first batch {timer.epoch_first_batch_seconds:.2f} s"
             log.info("epoch %d: accuracy %.4f, %s, %s", trainer.epoch, accuracy, timer.epoch(), first)
-            names = ("last", "best") if accuracy >= trainer.best_accuracy else ("last",)
-            trainer.best_accuracy = max(accuracy, trainer.best_accuracy)
-            for name in names:
+            best, trainer.best_accuracy = trainer.best_accuracy, max(accuracy, trainer.best_accuracy)
+            for name in ("last", "best") if accuracy >= best else ("last",):
                 save_checkpoint(record.folder / "checkpoints" / f"{name}.pt", trainer.state_dict(train_loader))
 
         total = timer.run()
@@ -102,11 +101,11 @@ def train_epoch(trainer: Trainer, loader: Preloader, timer: StepTimer, record: R
     loader.set_epoch(trainer.epoch)
     losses: list[Tensor] = []
     with tqdm(total=len(loader), desc=f"epoch {trainer.epoch + 1}", unit="step", leave=False, disable=None) as bar:
-        for number, batch in enumerate(timer.batches(loader), start=1):
+        for batch in timer.batches(loader):
             losses.append(trainer.train_step(batch))
             bar.update()
-            at_interval = trainer.step % trainer.config.log_interval == 0
-            if at_interval or trainer.step == 1 or number == len(loader) or trainer.finished:
+            at_interval = trainer.step % trainer.config.log_interval == 0 or trainer.step % len(loader) == 0
+            if at_interval or trainer.step == 1 or trainer.finished:
                 loss, window = torch.stack(losses).mean().item(), timer.window()
                 losses.clear()
                 bar.set_postfix_str(str(window))
@@ -149,8 +148,8 @@ class Trainer:
         # Weight decay is for weights, not for biases and norms.
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        optimizer = build(config.optim, _partial_=True)
-        self.optimizer = optimizer([{"params": weights}, {"params": others, "weight_decay": 0.0}])
+        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = build(config.optim, _partial_=True)(groups)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
     @property
@@ -201,7 +200,6 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_class": type(self.optimizer).__name__,
-            "schedule": self.schedule.state_dict(),
             "loader": loader.state_dict(),
             "random": torch.get_rng_state(),
             "step": self.step,
@@ -215,17 +213,20 @@ class Trainer:
         theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
         if theirs != ours:
             raise ConfigError(
-                f"train.resume: {path} was trained with {theirs} and this run has {ours}: choose its optim="
+                f"train.resume: {path} was trained with {theirs} and this run has {ours}: use its optim="
             )
+        # This run's settings stay, learning rate and all; what is loaded is what the optimizer has learnt.
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         try:
             self.optimizer.load_state_dict(state["optimizer"])
             loader.load_state_dict(state["loader"])
         except ValueError as error:
             raise ConfigError(f"train.resume: {path} is of a run unlike this one: {error}") from error
-        self.schedule.load_state_dict(state["schedule"])
+        for group, ours in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(ours)
+        self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         torch.set_rng_state(state["random"].cpu())
-        self.epoch, self.step = state["loader"]["epoch"], state["step"]
-        self.best_accuracy = state["best_accuracy"]
+        self.epoch, self.step, self.best_accuracy = state["loader"]["epoch"], state["step"], state["best_accuracy"]
         if self.finished:
             raise ConfigError(
                 f"train.resume: {path} has {self.step} steps behind it and this run ends after {self.last_step}: "

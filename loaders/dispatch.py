@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 
-from loaders.pools.process import ProcessPool, Result
+from loaders.pools.process import ProcessPool, Result, WorkerTimeout
 from loaders.reading import Task, load
 from loaders.slots import Slot, SlotRing
 
@@ -89,8 +89,11 @@ class Dispatcher:
 
     def head(self) -> Task | None:
         """The task whose batch `next` would deliver in order; None at the end of the stream."""
-        if not self._queue:
+        while not self._queue:
             self._submit()
+            if self._queue or self._held is None:
+                break
+            self._receive(self._held[1])  # whose pipe is full of tasks that are not wanted any more
         return self._taken[self._queue[0]].task if self._queue else None
 
     def next(self) -> Any:
@@ -158,7 +161,8 @@ class Dispatcher:
         remaining = self._began[worker] + self._timeout - time.monotonic() if self._timeout else None
         results = self.pool.receive(remaining)
         if not results and remaining is not None and remaining <= 0:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._began[worker] = time.monotonic()  # who asks again waits again
+            raise WorkerTimeout(f"DataLoader timed out after {self._timeout} seconds")
         for result in results:
             taken = self._taken[result.number]
             taken.result = result
@@ -197,8 +201,9 @@ class Dispatcher:
             self.stats.copied_batches += 1
             return torch.from_numpy(slot.array()[: result.needed].copy())
 
-        batch = load(result.pickled, memory, result.overflow_fd)
-        result.close()
-        if slot is not None and not leased:
-            self.ring.release(slot)
-        return batch
+        try:
+            return load(result.pickled, memory, result.overflow_fd)
+        finally:
+            result.close()
+            if slot is not None and not leased:
+                self.ring.release(slot)

@@ -91,27 +91,37 @@ class SlotRing:
 
     def release(self, slot: Slot) -> None:
         """Gives back a slot that no task writes any more and that was not leased."""
-        self._free.append(slot)
+        if self.fd < 0:
+            self._unlock(slot)
+        else:
+            self._free.append(slot)
 
     def lease(self, slot: Slot) -> torch.Tensor:
         """The slot's bytes as a tensor, uint8 (capacity,); the slot comes back when the last view of it dies."""
         array = slot.array()
-        weakref.finalize(array, self._returned.append, slot).atexit = False
+        weakref.finalize(array, self._give_back, slot).atexit = False
         return torch.from_numpy(array)
 
     def close(self) -> None:
         """Lets go of the memory; leased slots stay valid until their tensors die."""
-        for slot in (*self._free, *self._returned):
-            self._unlock(slot)
-        self._free.clear()
+        if self.fd < 0:
+            return
+        self._collect()
+        while self._free:
+            self._unlock(self._free.pop())
         self._made = self.count
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        os.close(self.fd)
+        self.fd = -1
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             self.close()
+
+    def _give_back(self, slot: Slot) -> None:
+        if self.fd < 0:
+            self._unlock(slot)
+        else:
+            self._returned.append(slot)
 
     def _collect(self) -> None:
         while self._returned:

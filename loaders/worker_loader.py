@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from loaders.dispatch import LEASES, Dispatcher, Stats
 from loaders.order import Order
-from loaders.pools.process import ProcessPool
+from loaders.pools.process import ProcessPool, WorkerFailure
 from loaders.progress import Progress
 from loaders.randomness import fold, preserved_globals
 from loaders.reading import Reader, Room, Task, batch_bytes
@@ -215,7 +215,9 @@ class WorkerLoader(DataLoader[T_co]):
             self._source = self._make_source()
         head = self._source.head()
         if head is None or (head.epoch, head.number) != (epoch, first):
-            self._source.begin(self._stream.onwards(epoch, first))
+            # Out of order, batches of the next epoch would come out in this one.
+            tasks = self._stream.onwards if self.in_order else self._stream.tasks
+            self._source.begin(tasks(epoch, first))
         return _Epoch(self, self._source, epoch)
 
     def _end_epoch(self) -> None:
@@ -284,9 +286,12 @@ class _Epoch:
             raise StopIteration
         try:
             batch = self.source.next()
-        finally:  # a batch that failed counts: those after it keep their place
-            if newest:
-                self._loader._progress.delivered()
+        except Exception as error:
+            if newest and not isinstance(error, WorkerFailure):
+                self._loader._progress.delivered()  # those after a batch that failed keep their place
+            raise
+        if newest:
+            self._loader._progress.delivered()
         return _pinned(batch) if self._loader.pin_memory else batch
 
     def end(self) -> None:

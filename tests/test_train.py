@@ -134,6 +134,13 @@ def test_a_compiled_model_trains_and_its_checkpoint_fits_an_uncompiled_one(tmp_p
     train(tmp_path, f"train.resume={tmp_path}", "train.epochs=3")
 
 
+def test_a_resumed_run_goes_by_its_own_learning_rate(tmp_path):
+    train(tmp_path, "train.epochs=1", "train.warmup_epochs=0")
+    train(tmp_path / "on", "train.epochs=2", "train.warmup_epochs=0", "optim.lr=0.01", f"train.resume={tmp_path}")
+    rates = [line["lr"] for line in metrics(tmp_path / "on") if "loss" in line]
+    assert 0 < rates[0] < 0.01 / 2
+
+
 def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
     train(tmp_path, "train.epochs=1")
     with pytest.raises(ConfigError, match=r"has 8 steps behind it and this run ends after 8: raise train\.epochs"):

@@ -12,6 +12,8 @@ from torch import nn
 
 from training.config import ConfigError
 
+KEYS = {"model", "optimizer", "optimizer_class", "loader", "random", "step", "best_accuracy"}
+
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Writes `state` (tensors, numbers, strings, nested) beside `path` first: a crash leaves the old file whole."""
@@ -36,7 +38,7 @@ def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, 
         raise ConfigError(
             f"train.resume: {path} cannot be read as a checkpoint: it is damaged or another file"
         ) from error
-    if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "schedule", "loader", "step"}:
+    if not isinstance(state, dict) or not state.keys() >= KEYS:
         raise ConfigError(f"train.resume: {path} holds no training state: give a checkpoint that train.py wrote")
     return path, state
 

@@ -87,8 +87,8 @@ class Config:
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed}: give an integer from 0")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -155,6 +155,8 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         except HydraException as error:
             raise ConfigError(_one_line(error)) from error
         for override in overrides:
+            if override.is_add() and override.key_or_group.startswith(("train.", "loader.")):
+                raise ConfigError(f"{override.input_line}: train and loader have fixed keys: leave out the +")
             if override not in groups and not (override.is_add() or override.is_force_add() or override.is_delete()):
                 _check_value(override, known)
 

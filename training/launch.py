@@ -22,13 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
+from loaders.pools.process import WorkerFailure
 from training.config import ConfigError, check_overrides
 from training.files import write_whole
 from training.sweep import format_report, write_report
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ConfigError, DataError)
+EXPECTED = (ConfigError, DataError, WorkerFailure)
 
 
 class Launcher:

@@ -62,8 +62,16 @@ class Result:
             self.overflow_fd = None
 
 
-class WorkerDied(RuntimeError):
+class WorkerFailure(RuntimeError):
+    """A worker, not its dataset, is at fault: no batch was read, and none has failed."""
+
+
+class WorkerDied(WorkerFailure):
     """A worker process ended without having been told to."""
+
+
+class WorkerTimeout(WorkerFailure):
+    """A worker took longer for its task than it may."""
 
 
 class ProcessPool:
@@ -144,14 +152,14 @@ class ProcessPool:
             with suppress(OSError):
                 tasks.send_bytes(b"")
             tasks.close()
-        for results in self._results:
-            results.close()  # a worker that waits to send a result is woken by the broken pipe
         deadline = time.monotonic() + JOIN_SECONDS
         for process in self.processes:
             process.join(max(0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
             process.join()
+        for results in self._results:  # after the workers, whose end is what wakes a thread that waits here
+            results.close()
         self._tasks, self._results = [], []
 
     def __del__(self) -> None:

@@ -212,6 +212,50 @@ def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
         assert named == [plain(batch) for batch in other]
 
 
+def test_an_epoch_begins_anew_while_large_tasks_of_the_old_one_fill_the_pipes():
+    with seeded(range(24_000), 2, batch_size=4000) as loader:
+        next(iter(loader))
+        assert [len(batch) for batch in loader] == [4000] * 6
+
+
+class SlowLast(Images):
+    """The last sample waits for `go`."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.go = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            assert self.go.wait(30)
+        return index
+
+
+def test_out_of_order_an_epoch_still_has_its_own_batches_only():
+    dataset = SlowLast()
+    with seeded(dataset, 2, batch_size=1, shuffle=False, in_order=False) as loader:
+        iterator = iter(loader)
+        early = [next(iterator).item() for _ in range(7)]
+        assert sorted(early) == list(range(7))
+        dataset.go.set()
+        assert [batch.item() for batch in iterator] == [7]
+
+
+def test_a_timeout_is_no_delivery_and_may_be_waited_out():
+    dataset = SlowLast()
+    with seeded(dataset, 1, batch_size=1, shuffle=False, timeout=0.2) as loader:
+        iterator = iter(loader)
+        for _ in range(7):
+            next(iterator)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
+                next(iterator)
+        assert loader.state_dict()["samples"] == 7
+        dataset.go.set()
+        loader._source._timeout = 30
+        assert [batch.item() for batch in iterator] == [7]
+
+
 def test_iterators_without_persistent_workers_are_independent():
     with seeded(Written(), 1, persistent_workers=False) as loader:
         one, other = iter(loader), iter(loader)
