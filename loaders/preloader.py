@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # How long the end of an epoch waits for the thread, which may be inside the loader's next(), before it closes the
 # loader under it, and then once more before it gives the thread up.
 JOIN_SECONDS = 2.0
-EXIT_SECONDS = 1.0  # how long the interpreter's end waits for all threads together
+EXIT_SECONDS = 5.0  # how long the interpreter's end waits for all threads together
 
 
 class Preloader:

@@ -51,8 +51,9 @@ class Stage:
     def prepare(self, batch: Any, random: Random) -> tuple[Any, torch.cuda.Event | None]:
         """The batch on the device, transformed, and the event of its completion (None without a side stream)."""
         prepared = move(batch, self._to_device)
-        if self._stream is not None:
-            self._copies.append((self._stream.record_event(), batch))
+        if self.device.type == "cuda":
+            stream = self._stream or torch.cuda.current_stream(self.device)
+            self._copies.append((stream.record_event(), batch))
             self.release_copied()
         if self.transform is not None:
             prepared = self.transform(prepared, random)
