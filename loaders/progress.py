@@ -48,7 +48,7 @@ class Progress:
         return {
             "version": VERSION,
             "epoch": epoch,
-            "samples": min(batch * self._order.global_batch_size, self._order.length),
+            "samples": self._order.samples_before(batch),
             **self._identity(),
         }
 
