@@ -1,26 +1,29 @@
-"""Which worker reads what, and in which order results come out: the engine between a loader's tasks and its pool.
+"""Which worker reads what, in which order results come out, and what happens when a worker ends: between a loader's
+tasks and its pool.
 
-Invariant: every task that was taken up is in one place: with a worker, among the answers, or delivered; and at most
-`depth` are undelivered. Tasks that are not wanted any more (a new epoch, a broken-off one) are answered all the
-same, and only then are their slots free.
+Invariant: every task that was taken up is in one place: with a worker, lost by one and not yet given out again,
+answered, or delivered; and at most `depth` that are wanted are undelivered. Tasks that are not wanted any more (a new
+epoch, a broken-off one) are answered all the same, and only then are their slots free.
 """
 
 from __future__ import annotations
 
 import itertools
-import pickle
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 
-from loaders.pools.process import ProcessPool, Result, WorkerTimeout
-from loaders.reading import Task, load
-from loaders.slots import Slot, SlotRing
+from loaders.pools.results import WHOLE, Death, Pool, Result, WorkerFailure
+from loaders.reading import Task
+from loaders.slots import Lease, SlotRing
+from loaders.stats import Stats
+
+log = logging.getLogger(__name__)
 
 # Slots beside those of undelivered batches: for what a training loop and a preloader's queue hold at once. Each is
 # made when it is first needed; a batch that finds none is delivered as a copy.
@@ -28,27 +31,13 @@ LEASES = 8
 
 
 @dataclass
-class Stats:
-    """Totals since the start; seconds are summed over workers."""
-
-    batches: int = 0
-    bytes: int = 0
-    overflowed_batches: int = 0  # that found no room in a slot: the first ones, and any larger than those before
-    pickled_batches: int = 0  # with tensors that only a pickle can carry
-    copied_batches: int = 0  # because all slots were leased
-    worker_busy_seconds: float = 0.0
-    worker_wait_seconds: float = 0.0
-    wait_seconds: float = 0.0  # of the consumer
-    queued: int = 0  # answers waiting to be delivered, summed over deliveries
-
-
-@dataclass
 class _Taken:
     task: Task
     worker: int
-    slot: Slot | None
+    lease: Lease | None
     wanted: bool = True
     result: Result | None = None
+    deaths: int = 0  # of workers that were reading it, in a row
 
 
 class Dispatcher:
@@ -56,20 +45,32 @@ class Dispatcher:
 
     `round_robin`: task k goes to worker k modulo their number, as torch does; else to the one with the least to do.
     `in_order`: batches are delivered in the order of their tasks; else as they come.
+    A task whose worker has ended, or has taken longer than `timeout` seconds (0: for ever), is given out again; after
+    `max_restarts` such ends in a row the sample is left out (`skips`), or the batch ends with WorkerFailure.
     """
 
     def __init__(
-        self, pool: ProcessPool, ring: SlotRing, depth: int, round_robin: bool, in_order: bool, timeout: float
+        self,
+        pool: Pool,
+        ring: SlotRing,
+        depth: int,
+        *,
+        round_robin: bool,
+        in_order: bool,
+        timeout: float,
+        max_restarts: int,
+        skips: bool,
     ) -> None:
         self.pool, self.ring, self.stats = pool, ring, Stats()
-        self._depth, self._round_robin, self._in_order, self._timeout = depth, round_robin, in_order, timeout
+        self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
+        self._timeout, self._max_restarts, self._skips = timeout, max_restarts, skips
         self._ids = itertools.count()
-        self._turns = itertools.cycle(range(len(pool.processes)))
-        self._taken: dict[int, _Taken] = {}  # with a worker, or answered and wanted
+        self._turns: Iterator[int] = iter(())
+        self._taken: dict[int, _Taken] = {}  # with a worker, lost, or answered and wanted
         self._queue: deque[int] = deque()  # wanted, in the order of their tasks
+        self._lost: deque[int] = deque()  # to be given out again
         self._tasks: Iterator[Task] = iter(())
         self._held: tuple[Task, int] | None = None  # a task that its worker's pipe had no room for
-        self._began = [0.0] * len(pool.processes)
 
     @property
     def processes(self) -> list[Any]:
@@ -78,13 +79,13 @@ class Dispatcher:
     def begin(self, tasks: Iterator[Task]) -> None:
         """Takes up a new stream of tasks, and drops what is left of the old one."""
         for number in self._queue:
-            taken = self._taken[number]
-            taken.wanted = False
-            if taken.result is not None:
+            self._taken[number].wanted = False
+            if self._taken[number].result is not None or number in self._lost:
                 self._drop(number)
         self._queue.clear()
+        self._lost.clear()
         self._tasks, self._held = tasks, None
-        self._turns = itertools.cycle(range(len(self.pool.processes)))
+        self._turns = itertools.cycle(range(self.pool.num_workers))
         self._submit()
 
     def head(self) -> Task | None:
@@ -97,7 +98,7 @@ class Dispatcher:
         return self._taken[self._queue[0]].task if self._queue else None
 
     def next(self) -> Any:
-        """The next batch; waits for it. Raises its error, and RuntimeError when a worker dies or is too slow."""
+        """The next batch; waits for it. Raises its error, and WorkerTimeout when a thread is too slow."""
         began = time.perf_counter()
         number = self._wait()
         self.stats.wait_seconds += time.perf_counter() - began
@@ -111,17 +112,19 @@ class Dispatcher:
     def close(self) -> None:
         """Ends the workers and lets go of the memory; what was delivered stays valid."""
         self.pool.close()
-        for taken in self._taken.values():
-            if taken.result is not None:
-                taken.result.close()
-            if taken.slot is not None:
-                self.ring.release(taken.slot)
-        self._taken.clear()
+        for number in list(self._taken):
+            self._drop(number)
         self._queue.clear()
+        self._lost.clear()
         self._tasks, self._held = iter(()), None
         self.ring.close()
 
     def _submit(self) -> None:
+        while self._lost:
+            taken = self._taken[self._lost[0]]
+            if not self.pool.submit(taken.worker, self._lost[0], taken.task, taken.lease):
+                return
+            self._lost.popleft()
         while len(self._queue) < self._depth:
             if self._held is None:
                 task = next(self._tasks, None)
@@ -129,81 +132,123 @@ class Dispatcher:
                     return
                 self._held = task, self._choose()
             task, worker = self._held
-            slot, number = self.ring.acquire(), next(self._ids)
-            if not self.pool.submit(worker, number, task, slot):
-                if slot is not None:
-                    self.ring.release(slot)
+            lease, number = self.ring.acquire(), next(self._ids)
+            if not self.pool.submit(worker, number, task, lease):
                 return
             self._held = None
-            if self.pool.load(worker) == 1:
-                self._began[worker] = time.monotonic()
-            self._taken[number] = _Taken(task, worker, slot)
+            self._taken[number] = _Taken(task, worker, lease)
             self._queue.append(number)
 
     def _choose(self) -> int:
         if self._round_robin:
             return next(self._turns)
-        return min(range(len(self._began)), key=self.pool.load)
+        return min(range(self.pool.num_workers), key=self.pool.load)
 
     def _wait(self) -> int:
         while True:
-            if self._in_order:
-                if self._taken[self._queue[0]].result is not None:
-                    return self._queue[0]
-            else:
-                for number in self._queue:
-                    if self._taken[number].result is not None:
-                        return number
+            for number in self._queue:
+                if self._taken[number].result is not None:
+                    return number
+                if self._in_order:
+                    break
             self._receive(self._taken[self._queue[0]].worker)
 
     def _receive(self, worker: int) -> None:
-        """Waits for answers, as long as `worker` may take for what it is doing."""
-        remaining = self._began[worker] + self._timeout - time.monotonic() if self._timeout else None
-        results = self.pool.receive(remaining)
-        if not results and remaining is not None and remaining <= 0:
-            self._began[worker] = time.monotonic()  # who asks again waits again
-            raise WorkerTimeout(f"DataLoader timed out after {self._timeout} seconds")
-        for result in results:
-            taken = self._taken[result.number]
-            taken.result = result
-            self._began[taken.worker] = time.monotonic()
-            self.stats.worker_busy_seconds += result.busy_seconds
-            self.stats.worker_wait_seconds += result.wait_seconds
-            self.ring.fit(result.needed)
-            if not taken.wanted:
-                self._drop(result.number)
+        """Waits until something has happened, as long as `worker` may take for what it is doing."""
+        since, remaining = self.pool.busy_since(worker), self._timeout or None
+        if remaining is not None and since is not None:
+            remaining = since + self._timeout - time.monotonic()
+        events = self.pool.receive(remaining)
+        if not events and remaining is not None and remaining <= 0 and since == self.pool.busy_since(worker):
+            events = [self.pool.end(worker, f"DataLoader timed out after {self._timeout} seconds")]
+        for event in events:
+            if isinstance(event, Death):
+                self._give_out_again(event)
+            else:
+                self._note(event)
+        if self._lost:
+            self._submit()
+
+    def _note(self, result: Result) -> None:
+        taken = self._taken[result.number]
+        taken.result = result
+        self.stats.worker_busy_seconds += result.busy_seconds
+        self.stats.worker_wait_seconds += result.wait_seconds
+        self.ring.fit(result.needed)
+        if not taken.wanted:
+            self._drop(result.number)
+
+    def _give_out_again(self, death: Death) -> None:
+        """What the worker had not answered; the first of that is charged with its end."""
+        lost = [number for number, taken in self._taken.items() if taken.worker == death.worker and not taken.result]
+        lost = [number for number in lost if number not in self._lost]
+        again = [number for number in lost if self._taken[number].wanted]
+        if lost and not self._charge(self._taken[lost[0]], death):
+            again.remove(lost[0])
+        for number in lost:
+            if not self._taken[number].wanted:
+                self._drop(number)
+        self._lost.extend(again)
+        self.stats.deaths += 1
+        log.warning("%s Another takes its place, and reads %d batches again.", death.reason, len(again))
+
+    def _charge(self, taken: _Taken, death: Death) -> bool:
+        """Counts a worker's end; returns whether the task is to be given out again."""
+        taken.deaths += 1
+        task = taken.task = replace(taken.task, singly=True)  # to find the sample
+        if not taken.wanted or taken.deaths <= self._max_restarts:
+            return taken.wanted
+        if death.row >= 0:
+            where = f"reading sample {task.indices[death.row]}"
+        elif death.row == WHOLE:
+            where = f"reading {task.indices}"
+        else:
+            where = "before it read a sample: in worker_init_fn, perhaps"
+        sentence = f"{death.reason} It is number {taken.deaths} in a row to end so, {where}"
+        if self._skips and death.row >= 0:
+            taken.task, taken.deaths = replace(task, without=task.without | {death.row}), 0
+            self.stats.count_skipped([(task.indices[death.row], death.reason)])
+            return True
+        taken.result = _GivenUp(WorkerFailure(sentence))
+        return False
 
     def _drop(self, number: int) -> None:
         taken = self._taken.pop(number)
-        taken.result.close()
-        if taken.slot is not None:
-            self.ring.release(taken.slot)
+        if taken.result is not None:
+            taken.result.close()
 
     def _deliver(self, taken: _Taken) -> Any:
-        result, slot = taken.result, taken.slot
+        result = taken.result
         self.stats.batches += 1
         self.stats.bytes += result.needed
         self.stats.queued += sum(1 for number in self._queue if self._taken[number].result is not None)
-        if result.is_error:
-            if slot is not None:
-                self.ring.release(slot)
-            wrapper: ExceptionWrapper = pickle.loads(result.pickled)
-            wrapper.reraise()
-        self.stats.pickled_batches += result.is_pickled
-        self.stats.overflowed_batches += result.has_overflow
-        leased = False
 
         def memory() -> torch.Tensor:
-            nonlocal leased
-            if self.ring.has_spare():
-                leased = True
-                return self.ring.lease(slot)
+            if not self.pool.copies_when_short or self.ring.has_spare():
+                return taken.lease.memory
             self.stats.copied_batches += 1
-            return torch.from_numpy(slot.array()[: result.needed].copy())
+            return taken.lease.memory[: result.needed].clone()
 
         try:
-            return load(result.pickled, memory, result.overflow_fd)
+            reading = result.open(memory)
         finally:
             result.close()
-            if slot is not None and not leased:
-                self.ring.release(slot)
+        self.stats.pickled_batches += result.is_pickled
+        self.stats.overflowed_batches += result.overflowed
+        self.stats.count_skipped(reading.skipped)
+        return reading.batch
+
+
+class _GivenUp:
+    """The result of a task that workers keep ending at."""
+
+    needed, overflowed, is_pickled = 0, False, False
+
+    def __init__(self, error: WorkerFailure) -> None:
+        self._error = error
+
+    def open(self, memory: Callable[[], torch.Tensor]) -> Any:
+        raise self._error
+
+    def close(self) -> None:
+        pass

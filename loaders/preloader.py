@@ -9,11 +9,9 @@ Invariant: only one thread at a time uses the loader, the consumer's while no ep
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,13 +22,13 @@ import torch
 from loaders.channel import Channel, Closed
 from loaders.randomness import Random
 from loaders.staging import Stage, Transform
+from loaders.threads import start_thread, stop_at_exit
 
 log = logging.getLogger(__name__)
 
 # How long the end of an epoch waits for the thread, which may be inside the loader's next(), before it closes the
 # loader under it, and then once more before it gives the thread up.
 JOIN_SECONDS = 2.0
-EXIT_SECONDS = 5.0  # how long the interpreter's end waits for all threads together
 
 
 class Preloader:
@@ -267,7 +265,7 @@ class _Source:
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error
         except Exception as error:
-            item.error = error
+            item.error = item.error or error
         self._number += 1
         return item
 
@@ -303,15 +301,8 @@ class _Threaded:
         self._channel = Channel(depth)
         self.state = source.state
         self.finished = False
-        # A daemon, so that one that does not come back from its loader does not hold up the interpreter's end.
-        started = threading.Event()
-        target = (self._channel, source, started)
-        self._thread = threading.Thread(target=_fill, args=target, name="preloader", daemon=True)
-        _running.add(self)
-        num_threads = torch.get_num_threads()
-        self._thread.start()
-        started.wait()
-        torch.set_num_threads(num_threads)  # see _fill
+        self._thread = start_thread("preloader", _fill, self._channel, source)
+        stop_at_exit(self)
 
     @property
     def queued(self) -> int:
@@ -349,23 +340,8 @@ class _Threaded:
         self._thread.join(max(0, deadline - time.monotonic()))
 
 
-_running: weakref.WeakSet[_Threaded] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Ends the threads before the interpreter takes away what they stand on."""
-    deadline = time.monotonic() + EXIT_SECONDS
-    for epoch in list(_running):
-        epoch.stop(deadline)
-
-
-def _fill(channel: Channel, source: _Source, started: threading.Event) -> None:
+def _fill(channel: Channel, source: _Source) -> None:
     """The thread: puts the source's items into the channel until they end or it is closed."""
-    # This thread shares the cores with the step and the workers. torch would also take the number over for threads
-    # that have none yet, perhaps the main one, so whoever started this one sets it back.
-    torch.set_num_threads(1)
-    started.set()
     with suppress(Closed):
         try:
             with source.stage.on_stream():

@@ -1,20 +1,13 @@
-"""What a worker does with a task, in whatever process or thread it runs: indices in, a batch in a slot out.
-
-A batch goes back as a pickle in which each tensor is only a reference to its place in shared memory: a few hundred
-bytes, whatever the nest around the tensors. What finds no room in the slot lies in memory of the batch's own, and the
-size that would have been needed goes along, so that later slots have room. Only odd tensors (sparse, nested,
-quantized, with gradients) travel inside the pickle.
-"""
+"""What a worker does with a task, in whatever process or thread it runs: indices in, a batch in a slot out."""
 
 from __future__ import annotations
 
-import io
 import math
-import mmap
 import os
-import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -26,8 +19,23 @@ from loaders.slots import align
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
-# A tensor in a pickle: offset, dtype, shape, stride. An offset n >= 0 is in the slot, -1 - n is n in the overflow.
-Reference = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+# With LOADERS_DEBUG=1 each batch is read twice, over memory filled in two ways, to find rows that were not written.
+DEBUG_FILLS = (0xA5, 0x5A)
+
+
+def spec_of(dataset: Any) -> Spec:
+    """What `sample_spec()` says. Raises ValueError where it does not say {name: (shape, torch dtype)}."""
+    spec = dataset.sample_spec()
+    try:
+        fields = {name: (tuple(map(int, shape)), dtype) for name, (shape, dtype) in spec.items()}
+        if all(isinstance(dtype, torch.dtype) for _, dtype in fields.values()):
+            return fields
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"{type(dataset).__name__}.sample_spec() gave {spec!r}: it should give each field's shape and torch dtype, "
+        'such as {"image": ((32, 32, 3), torch.uint8), "label": ((), torch.int64)}'
+    )
 
 
 def batch_bytes(spec: Spec, rows: int) -> int:
@@ -42,7 +50,17 @@ class Task:
     indices: Any  # a sequence of dataset indices, or without automatic batching a single one
     epoch: int | None = None
     number: int | None = None  # of the batch in its epoch
-    positions: np.ndarray | None = None  # of its rows in the epoch, int64
+    positions: range | np.ndarray | None = None  # of its rows in the epoch, int64
+    singly: bool = False  # to be read sample by sample: a worker has died of the whole
+    without: frozenset[int] = frozenset()  # rows to leave out: workers have died of them
+
+
+@dataclass
+class Reading:
+    """A batch that was read, and the samples that had to be left out of it: (index, what went wrong)."""
+
+    batch: Any = None
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -58,58 +76,131 @@ class Reader:
     batched: bool
     seed: int | None
     spec: Spec | None  # of one sample, where the dataset has read_batch and it is to be used
+    skips: bool  # leaves out samples that raise
 
-    def read(self, task: Task, room: Room, seeded: bool = True) -> Any:
-        """The batch, as far as possible in the memory of `room`; not `seeded`: the global generators are let be."""
+    def read(
+        self, task: Task, room: Room, mark: Callable[[int], None] = lambda row: None, seeded: bool = True
+    ) -> Reading:
+        """The batch, as far as possible in the memory of `room`.
+
+        `mark(row)` is told which row of the batch is read next. Not `seeded`: the global generators are let be.
+        """
+        reading = Reading()
         if self.spec is not None:
-            return self._read_batch(task, room)
-        samples = self._samples(task, seeded and self.seed is not None)
+            reading.batch = self._read_batch(task, room, mark, reading.skipped)
+            return reading
+        samples = self._samples(task, mark, reading.skipped, seeded and self.seed is not None)
         if self.collate_fn is default_collate:
-            return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: room.stack})
-        return self.collate_fn(samples)
+            reading.batch = collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: room.stack})
+        else:
+            reading.batch = self.collate_fn(samples)
+        return reading
 
-    def _read_batch(self, task: Task, room: Room) -> dict[str, torch.Tensor]:
-        indices = np.asarray(task.indices, dtype=np.int64)
+    def _read_batch(self, task: Task, room: Room, mark: Callable[[int], None], skipped: list) -> dict[str, Any]:
+        indices, positions = np.asarray(task.indices, dtype=np.int64), np.asarray(task.positions, dtype=np.int64)
         out = {name: room.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
-        self.dataset.read_batch(indices, out, Random(self.seed, task.epoch, task.positions, indices))
-        return out
+        keys = (self.seed, task.epoch, positions, indices)
+        if not task.singly:
+            try:
+                self._write(indices, out, keys)
+                return out
+            except Exception:
+                if not self.skips:
+                    raise
+        good = 0
+        for row in _rows(task):
+            mark(row)
+            one = slice(row, row + 1)
+            place = {name: tensor[good : good + 1] for name, tensor in out.items()}
+            try:
+                self._write(indices[one], place, (self.seed, task.epoch, positions[one], indices[one]))
+                good += 1
+            except Exception as error:
+                if not self.skips:
+                    raise
+                skipped.append((int(indices[row]), f"{type(error).__name__}: {error}"))
+        if not good:
+            raise _nothing_left(skipped)
+        return {name: tensor[:good] for name, tensor in out.items()}
 
-    def _samples(self, task: Task, seeded: bool) -> Any:
+    def _write(self, indices: np.ndarray, out: dict[str, torch.Tensor], keys: Any) -> None:
+        """Calls read_batch, and checks that it has written into what it was given."""
+        if os.environ.get("LOADERS_DEBUG") == "1":
+            self._find_unwritten(indices, out, keys)
+        given = dict(out)
+        self.dataset.read_batch(indices, given, Random(*keys))
+        for name, tensor in given.items():
+            if tensor is not out.get(name):
+                raise ValueError(
+                    f"read_batch has put something of its own under out[{name!r}]: write into the tensor that is "
+                    f"there, as by out[{name!r}][:] = ...; sample_spec() has {', '.join(out)}"
+                )
+
+    def _find_unwritten(self, indices: np.ndarray, out: dict[str, torch.Tensor], keys: Any) -> None:
+        fields = {name: _bytes(tensor) for name, tensor in out.items() if tensor.numel()}
+        unwritten = {name: torch.ones(len(indices), dtype=torch.bool) for name in fields}
+        for fill in DEBUG_FILLS:
+            for pixels in fields.values():
+                pixels.fill_(fill)
+            self.dataset.read_batch(indices, dict(out), Random(*keys))
+            for name, pixels in fields.items():
+                unwritten[name] &= (pixels == fill).all(dim=1)
+        for name, rows in unwritten.items():
+            if rows.any():
+                where = ", ".join(map(str, rows.nonzero().flatten().tolist()))
+                raise ValueError(f"read_batch has not written out[{name!r}] in row {where} of {len(indices)}")
+
+    def _samples(self, task: Task, mark: Callable[[int], None], skipped: list, seeded: bool) -> Any:
         if not self.batched:
             if seeded:
                 seed_globals(self._keys(task, [task.indices])[0])
             return self.dataset[task.indices]
-        if not seeded:
-            if getattr(self.dataset, "__getitems__", None):
-                return self.dataset.__getitems__(task.indices)
-            return [self.dataset[index] for index in task.indices]
+        read = partial(getitem, self.dataset)
+        if not seeded and getattr(self.dataset, "__getitems__", None):
+            read = self._read_one
+            if not task.singly:
+                try:
+                    return self.dataset.__getitems__(task.indices)
+                except Exception:
+                    if not self.skips:
+                        raise
+        keys = self._keys(task, task.indices) if seeded else None
         samples = []
-        for index, key in zip(task.indices, self._keys(task, task.indices), strict=True):
-            seed_globals(key)
-            samples.append(self.dataset[index])
+        for row in _rows(task):
+            mark(row)
+            try:
+                if keys is not None:
+                    seed_globals(keys[row])
+                samples.append(read(task.indices[row]))
+            except Exception as error:
+                if not self.skips:
+                    raise
+                skipped.append((task.indices[row], f"{type(error).__name__}: {error}"))
+        if not samples and (skipped or task.without):
+            raise _nothing_left(skipped)
         return samples
+
+    def _read_one(self, index: Any) -> Any:
+        return self.dataset.__getitems__([index])[0]
 
     def _keys(self, task: Task, indices: Sequence[Any]) -> list[int]:
         try:
             numbers = np.asarray(indices, dtype=np.int64)
         except (TypeError, ValueError):  # a sampler of names, say: the position tells samples apart as well
             numbers = np.zeros(len(indices), dtype=np.int64)
-        return fold(self.seed, task.epoch, task.positions, numbers).tolist()
+        return fold(self.seed, task.epoch, np.asarray(task.positions, dtype=np.int64), numbers).tolist()
 
 
 class Room:
-    """The memory for one batch: a slot's, and where that is too small, memory of the batch's own behind it.
+    """The memory for one batch: a slot's, and where that is too small, the heap.
 
     Tensors are placed one after the other; what the first batch took tells the size of later slots.
     """
 
-    def __init__(self, slot: np.ndarray | None) -> None:
-        self._areas = [] if slot is None else [(0, torch.from_numpy(slot))]
-        self._room = 0 if slot is None else slot.size
+    def __init__(self, memory: torch.Tensor | None = None) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8) if memory is None else memory
         self.needed = 0  # bytes of the whole batch, whether the slot had room for them or not
-        self.is_pickled = False  # whether a tensor had to travel inside the pickle
-        self.overflow_fd: int | None = None
-        self._overflow_end = 0
+        self.overflowed = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor."""
@@ -117,27 +208,12 @@ class Room:
         if size == 0:
             return torch.empty(shape, dtype=dtype)
         start, self.needed = self.needed, self.needed + align(size)
-        if start + size > self._room:
-            self._room = 0  # once one has not fitted the others follow it, so that the order of places stays simple
-            memory = self._overflow(size)
+        if not self.overflowed and start + size <= len(self._memory):
+            memory = self._memory[start : start + size]
         else:
-            memory = self._areas[0][1][start : start + size]
+            self.overflowed = True  # once one has not fitted the others follow it: the order of places stays simple
+            memory = self._overflow(size)
         return memory.view(dtype).view(shape)
-
-    def close(self) -> None:
-        if self.overflow_fd is not None:
-            os.close(self.overflow_fd)
-
-    def _overflow(self, size: int) -> torch.Tensor:
-        """`size` bytes at the end of a memfd that only this batch has."""
-        if self.overflow_fd is None:
-            self.overflow_fd = os.memfd_create("loader-batch", os.MFD_CLOEXEC)
-        start, self._overflow_end = self._overflow_end, self._overflow_end + align(size, mmap.ALLOCATIONGRANULARITY)
-        os.posix_fallocate(self.overflow_fd, start, self._overflow_end - start)
-        area = mmap.mmap(self.overflow_fd, self._overflow_end - start, offset=start)
-        memory = torch.from_numpy(np.frombuffer(area, np.uint8))
-        self._areas.append((-1 - start, memory))  # below zero: see Reference
-        return memory[:size]
 
     def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         """torch.stack into the slot: what default_collate does with tensors."""
@@ -147,78 +223,19 @@ class Room:
             return default_collate_fn_map[torch.Tensor](samples, collate_fn_map=collate_fn_map)
         return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), first.dtype))
 
-    def place(self, tensor: torch.Tensor) -> Reference | None:
-        """Where the tensor lies, copied there if it did not; None if it has to be pickled as it is."""
-        odd = tensor.layout != torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_quantized
-        if tensor.is_cuda:
-            raise TypeError("a worker made a CUDA tensor: make CPU tensors there, the loader's user moves them")
-        if odd or tensor.is_conj() or tensor.is_neg() or not tensor.numel():
-            self.is_pickled |= bool(odd)
-            return None
-        if (offset := self._find(tensor)) is None:
-            tensor = tensor if _is_dense(tensor) else tensor.contiguous()
-            flat = self.empty((tensor.numel(),), tensor.dtype)
-            torch.as_strided(flat, tensor.size(), tensor.stride()).copy_(tensor)
-            offset = self._find(flat)
-        return offset, tensor.dtype, tuple(tensor.size()), tensor.stride()
-
-    def _find(self, tensor: torch.Tensor) -> int | None:
-        address = tensor.data_ptr()
-        for start, memory in self._areas:
-            distance = address - memory.data_ptr()
-            if 0 <= distance < memory.numel():
-                return start + distance if start >= 0 else start - distance
-        return None
+    def _overflow(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
 
 
-def dump(batch: Any, room: Room) -> bytes:
-    """Pickles a batch, with references in place of the tensors that `room` takes."""
-    buffer = io.BytesIO()
-    _BatchPickler(buffer, room).dump(batch)
-    return buffer.getvalue()
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of rows, as bytes (rows, n)."""
+    return tensor.view(len(tensor), -1).view(torch.uint8)
 
 
-def load(pickled: bytes, slot: Callable[[], torch.Tensor], overflow_fd: int | None) -> Any:
-    """The batch, its references made tensors on `slot()`, uint8 (capacity,), called once, or on the overflow."""
-    return _BatchUnpickler(io.BytesIO(pickled), slot, overflow_fd).load()
+def _rows(task: Task) -> list[int]:
+    return [row for row in range(len(task.indices)) if row not in task.without]
 
 
-class _BatchPickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, room: Room) -> None:
-        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self._room = room
-
-    def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
-        return self._room.place(item) if type(item) is torch.Tensor else None
-
-
-class _BatchUnpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, slot: Callable[[], torch.Tensor], overflow_fd: int | None) -> None:
-        super().__init__(buffer)
-        self._map_slot, self._overflow_fd = slot, overflow_fd
-        self._slot: torch.Tensor | None = None
-        self._overflow: torch.Tensor | None = None
-
-    def persistent_load(self, reference: Reference) -> torch.Tensor:
-        offset, dtype, shape, stride = reference
-        if offset >= 0:
-            memory = self._slot = self._map_slot() if self._slot is None else self._slot
-        else:
-            memory = self._overflow = _mapped(self._overflow_fd) if self._overflow is None else self._overflow
-            offset = -1 - offset
-        size = dtype.itemsize * math.prod(shape)
-        return torch.as_strided(memory[offset : offset + size].view(dtype), shape, stride)
-
-
-def _mapped(fd: int) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(mmap.mmap(fd, 0), np.uint8))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a stretch of memory without gaps or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+def _nothing_left(skipped: list[tuple[Any, str]]) -> RuntimeError:
+    reasons = "; ".join(f"sample {index}: {reason}" for index, reason in skipped[:3]) or "workers die of them"
+    return RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")

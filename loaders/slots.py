@@ -1,19 +1,23 @@
-"""Batches in shared memory, allocated once and used again.
+"""Batches in memory that is allocated once and used again.
 
-Invariant: a slot is either free, or being written by exactly one task, or leased to the consumer. A lease ends when
-the last tensor on its memory dies, wherever that is: a finaliser only appends to a deque and takes no lock.
+Invariant: a slot is either free, or leased: to a task that writes it, then to the batch that lies in it. A lease ends
+when the last tensor on its memory dies, wherever that is: a finaliser only appends to a deque and takes no lock.
 
-The memory is a memfd, mapped a slot at a time: it is not bound by the size of /dev/shm, leaves nothing behind when its
-processes are killed, and needs no resource tracker.
+Shared slots lie in a memfd, mapped one at a time: it is not bound by the size of /dev/shm, leaves nothing behind when
+its processes are killed, and needs no resource tracker. Those of threads are the process's own memory.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,18 +25,37 @@ import torch
 log = logging.getLogger(__name__)
 
 ALIGNMENT = 64
+ADVICE = {
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n), or lower num_workers",
+    errno.ENFILE: "too many open files on this machine: lower num_workers",
+    errno.EAGAIN: "no more processes are allowed here: raise the limit (ulimit -u), or lower num_workers",
+    errno.ENOMEM: "out of memory: lower batch_size, num_workers or prefetch_factor",
+    errno.ENOSPC: "out of memory: lower batch_size, num_workers or prefetch_factor",
+}
 
 
 def align(size: int, to: int = ALIGNMENT) -> int:
     return -(-size // to) * to
 
 
-class Slot:
-    """A part of the ring's memory, mapped into this process: `capacity` bytes at `offset` of the memfd."""
+@contextmanager
+def full_machine_explained(doing: str) -> Iterator[None]:
+    """Turns the system's refusal of memory, descriptors or processes into a MemoryError or RuntimeError in words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ADVICE:
+            raise
+        kind = MemoryError if error.errno in (errno.ENOMEM, errno.ENOSPC) else RuntimeError
+        raise kind(f"{doing} failed: {ADVICE[error.errno]}") from error
 
-    def __init__(self, fd: int, offset: int, capacity: int, flags: int = mmap.MAP_SHARED) -> None:
-        self.offset, self.capacity = offset, capacity
-        self.memory = mmap.mmap(fd, capacity, flags, offset=offset)
+
+@dataclass
+class Slot:
+    """A part of the ring's memory, mapped into this process; `offset` is its place in the memfd."""
+
+    memory: mmap.mmap | np.ndarray
+    offset: int = 0
 
     @classmethod
     def for_writing(cls, fd: int, offset: int, capacity: int) -> Slot:
@@ -40,85 +63,101 @@ class Slot:
 
         Raises MemoryError, in a sentence, where the machine has none left.
         """
-        try:
+        with full_machine_explained(f"providing {capacity:,} bytes for a batch"):
             os.posix_fallocate(fd, offset, capacity)
-        except OSError as error:
-            raise MemoryError(
-                f"no memory for a batch of {capacity:,} bytes ({error.strerror}): "
-                "lower batch_size, num_workers or prefetch_factor"
-            ) from error
-        # All pages are mapped at once: several times as fast as one by one, as they are first touched.
-        return cls(fd, offset, capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # All pages are mapped at once: several times as fast as one by one, as they are first touched.
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            return cls(mmap.mmap(fd, capacity, flags, offset=offset), offset)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.memory)
 
     def array(self) -> np.ndarray:
         """The slot's bytes, uint8 (capacity,), as a new array object that keeps the mapping alive."""
         return np.frombuffer(self.memory, np.uint8)
 
 
-class SlotRing:
-    """At most `count` slots, made when first needed, each as large as the largest batch seen so far."""
+@dataclass
+class Lease:
+    """A slot's bytes, uint8 (capacity,), and their place in the memfd; forgotten, the slot is free again."""
 
-    def __init__(self, count: int, page_locked: bool = False) -> None:
-        self.fd = os.memfd_create("loader-slots", os.MFD_CLOEXEC)
-        self.count = count
+    memory: torch.Tensor
+    offset: int
+
+
+def map_marks(fd: int, num_workers: int) -> memoryview:
+    """The first bytes of a ring's memfd: an int64 a worker, the row of its batch that it reads, or -1."""
+    return memoryview(mmap.mmap(fd, 8 * num_workers)).cast("q")
+
+
+class SlotRing:
+    """At most `count` slots, made when first needed, each as large as the largest batch seen so far.
+
+    They are shared with `num_workers` processes, or with none: then `fd` is None.
+    """
+
+    def __init__(self, count: int, num_workers: int, page_locked: bool = False) -> None:
+        self.fd: int | None = None
+        self._end = 0
+        if num_workers:
+            with full_machine_explained("making shared memory for batches"):
+                self.fd = os.memfd_create("loader-slots", os.MFD_CLOEXEC)
+                self._end = align(8 * num_workers, mmap.ALLOCATIONGRANULARITY)
+                os.ftruncate(self.fd, self._end)
         self.capacity = 0
+        self._count = count
         self._page_locked = page_locked
         self._free: deque[Slot] = deque()
         self._returned: deque[Slot] = deque()  # appended to by finalisers, in any thread
-        self._made, self._end = 0, 0
+        self._made = 0
+        self._closed = False
 
     def fit(self, size: int) -> None:
         """Makes slots that are issued from now on hold at least `size` bytes."""
         if size > self.capacity:
             self.capacity = align(size, mmap.ALLOCATIONGRANULARITY)
 
-    def acquire(self) -> Slot | None:
+    def acquire(self) -> Lease | None:
         """A slot for a task to write, or None while there is none to spare."""
         self._collect()
-        while self._free:
+        slot = None
+        while slot is None and self._free:
             slot = self._free.pop()  # the last one used: its pages are mapped, and fewer slots are in use
-            if slot.capacity >= self.capacity:
-                return slot
-            self._discard(slot)
-        if self.capacity == 0 or self._made == self.count:
-            return None
-        return self._make()
+            if slot.capacity < self.capacity:
+                self._discard(slot)
+                slot = None
+        if slot is None:
+            if self.capacity == 0 or self._made == self._count:
+                return None
+            slot = self._make()
+        array = slot.array()
+        weakref.finalize(array, self._give_back, slot).atexit = False
+        return Lease(torch.from_numpy(array), slot.offset)
 
     def has_spare(self) -> bool:
         """Whether `acquire` would give a slot."""
         self._collect()
-        return bool(self._free) or self._made < self.count
-
-    def release(self, slot: Slot) -> None:
-        """Gives back a slot that no task writes any more and that was not leased."""
-        if self.fd < 0:
-            self._unlock(slot)
-        else:
-            self._free.append(slot)
-
-    def lease(self, slot: Slot) -> torch.Tensor:
-        """The slot's bytes as a tensor, uint8 (capacity,); the slot comes back when the last view of it dies."""
-        array = slot.array()
-        weakref.finalize(array, self._give_back, slot).atexit = False
-        return torch.from_numpy(array)
+        return bool(self._free) or self._made < self._count
 
     def close(self) -> None:
         """Lets go of the memory; leased slots stay valid until their tensors die."""
-        if self.fd < 0:
+        if self._closed:
             return
+        self._closed = True
         self._collect()
         while self._free:
             self._unlock(self._free.pop())
-        self._made = self.count
-        os.close(self.fd)
-        self.fd = -1
+        self._made = self._count
+        if self.fd is not None:
+            os.close(self.fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "fd"):
+        if hasattr(self, "_closed"):
             self.close()
 
     def _give_back(self, slot: Slot) -> None:
-        if self.fd < 0:
+        if self._closed:
             self._unlock(slot)
         else:
             self._returned.append(slot)
@@ -128,8 +167,12 @@ class SlotRing:
             self._free.append(self._returned.popleft())
 
     def _make(self) -> Slot:
-        os.ftruncate(self.fd, self._end + self.capacity)
-        slot = Slot(self.fd, self._end, self.capacity)
+        with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
+            if self.fd is None:
+                slot = Slot(np.empty(self.capacity, np.uint8))
+            else:
+                os.ftruncate(self.fd, self._end + self.capacity)
+                slot = Slot(mmap.mmap(self.fd, self.capacity, offset=self._end), self._end)
         self._made, self._end = self._made + 1, self._end + self.capacity
         if self._page_locked:
             self._lock(slot)
@@ -138,7 +181,8 @@ class SlotRing:
     def _discard(self, slot: Slot) -> None:
         """Gives the pages of a slot that has become too small back to the system."""
         self._unlock(slot)
-        slot.memory.madvise(mmap.MADV_REMOVE)
+        if self.fd is not None:
+            slot.memory.madvise(mmap.MADV_REMOVE)
         self._made -= 1
 
     def _lock(self, slot: Slot) -> None:

@@ -7,22 +7,19 @@ bytes do not depend on the number of workers and a resumed epoch goes on as it w
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from loaders.order import Order
+from loaders.pools.inline import warn_of_unseeded_reading
 from loaders.progress import Progress
 from loaders.randomness import fold, preserved_globals, seed_globals
-
-log = logging.getLogger(__name__)
 
 
 class TorchLoader:
@@ -69,8 +66,9 @@ class TorchLoader:
                 "multiprocessing_context": context,
                 "timeout": timeout,
             }
+        self._seeded = _Seeded(dataset)
         self._loader: DataLoader[Any] | None = DataLoader(
-            _Seeded(dataset),
+            self._seeded,
             batch_sampler=self._batches,
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -89,6 +87,7 @@ class TorchLoader:
         if self._iterator is not None:
             self._iterator.end()
         self._batches.epoch, self._batches.first = self._progress.begin()
+        self._seeded.thread = threading.get_ident()
         self._iterator = _Iterator(iter(self._loader), self._progress)
         return self._iterator
 
@@ -209,30 +208,23 @@ class _KeyedBatches:
             yield batch
 
 
-@cache
-def _warn_of_unseeded_thread() -> None:
-    log.warning(
-        "loader.num_workers=0 reads samples in the preloader's thread, where the global generators cannot be seeded "
-        "without disturbing the model's: random augmentation will differ from run to run"
-    )
-
-
 class _Seeded(Dataset):
     """The dataset, with the global generators seeded from a batch's key while its samples are read."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
+        self.thread: int | None = None  # that of the training loop
         self._read_all = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, batch: _Indices) -> list[Any]:
         if get_worker_info() is not None:
             seed_globals(batch.key)
             return self._read(batch)
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == self.thread:
             with preserved_globals():  # the model's own draws must not notice
                 seed_globals(batch.key)
                 return self._read(batch)
-        _warn_of_unseeded_thread()
+        warn_of_unseeded_reading()
         return self._read(batch)
 
     def _read(self, batch: _Indices) -> list[Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
 
@@ -23,19 +22,25 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from loaders.dispatch import LEASES, Dispatcher, Stats
+from loaders.dispatch import LEASES, Dispatcher
 from loaders.order import Order
-from loaders.pools.process import ProcessPool, WorkerFailure
+from loaders.pools.inline import Inline
+from loaders.pools.results import WorkerTimeout
+from loaders.pools.thread import ThreadPool
 from loaders.progress import Progress
-from loaders.randomness import fold, preserved_globals
-from loaders.reading import Reader, Room, Task, batch_bytes
+from loaders.randomness import fold
+from loaders.reading import Reader, Task, batch_bytes, spec_of
 from loaders.slots import SlotRing
 from loaders.stream import OwnOrder, TaskStream
+
+HAS_PROCESSES = sys.platform == "linux"  # memfd and pidfd; elsewhere torch's own workers serve, or with a seed none
+if HAS_PROCESSES:
+    from loaders.pools.process import ProcessPool
 
 log = logging.getLogger(__name__)
 T_co = TypeVar("T_co", covariant=True)
 
-HAS_POOL = sys.platform == "linux"  # memfd and pidfd; elsewhere torch's own workers serve
+WORKER_METHODS = ("multiprocessing", "thread")
 
 
 class WorkerLoader(DataLoader[T_co]):
@@ -44,6 +49,9 @@ class WorkerLoader(DataLoader[T_co]):
     seed: None for torch's behaviour, an int for ours; it excludes `generator`.
     rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
     prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which is each worker's share.
+    worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
+    on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
+    max_restarts: how many times in a row a worker that died or hung at a batch is replaced, and the batch read again.
 
     With a seed, a dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the
     batch itself: `out` has a tensor (len(indices), *shape) for each field of the spec, `random` is a
@@ -78,7 +86,16 @@ class WorkerLoader(DataLoader[T_co]):
         world_size: int = 1,
         pad: bool = True,
         prefetch_batches: int | None = None,
+        worker_method: str = "multiprocessing",
+        on_error: str = "raise",
+        max_restarts: int = 3,
     ) -> None:
+        _check_choice("worker_method", worker_method, WORKER_METHODS)
+        _check_choice("on_error", on_error, ("raise", "skip"))
+        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+            raise ValueError(f"max_restarts={max_restarts!r}: give a number from 0")
+        if worker_method == "thread" and multiprocessing_context is not None:
+            raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
         if prefetch_batches is not None and (prefetch_factor is not None or prefetch_batches < 1):
             raise ValueError(
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
@@ -119,9 +136,10 @@ class WorkerLoader(DataLoader[T_co]):
             in_order=in_order,
         )
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
-        self.prefetch_batches = prefetch_batches
+        self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
+        self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
-        self._source: Dispatcher | _Inline | None = None  # of persistent workers with a seed
+        self._source: Dispatcher | Inline | None = None  # of persistent workers with a seed
         self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
         self._current: Any = None  # the iterator behind next(loader)
         if seed is not None:
@@ -170,9 +188,9 @@ class WorkerLoader(DataLoader[T_co]):
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start}: see loaders.dispatch.Stats; empty for torch's own iterators."""
+        """{"workers": totals since the start}: see loaders.stats.Stats; empty for torch's own iterators."""
         source = self._source or getattr(self._newest(), "source", None)
-        return {} if source is None else {"workers": asdict(source.stats)}
+        return {} if source is None else {"workers": source.stats.as_dict()}
 
     def close(self) -> None:
         """Ends workers and epochs; batches that were delivered stay valid. Idempotent, in any state."""
@@ -197,12 +215,15 @@ class WorkerLoader(DataLoader[T_co]):
 
     def _get_iterator(self) -> Any:
         """torch asks this for an iterator where there is no seed."""
-        if self.num_workers == 0 or isinstance(self.dataset, IterableDataset) or not HAS_POOL:
+        if isinstance(self.dataset, IterableDataset) or not self._has_pool():
             if self.num_workers > 0:
                 _say_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
             return super()._get_iterator()
         self.check_worker_number_rationality()
         return _TorchEpoch(self)
+
+    def _has_pool(self) -> bool:
+        return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
 
     def _begin_epoch(self) -> _Epoch:
         self._end_epoch()
@@ -227,37 +248,43 @@ class WorkerLoader(DataLoader[T_co]):
             newest.end()
         self._current, self._newest = None, _nothing
 
-    def _make_source(self, base_seed: int | None = None) -> Dispatcher | _Inline:
+    def _make_source(self, base_seed: int | None = None) -> Dispatcher | Inline:
         spec = None
         if self.seed is not None and self._auto_collation and hasattr(self.dataset, "read_batch"):
-            spec = self.dataset.sample_spec()
-        reader = Reader(self.dataset, self.collate_fn, self._auto_collation, self.seed, spec)
-        if self.num_workers == 0 or not HAS_POOL:
-            return _Inline(reader)
-        page_locked = self.pin_memory and torch.cuda.is_available()
+            spec = spec_of(self.dataset)
+        skips = self.on_error == "skip"
+        reader = Reader(self.dataset, self.collate_fn, self._auto_collation, self.seed, spec, skips)
+        if not self._has_pool():
+            return Inline(reader)
+        processes = self.num_workers if self.worker_method == "multiprocessing" else 0
         depth = self.prefetch_batches or max(1, self.prefetch_factor * self.num_workers)
-        ring = SlotRing(depth + LEASES, page_locked)
+        ring = SlotRing(depth + LEASES, processes, self.pin_memory and torch.cuda.is_available())
         if spec is not None:
             ring.fit(batch_bytes(spec, self.batch_size or 1))
         if base_seed is None:
             base_seed = int(fold(self.seed, self.rank) >> np.uint64(2))
-        pool = ProcessPool(
-            reader,
-            self.num_workers,
-            self.multiprocessing_context or torch.multiprocessing.get_context("fork"),
-            base_seed,
-            self.worker_init_fn,
-            ring.fd,
+        if processes:
+            context = self.multiprocessing_context or torch.multiprocessing.get_context("fork")
+            pool = ProcessPool(reader, processes, context, base_seed, self.worker_init_fn, ring.fd)
+        else:
+            pool = ThreadPool(reader, self.num_workers, self.worker_init_fn)
+        return Dispatcher(
+            pool,
+            ring,
+            depth,
+            round_robin=self.seed is None and self.in_order,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            max_restarts=self.max_restarts,
+            skips=skips,
         )
-        round_robin = self.seed is None and self.in_order
-        return Dispatcher(pool, ring, depth, round_robin, self.in_order, self.timeout)
 
 
 class _Epoch:
     """An epoch of a seeded loader, as its consumer holds it."""
 
-    def __init__(self, loader: WorkerLoader, source: Dispatcher | _Inline, epoch: int) -> None:
-        self.source: Dispatcher | _Inline | None = source
+    def __init__(self, loader: WorkerLoader, source: Dispatcher | Inline, epoch: int) -> None:
+        self.source: Dispatcher | Inline | None = source
         self._loader, self._epoch = loader, epoch
         self._finished = False
 
@@ -287,7 +314,7 @@ class _Epoch:
         try:
             batch = self.source.next()
         except Exception as error:
-            if newest and not isinstance(error, WorkerFailure):
+            if newest and not isinstance(error, WorkerTimeout):
                 self._loader._progress.delivered()  # those after a batch that failed keep their place
             raise
         if newest:
@@ -298,42 +325,6 @@ class _Epoch:
         if self.source is not None and self.source is not self._loader._source:
             self.source.close()
         self.source = None
-
-
-class _Inline:
-    """Reads each task in the thread that asks for its batch: num_workers=0."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.processes: list[Any] = []
-        self.stats = Stats()
-        self._tasks: Iterator[Task] = iter(())
-        self._head: Task | None = None
-
-    def begin(self, tasks: Iterator[Task]) -> None:
-        self._tasks, self._head = tasks, None
-
-    def head(self) -> Task | None:
-        if self._head is None:
-            self._head = next(self._tasks, None)
-        return self._head
-
-    def next(self) -> Any:
-        task, self._head = self._head, None
-        self.stats.batches += 1
-        if self._reader.spec is not None:
-            return self._reader.read(task, Room(None))
-        if threading.current_thread() is threading.main_thread():
-            with preserved_globals():  # the model's own draws must not notice
-                return self._reader.read(task, Room(None))
-        _say_once(
-            "num_workers=0 reads samples in the preloader's thread, where the global generators cannot be seeded "
-            "without disturbing the model's: random augmentation without read_batch will differ from run to run"
-        )
-        return self._reader.read(task, Room(None), seeded=False)
-
-    def close(self) -> None:
-        self.begin(iter(()))
 
 
 class _TorchEpoch(_BaseDataLoaderIter):
@@ -368,6 +359,13 @@ def _nothing() -> None:
 def _pinned(batch: Any) -> Any:
     """The batch in page-locked memory, where there is a device to lock it for; a slot already is."""
     return pin_memory(batch) if torch.cuda.is_available() else batch
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{name}={value!r}: {hint}it is one of {', '.join(map(repr, choices))}")
 
 
 @cache

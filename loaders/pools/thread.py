@@ -1,0 +1,167 @@
+"""Worker threads: nothing is sent or mapped, a batch is written into memory that the consumer then has.
+
+They never touch the global generators, which all threads share. One that hangs cannot be ended, and is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from loaders.pools.inline import warn_of_unseeded_reading
+from loaders.pools.results import Death, WorkerTimeout
+from loaders.reading import Reader, Reading, Room, Task
+from loaders.slots import Lease
+from loaders.threads import start_thread, stop_at_exit
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 0.5  # how long close() waits for threads; they end after the sample that they are reading
+
+
+@dataclass
+class Done:
+    """A thread's result: a Reading, or the error that reading raised."""
+
+    number: int
+    worker: int
+    needed: int
+    overflowed: bool
+    busy_seconds: float
+    wait_seconds: float
+    reading: Reading | None = None
+    error: BaseException | None = None
+    is_pickled: bool = False
+
+    def open(self, memory: Callable[[], torch.Tensor]) -> Any:
+        if self.error is not None:
+            error, self.error = self.error, None  # or the error and the frames in its traceback hold each other
+            try:
+                raise error
+            finally:
+                del error
+        return self.reading
+
+    def close(self) -> None:
+        self.reading = self.error = None
+
+
+class ThreadPool:
+    """`num_workers` threads that read tasks."""
+
+    copies_when_short = False  # a task that finds no slot makes memory of its own
+
+    def __init__(self, reader: Reader, num_workers: int, init_fn: Callable[[int], None] | None) -> None:
+        self.num_workers = num_workers
+        self.processes: list[Any] = []
+        self._loads = [0] * num_workers
+        self._shared = _Shared(num_workers)
+        self._threads = [
+            start_thread(f"loader-{worker}", _work, reader, worker, init_fn, self._shared)
+            for worker in range(num_workers)
+        ]
+        stop_at_exit(self)
+
+    def load(self, worker: int) -> int:
+        return self._loads[worker]
+
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
+        self._loads[worker] += 1
+        self._shared.tasks[worker].put((number, task, None if lease is None else lease.memory))
+        return True
+
+    def receive(self, timeout: float | None) -> list[Done | Death]:
+        events: list[Done | Death] = []
+        with suppress(Empty):
+            events.append(self._shared.results.get(timeout=None if timeout is None else max(0.0, timeout)))
+            while True:
+                events.append(self._shared.results.get_nowait())
+        for done in events:
+            self._loads[done.worker] -= 1
+        return events
+
+    def busy_since(self, worker: int) -> float | None:
+        return self._shared.began[worker]
+
+    def end(self, worker: int, reason: str) -> Death:
+        raise WorkerTimeout(
+            f"{reason}; a thread cannot be replaced as a process can: raise timeout, or use "
+            "worker_method='multiprocessing' (loader=workers)"
+        )
+
+    def close(self) -> None:
+        self.stop(time.monotonic() + JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("a loader's thread does not come back from its dataset and was left behind")
+
+    def stop(self, deadline: float) -> None:
+        self._shared.stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # in a finaliser that the garbage collector ran there
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_shared"):
+            self._shared.stop()
+
+
+class _Shared:
+    """What a pool and its threads share: the threads must not keep the pool itself alive."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
+        self.results: SimpleQueue[Done] = SimpleQueue()
+        self.began: list[float | None] = [None] * num_workers
+        self.stopping = False
+
+    def stop(self) -> None:
+        self.stopping = True
+        for queue in self.tasks:
+            queue.put(None)
+
+    def mark(self, row: int) -> None:
+        """Called before each sample: so a thread ends without reading the rest of its batch."""
+        if self.stopping:
+            raise _Stopping
+
+
+class _Stopping(BaseException):
+    """Ends a thread's reading."""
+
+
+def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, shared: _Shared) -> None:
+    failed_start = None
+    try:
+        if init_fn is not None:
+            init_fn(worker)
+    except Exception as error:
+        failed_start = error
+    if reader.seed is not None and reader.spec is None:
+        warn_of_unseeded_reading()
+    waited_from = time.perf_counter()
+    while (message := shared.tasks[worker].get()) is not None and not shared.stopping:
+        number, task, memory = message
+        began, shared.began[worker] = time.perf_counter(), time.monotonic()
+        room = Room(memory)
+        reading = error = None
+        try:
+            if failed_start is not None:
+                raise failed_start
+            reading = reader.read(task, room, shared.mark, seeded=False)
+        except _Stopping:
+            return
+        except Exception as raised:
+            error = raised
+        ended, shared.began[worker] = time.perf_counter(), None
+        busy, waited = ended - began, began - waited_from
+        shared.results.put(Done(number, worker, room.needed, room.overflowed, busy, waited, reading, error))
+        del message, memory, room, reading, error  # the consumer's from now on
+        waited_from = ended

@@ -1,0 +1,38 @@
+"""What a loader has done so far: cheap enough to be counted always."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+KEPT = 100  # skipped samples that are kept by name
+
+
+@dataclass
+class Stats:
+    """Totals since the start; seconds are summed over workers."""
+
+    batches: int = 0  # delivered, errors among them
+    bytes: int = 0  # of their tensors
+    overflowed_batches: int = 0  # that found no room in a slot: the first ones, and any larger than those before
+    pickled_batches: int = 0  # with tensors that only a pickle can carry
+    copied_batches: int = 0  # because all slots were leased
+    worker_busy_seconds: float = 0.0
+    worker_wait_seconds: float = 0.0
+    wait_seconds: float = 0.0  # of the consumer
+    queued: int = 0  # batches that stood ready behind the one delivered, summed over deliveries
+    deaths: int = 0  # of workers, those that hung among them
+    skipped_samples: int = 0  # left out by on_error="skip"
+    skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)
+
+    def count_skipped(self, skipped: list[tuple[Any, str]]) -> None:
+        for index, reason in skipped:
+            log.warning("sample %s could not be read and is left out: %s", index, reason)
+        self.skipped_samples += len(skipped)
+        self.skipped += skipped[: KEPT - len(self.skipped)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "mean_queued": self.queued / max(1, self.batches)}
