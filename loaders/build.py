@@ -14,7 +14,8 @@ from loaders.staging import Transform
 from loaders.torch_loader import TorchLoader
 from loaders.worker_loader import WorkerLoader
 
-LOADERS = ("prefetch", "torch", "workers")
+LOADERS = ("prefetch", "threads", "torch", "workers")
+ON_ERROR = ("raise", "skip")
 
 
 class LoaderConfigError(ValueError):
@@ -36,16 +37,21 @@ class LoaderConfig:
     timeout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in LOADERS:
-            near = get_close_matches(self.name, LOADERS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise LoaderConfigError(f"loader.name={self.name}: {hint}there are {', '.join(LOADERS)}")
+        self._check_choice("name", LOADERS)
+        self._check_choice("on_error", ON_ERROR)
+        if self.name == "torch" and self.on_error == "skip":
+            raise LoaderConfigError("loader.on_error=skip: loader=torch cannot leave out samples, use loader=workers")
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
             value = getattr(self, key)
             if not value >= least:
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
-        if self.on_error != "raise":
-            raise LoaderConfigError(f"loader.on_error={self.on_error}: it can only be raise")
+
+    def _check_choice(self, key: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, key)
+        if value not in choices:
+            near = get_close_matches(value, choices, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise LoaderConfigError(f"loader.{key}={value}: {hint}it is one of {', '.join(choices)}")
 
 
 def build_loader(
@@ -64,8 +70,8 @@ def build_loader(
 ) -> Preloader:
     """Batches of `dataset` on `device`, transformed, by the loader that `config` names.
 
-    `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread;
-    `torch` is the stock DataLoader.
+    `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread,
+    `threads` has worker threads in place of processes; `torch` is the stock DataLoader.
     Raises LoaderConfigError for a combination that makes no sense.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -88,5 +94,11 @@ def build_loader(
     }
     if config.name == "torch":
         return Preloader(TorchLoader(dataset, **settings), device, 0, transform)
-    depth = config.preload_depth if config.name == "prefetch" else 0
-    return Preloader(WorkerLoader(dataset, persistent_workers=True, **settings), device, depth, transform)
+    loader = WorkerLoader(
+        dataset,
+        persistent_workers=True,
+        worker_method="thread" if config.name == "threads" else "multiprocessing",
+        on_error=config.on_error,
+        **settings,
+    )
+    return Preloader(loader, device, config.preload_depth if config.name == "prefetch" else 0, transform)

@@ -56,6 +56,14 @@ class Order:
     world_size: int = 1
     pad: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed={self.seed!r}: give an integer from 0 to 2^64 - 1")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"rank={self.rank} and world_size={self.world_size}: ranks are numbered from 0 to world_size - 1"
+            )
+
     @property
     def global_batch_size(self) -> int:
         return self.batch_size * self.world_size

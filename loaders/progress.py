@@ -24,9 +24,10 @@ class Progress:
         self._next, self._running = None, True
         return self.epoch, self.batch
 
-    def delivered(self) -> None:
-        """Counts a batch that the consumer has received; after the last one the place is (epoch + 1, 0)."""
-        self.batch += 1
+    def delivered(self, number: int | None = None) -> None:
+        """Counts the batch (by default the next one) that the consumer has received; after the last one the place is
+        (epoch + 1, 0)."""
+        self.batch = (self.batch if number is None else number) + 1
         if self.batch >= len(self._order):
             self.finish()
 

@@ -124,9 +124,12 @@ class Reader:
         return {name: tensor[:good] for name, tensor in out.items()}
 
     def _write(self, indices: np.ndarray, out: dict[str, torch.Tensor], keys: Any) -> None:
-        """Calls read_batch, and checks that it has written into what it was given."""
         if os.environ.get("LOADERS_DEBUG") == "1":
             self._find_unwritten(indices, out, keys)
+        self._call(indices, out, keys)
+
+    def _call(self, indices: np.ndarray, out: dict[str, torch.Tensor], keys: Any) -> None:
+        """Calls read_batch, and checks that it has written into what it was given."""
         given = dict(out)
         self.dataset.read_batch(indices, given, Random(*keys))
         for name, tensor in given.items():
@@ -140,11 +143,11 @@ class Reader:
         fields = {name: _bytes(tensor) for name, tensor in out.items() if tensor.numel()}
         unwritten = {name: torch.ones(len(indices), dtype=torch.bool) for name in fields}
         for fill in DEBUG_FILLS:
-            for pixels in fields.values():
-                pixels.fill_(fill)
-            self.dataset.read_batch(indices, dict(out), Random(*keys))
-            for name, pixels in fields.items():
-                unwritten[name] &= (pixels == fill).all(dim=1)
+            for row in fields.values():
+                row.fill_(fill)
+            self._call(indices, out, keys)
+            for name, row in fields.items():
+                unwritten[name] &= (row == fill).all(dim=1)
         for name, rows in unwritten.items():
             if rows.any():
                 where = ", ".join(map(str, rows.nonzero().flatten().tolist()))

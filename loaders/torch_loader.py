@@ -10,11 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from loaders.order import Order
 from loaders.pools.inline import warn_of_unseeded_reading
@@ -70,6 +70,7 @@ class TorchLoader:
         self._loader: DataLoader[Any] | None = DataLoader(
             self._seeded,
             batch_sampler=self._batches,
+            collate_fn=_collate,
             num_workers=num_workers,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
@@ -165,29 +166,34 @@ class _Iterator:
             raise RuntimeError("this epoch was ended by a newer iter() or by close()")
         batches, self.is_waiting = self._batches, True
         try:
-            batch = next(batches)
+            number, batch = next(batches)
         except StopIteration:
             self._batches, self.ended = None, True
             self._progress.finish()
             raise
         except Exception:
-            self._progress.delivered()  # those after a batch that failed keep their place
             if self._batches is None:  # it was closed meanwhile, which has ended the workers
                 batches._shutdown_workers()
             raise
         finally:
             self.is_waiting = False
-        self._progress.delivered()
+        self._progress.delivered(number)  # a batch that failed was skipped; a timeout is none
         return batch
 
     def end(self) -> None:
         self._batches = None
 
 
-class _Indices(list):
-    """A batch's dataset indices, with the key of its random numbers."""
+class _Numbered(list):
+    """A batch's dataset indices or samples, with its number in the epoch and the key of its random numbers."""
 
-    key: int
+    def __init__(self, items: Iterable[Any], number: int, key: int) -> None:
+        super().__init__(items)
+        self.number, self.key = number, key
+
+
+def _collate(samples: _Numbered) -> tuple[int, Any]:
+    return samples.number, default_collate(list(samples))
 
 
 class _KeyedBatches:
@@ -200,12 +206,11 @@ class _KeyedBatches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[_Indices]:
+    def __iter__(self) -> Iterator[_Numbered]:
         epoch, order = self.epoch, self._order
         for number in range(self.first, len(order)):
-            batch = _Indices(order.indices(epoch, order.positions(number)).tolist())
-            batch.key = int(fold(order.seed, epoch, number, order.rank))
-            yield batch
+            indices = order.indices(epoch, order.positions(number)).tolist()
+            yield _Numbered(indices, number, int(fold(order.seed, epoch, number, order.rank)))
 
 
 class _Seeded(Dataset):
@@ -216,7 +221,7 @@ class _Seeded(Dataset):
         self.thread: int | None = None  # that of the training loop
         self._read_all = getattr(dataset, "__getitems__", None)
 
-    def __getitems__(self, batch: _Indices) -> list[Any]:
+    def __getitems__(self, batch: _Numbered) -> _Numbered:
         if get_worker_info() is not None:
             seed_globals(batch.key)
             return self._read(batch)
@@ -227,7 +232,9 @@ class _Seeded(Dataset):
         warn_of_unseeded_reading()
         return self._read(batch)
 
-    def _read(self, batch: _Indices) -> list[Any]:
+    def _read(self, batch: _Numbered) -> _Numbered:
         if self._read_all is not None:
-            return self._read_all(batch)
-        return [self._dataset[index] for index in batch]
+            samples = self._read_all(list(batch))
+        else:
+            samples = [self._dataset[index] for index in batch]
+        return _Numbered(samples, batch.number, batch.key)

@@ -1,7 +1,7 @@
 """Worker processes: tasks go to each through a pipe of its own, results come back through another.
 
-There is no shared queue, lock or feeder thread, so nothing that one worker does can hold up or damage another. One that
-has ended is started again when a task is submitted to it.
+There is no shared queue, lock or feeder thread, so nothing that one worker does can hold up or damage another. One
+that has ended is started again when a task is submitted to it.
 Invariant: the bytes of unanswered tasks in a worker's pipe stay below what a pipe holds, or the worker has no
 unanswered task: so the parent never waits to send while a worker waits for it to receive.
 """

@@ -59,6 +59,11 @@ LOADERS = [
         one_at_a_time=False,
     ),
     Case("preloader-over-2-workers", over_workers(depth=2), draws_like=WorkerLoader),
+    Case(
+        "threads-2",
+        partial(WorkerLoader, num_workers=2, persistent_workers=True, worker_method="thread"),
+        seeds_plain_datasets=False,
+    ),
 ]
 
 # Five batches of four, the last of them with two samples.

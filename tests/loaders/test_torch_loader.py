@@ -14,7 +14,8 @@ import torch
 from example_datasets import Augmented, Faulty, Numbers, contents
 from torch.utils.data import IterableDataset
 
-from loaders import TorchLoader, torch_loader
+from loaders import TorchLoader
+from loaders.pools.inline import warn_of_unseeded_reading
 
 
 class Processes(Numbers):
@@ -159,15 +160,15 @@ def test_ranks_augment_differently(make, num_workers):
 def test_a_thread_that_reads_a_plain_dataset_leaves_the_global_generators_unseeded_and_says_so_once(
     make, in_thread, bound, caplog
 ):
-    torch_loader._warn_of_unseeded_thread.cache_clear()
+    warn_of_unseeded_reading.cache_clear()
     torch.manual_seed(3)
     expected = torch.rand(())
     torch.manual_seed(3)
     with caplog.at_level(logging.WARNING, logger="loaders"):
         for _ in range(2):
-            in_thread(list, make(Numbers(4))).result(bound)
+            in_thread(list, iter(make(Numbers(4)))).result(bound)
     assert len(caplog.records) == 1
-    assert "num_workers=0" in caplog.text
+    assert "samples are read in a thread" in caplog.text
     assert torch.equal(torch.rand(()), expected)
 
 

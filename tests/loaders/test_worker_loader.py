@@ -241,21 +241,6 @@ def test_out_of_order_an_epoch_still_has_its_own_batches_only():
         assert [batch.item() for batch in iterator] == [7]
 
 
-def test_a_timeout_is_no_delivery_and_may_be_waited_out():
-    dataset = SlowLast()
-    with seeded(dataset, 1, batch_size=1, shuffle=False, timeout=0.2) as loader:
-        iterator = iter(loader)
-        for _ in range(7):
-            next(iterator)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
-                next(iterator)
-        assert loader.state_dict()["samples"] == 7
-        dataset.go.set()
-        loader._source._timeout = 30
-        assert [batch.item() for batch in iterator] == [7]
-
-
 def test_iterators_without_persistent_workers_are_independent():
     with seeded(Written(), 1, persistent_workers=False) as loader:
         one, other = iter(loader), iter(loader)
@@ -338,15 +323,6 @@ def test_large_arrays_reach_spawned_workers_whole():
         assert torch.cat(list(loader)).tolist() == [(1 << 20) - 1 - index for index in range(4)]
 
 
-def test_a_killed_worker_is_an_error_in_torchs_words():
-    loader = WorkerLoader(AboutWorkers(1000), 1, num_workers=1)
-    iterator = iter(loader)
-    iterator._workers[0].kill()
-    iterator._workers[0].join()
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
-        list(iterator)
-
-
 def test_breaking_off_and_closing_leaves_no_process_and_no_descriptor():
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -375,6 +351,13 @@ def test_a_hundred_million_samples_are_shuffled_without_a_list_of_them():
         ({"num_workers": -1}, "num_workers option should be non-negative"),
         ({"seed": 1, "generator": torch.Generator()}, "seed=1 and a generator were given"),
         ({"rank": 1, "world_size": 2}, "rank=1 and world_size=2 need a seed"),
+        ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2 and world_size=2: ranks are numbered from 0"),
+        ({"seed": -1}, "seed=-1: give an integer from 0"),
+        ({"seed": 1.5}, "seed=1.5: give an integer from 0"),
+        ({"worker_method": "threads"}, "worker_method='threads': did you mean 'thread'"),
+        ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "starts no processes"),
+        ({"on_error": "ignore"}, "on_error='ignore': it is one of 'raise', 'skip'"),
+        ({"max_restarts": -1}, "max_restarts=-1: give a number from 0"),
         ({"prefetch_batches": 0}, "prefetch_batches=0: give the number of batches"),
         ({"prefetch_batches": 3, "prefetch_factor": 2, "num_workers": 1}, "leave out prefetch_factor"),
     ],
