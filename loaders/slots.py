@@ -34,20 +34,23 @@ ADVICE = {
 }
 
 
+class MachineFull(RuntimeError):
+    """There is no memory, descriptor or process left for a loader; says what would help."""
+
+
 def align(size: int, to: int = ALIGNMENT) -> int:
     return -(-size // to) * to
 
 
 @contextmanager
 def full_machine_explained(doing: str) -> Iterator[None]:
-    """Turns the system's refusal of memory, descriptors or processes into a MemoryError or RuntimeError in words."""
+    """Turns the system's refusal of memory, descriptors or processes into MachineFull."""
     try:
         yield
     except OSError as error:
         if error.errno not in ADVICE:
             raise
-        kind = MemoryError if error.errno in (errno.ENOMEM, errno.ENOSPC) else RuntimeError
-        raise kind(f"{doing} failed: {ADVICE[error.errno]}") from error
+        raise MachineFull(f"{doing} failed: {ADVICE[error.errno]}") from error
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Slot:
     def for_writing(cls, fd: int, offset: int, capacity: int) -> Slot:
         """As a worker maps it: it provides the memory, so that the parent need not wait for it to be cleared.
 
-        Raises MemoryError, in a sentence, where the machine has none left.
+        Raises MachineFull where there is none left.
         """
         with full_machine_explained(f"providing {capacity:,} bytes for a batch"):
             os.posix_fallocate(fd, offset, capacity)

@@ -22,14 +22,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
-from loaders.pools.process import WorkerFailure
+from loaders.pools.results import WorkerFailure
+from loaders.slots import MachineFull
 from training.config import ConfigError, check_overrides
 from training.files import write_whole
 from training.sweep import format_report, write_report
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ConfigError, DataError, WorkerFailure)
+EXPECTED = (ConfigError, DataError, WorkerFailure, MachineFull)
 
 
 class Launcher:

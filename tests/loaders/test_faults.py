@@ -22,6 +22,7 @@ import torch
 
 from loaders import Preloader, WorkerLoader
 from loaders.pools import process
+from loaders.slots import MachineFull
 
 ROOT = Path(__file__).parents[2]
 
@@ -408,7 +409,7 @@ def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    with pytest.raises(MemoryError, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
+    with pytest.raises(MachineFull, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
         next(iter(loader_over(Written())))
 
 
