@@ -58,7 +58,7 @@ class Preloader:
         self._epoch_number = 0  # for a loader that does not count its epochs itself
         self._named_epoch: int | None = None  # by set_epoch, while the thread had the loader
         self._last_state: dict[str, Any] | None = None  # of an epoch that was broken off, at its consumer
-        self._batches, self._wait_seconds = 0, 0.0
+        self._batches, self._wait_seconds, self._queued = 0, 0.0, 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -119,13 +119,18 @@ class Preloader:
         self._named_epoch = self._last_state = None
 
     def stats(self) -> dict[str, Any]:
-        """The loader's figures and, under "preloader", batches received, seconds waited for them, batches queued."""
+        """The loader's figures and, under "preloader", its own: batches received, seconds waited for them, seconds
+        that moving and transforming took the host, and batches queued now and on average.
+        """
         inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
-        queued = 0 if self._epoch is None else self._epoch.queued
-        return {
-            **inner,
-            "preloader": {"batches": self._batches, "wait_seconds": self._wait_seconds, "queued": queued},
+        own = {
+            "batches": self._batches,
+            "wait_seconds": self._wait_seconds,
+            "busy_seconds": self._stage.busy_seconds,
+            "queued": 0 if self._epoch is None else self._epoch.queued,
+            "mean_queued": self._queued / max(1, self._batches),
         }
+        return {**inner, "preloader": own}
 
     def close(self) -> None:
         """Stops the thread and closes the loader. Idempotent, in any state."""
@@ -174,6 +179,7 @@ class Preloader:
             finally:
                 del error
         self._batches += 1
+        self._queued += epoch.queued
         return self._stage.hand_over(item.batch, item.ready)
 
     def _is_running(self) -> bool:

@@ -9,6 +9,7 @@ Why there are no races:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ class Stage:
         self.transform = transform
         self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
         self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self.busy_seconds = 0.0  # of the host, in prepare
 
     def begin(self) -> None:
         """Orders the side stream after what the calling thread has queued, on memory that may be handed out again."""
@@ -50,6 +52,7 @@ class Stage:
 
     def prepare(self, batch: Any, random: Random) -> tuple[Any, torch.cuda.Event | None]:
         """The batch on the device, transformed, and the event of its completion (None without a side stream)."""
+        began = time.perf_counter()
         prepared = move(batch, self._to_device)
         if self.device.type == "cuda":
             stream = self._stream or torch.cuda.current_stream(self.device)
@@ -57,6 +60,7 @@ class Stage:
             self.release_copied()
         if self.transform is not None:
             prepared = self.transform(prepared, random)
+        self.busy_seconds += time.perf_counter() - began
         return prepared, None if self._stream is None else self._stream.record_event()
 
     def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:

@@ -990,7 +990,7 @@ def test_stats_count_batches_and_add_the_loaders_own(make, depth):
             return {"restarts": 3}
 
     loader = make(Measured(4), depth)
-    assert loader.stats()["preloader"] == {"batches": 0, "wait_seconds": 0.0, "queued": 0}
+    assert set(loader.stats()["preloader"].values()) == {0}
     list(loader)
     stats = loader.stats()
     assert stats["restarts"] == 3
