@@ -199,7 +199,8 @@ class Dispatcher:
         if not taken.wanted or taken.deaths <= self._max_restarts:
             return taken.wanted
         if death.row >= 0:
-            where = f"reading sample {task.indices[death.row]}"
+            sample = list(task.indices)[death.row]
+            where = f"reading sample {sample}"
         elif death.row == WHOLE:
             where = f"reading {task.indices}"
         else:
@@ -207,7 +208,7 @@ class Dispatcher:
         sentence = f"{death.reason} It is number {taken.deaths} in a row to end so, {where}"
         if self._skips and death.row >= 0:
             taken.task, taken.deaths = replace(task, without=task.without | {death.row}), 0
-            self.stats.count_skipped([(task.indices[death.row], death.reason)])
+            self.stats.count_skipped([(sample, death.reason)])
             return True
         taken.result = _GivenUp(WorkerFailure(sentence))
         return False

@@ -108,7 +108,7 @@ class Reader:
                 if not self.skips:
                     raise
         good = 0
-        for row in _rows(task):
+        for row in sorted(set(range(len(indices))) - task.without):
             mark(row)
             one = slice(row, row + 1)
             place = {name: tensor[good : good + 1] for name, tensor in out.items()}
@@ -169,16 +169,18 @@ class Reader:
                         raise
         keys = self._keys(task, task.indices) if seeded else None
         samples = []
-        for row in _rows(task):
+        for row, index in enumerate(task.indices):
+            if row in task.without:
+                continue
             mark(row)
             try:
                 if keys is not None:
                     seed_globals(keys[row])
-                samples.append(read(task.indices[row]))
+                samples.append(read(index))
             except Exception as error:
                 if not self.skips:
                     raise
-                skipped.append((task.indices[row], f"{type(error).__name__}: {error}"))
+                skipped.append((index, f"{type(error).__name__}: {error}"))
         if not samples and (skipped or task.without):
             raise _nothing_left(skipped)
         return samples
@@ -233,10 +235,6 @@ class Room:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of rows, as bytes (rows, n)."""
     return tensor.view(len(tensor), -1).view(torch.uint8)
-
-
-def _rows(task: Task) -> list[int]:
-    return [row for row in range(len(task.indices)) if row not in task.without]
 
 
 def _nothing_left(skipped: list[tuple[Any, str]]) -> RuntimeError:

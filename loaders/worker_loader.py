@@ -96,6 +96,8 @@ class WorkerLoader(DataLoader[T_co]):
             raise ValueError(f"max_restarts={max_restarts!r}: give a number from 0")
         if worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
+        if on_error == "skip" and isinstance(dataset, IterableDataset):
+            raise ValueError("on_error='skip' needs a map-style dataset: an iterable one cannot go on after an error")
         if prefetch_batches is not None and (prefetch_factor is not None or prefetch_batches < 1):
             raise ValueError(
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
@@ -215,7 +217,8 @@ class WorkerLoader(DataLoader[T_co]):
 
     def _get_iterator(self) -> Any:
         """torch asks this for an iterator where there is no seed."""
-        if isinstance(self.dataset, IterableDataset) or not self._has_pool():
+        iterable = isinstance(self.dataset, IterableDataset)
+        if iterable or not (self._has_pool() or self.on_error == "skip"):
             if self.num_workers > 0:
                 _say_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
             return super()._get_iterator()

@@ -47,7 +47,7 @@ class Inline:
     def _read(self, task: Task) -> Any:
         self.stats.batches += 1
         room = Room()
-        if self._reader.spec is not None:
+        if self._reader.spec is not None or self._reader.seed is None:
             return self._reader.read(task, room)
         if threading.current_thread() is self._thread:  # that of the training loop
             with preserved_globals():  # the model's own draws must not notice

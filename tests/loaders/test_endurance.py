@@ -111,7 +111,7 @@ class Large:
     def sample_spec(self):
         return {"image": ((3, 224, 224), torch.uint8)}
     def read_batch(self, indices, out, random):
-        out["image"].copy_(torch.from_numpy(indices % 256).to(torch.uint8)[:, None, None, None].expand_as(out["image"]))
+        out["image"].copy_(torch.from_numpy(indices % 256)[:, None, None, None].expand_as(out["image"]))
     def __getitem__(self, index):
         return {"image": torch.full((3, 224, 224), index % 256, dtype=torch.uint8)}
 

@@ -320,9 +320,10 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, settings, c
             assert batch == {name: [values[row] for row in keep] for name, values in rows.items()}
 
 
-def test_without_a_seed_bad_samples_are_left_out_too():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_a_seed_bad_samples_are_left_out_too(num_workers):
     dataset = failing(Together, "raise", (5, 6, 47))
-    batches = list(WorkerLoader(dataset, 4, num_workers=2, on_error="skip"))
+    batches = list(WorkerLoader(dataset, 4, num_workers=num_workers, on_error="skip"))
     assert flat(indices(batches)) == [index for index in range(48) if index not in (5, 6, 47)]
 
 
