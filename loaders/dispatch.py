@@ -100,6 +100,7 @@ class Dispatcher:
     def next(self) -> Any:
         """The next batch; waits for it. Raises its error, and WorkerTimeout when a thread is too slow."""
         began = time.perf_counter()
+        self._submit()
         number = self._wait()
         self.stats.wait_seconds += time.perf_counter() - began
         self._queue.remove(number)
@@ -107,7 +108,7 @@ class Dispatcher:
         try:
             return self._deliver(taken)
         finally:
-            self._submit()
+            self._submit(sparing=True)
 
     def close(self) -> None:
         """Ends the workers and lets go of the memory; what was delivered stays valid."""
@@ -119,7 +120,12 @@ class Dispatcher:
         self._tasks, self._held = iter(()), None
         self.ring.close()
 
-    def _submit(self) -> None:
+    def _submit(self, sparing: bool = False) -> None:
+        """Sends as many tasks as may be ahead, lost ones first.
+
+        `sparing`: the last one waits for the next call rather than for a slot to be made, where workers have enough to
+        do: by then the consumer has dropped the batch before the one it is given now.
+        """
         while self._lost:
             taken = self._taken[self._lost[0]]
             if not self.pool.submit(taken.worker, self._lost[0], taken.task, taken.lease):
@@ -131,6 +137,8 @@ class Dispatcher:
                 if task is None:
                     return
                 self._held = task, self._choose()
+            if sparing and len(self._queue) == self._depth - 1 >= self.pool.num_workers and not self.ring.has_free():
+                return
             task, worker = self._held
             lease, number = self.ring.acquire(), next(self._ids)
             if not self.pool.submit(worker, number, task, lease):

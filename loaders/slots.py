@@ -138,10 +138,14 @@ class SlotRing:
         weakref.finalize(array, self._give_back, slot).atexit = False
         return Lease(torch.from_numpy(array), slot.offset)
 
+    def has_free(self) -> bool:
+        """Whether `acquire` would give a slot that is there."""
+        self._collect()
+        return bool(self._free)
+
     def has_spare(self) -> bool:
         """Whether `acquire` would give a slot."""
-        self._collect()
-        return bool(self._free) or self._made < self._count
+        return self.has_free() or self._made < self._count
 
     def close(self) -> None:
         """Lets go of the memory; leased slots stay valid until their tensors die."""

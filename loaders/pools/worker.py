@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -47,6 +48,7 @@ class Setup:
 
 def work(reader: Any, memory_fd: int, setup: Setup, tasks: Any, results: Any) -> None:
     """The process's main function; `reader` is a Reader, or (Reader, memory_fd) where they were carried."""
+    gc.freeze()  # the collector would write to what a forked worker shares with its parent, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for end in list(parents_ends):
