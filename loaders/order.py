@@ -6,6 +6,7 @@ million samples costs as little as any other, a resume skips to its batch at onc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from loaders.randomness import fold, mix
 
 ROUNDS = 6
+BLOCK = 4096  # samples whose indices are worked out together: numpy's calls cost more than its arithmetic
 
 
 def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
@@ -88,6 +90,16 @@ class Order:
         if not self.shuffle:
             return positions
         return permute(positions, self.length, fold(self.seed, epoch))
+
+    def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """The number, positions and indices of each batch of epoch `epoch`, from number `first` on."""
+        block = max(1, BLOCK // self.batch_size)
+        for start in range(first, len(self), block):
+            numbers = range(start, min(start + block, len(self)))
+            positions = [self.positions(number) for number in numbers]
+            ends = np.cumsum([len(rows) for rows in positions])
+            indices = self.indices(epoch, np.concatenate(positions))
+            yield from zip(numbers, positions, np.split(indices, ends[:-1]), strict=True)
 
     def samples_before(self, number: int) -> int:
         """How many samples of the epoch all ranks together have had before batch `number`."""

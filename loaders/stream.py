@@ -30,8 +30,8 @@ class OwnOrder:
 
     def __iter__(self) -> Iterator[int]:
         epoch = self.progress.state_dict()["epoch"]
-        for number in range(len(self.order)):
-            yield from self.order.indices(epoch, self.order.positions(number)).tolist()
+        for _, _, indices in self.order.batches(epoch):
+            yield from indices.tolist()
 
 
 class TaskStream:
@@ -87,9 +87,7 @@ class TaskStream:
             epoch, first = epoch + 1, 0
 
     def _in_own_order(self, epoch: int, first: int) -> Iterator[Task]:
-        for number in range(first, len(self.order)):
-            positions = self.order.positions(number)
-            indices = self.order.indices(epoch, positions)
+        for number, positions, indices in self.order.batches(epoch, first):
             yield Task(indices.tolist() if self._batched else int(indices[0]), epoch, number, positions)
 
     def _as_given(self, epoch: int, first: int) -> Iterator[Task]:

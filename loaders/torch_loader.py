@@ -208,9 +208,8 @@ class _KeyedBatches:
 
     def __iter__(self) -> Iterator[_Numbered]:
         epoch, order = self.epoch, self._order
-        for number in range(self.first, len(order)):
-            indices = order.indices(epoch, order.positions(number)).tolist()
-            yield _Numbered(indices, number, int(fold(order.seed, epoch, number, order.rank)))
+        for number, _, indices in order.batches(epoch, self.first):
+            yield _Numbered(indices.tolist(), number, int(fold(order.seed, epoch, number, order.rank)))
 
 
 class _Seeded(Dataset):

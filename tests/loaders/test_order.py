@@ -123,3 +123,16 @@ def test_samples_before_a_batch_are_those_of_all_ranks():
     order = Order(length=10, batch_size=2, shuffle=True, seed=0, rank=1, world_size=2)
     assert order.global_batch_size == 4
     assert [order.samples_before(number) for number in range(4)] == [0, 4, 8, 10]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, monkeypatch):
+    monkeypatch.setattr("loaders.order.BLOCK", 13)
+    order = Order(95, 5, True, seed=3, rank=rank, world_size=2)
+    numbers = list(range(first, len(order)))
+    batches = list(order.batches(4, first))
+    assert [number for number, _, _ in batches] == numbers
+    for number, positions, indices in batches:
+        assert positions.tolist() == order.positions(number).tolist()
+        assert indices.tolist() == order.indices(4, order.positions(number)).tolist()

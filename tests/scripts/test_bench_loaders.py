@@ -1,0 +1,108 @@
+"""scripts/bench_loaders.py on next to no work: what it writes, and what it refuses."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.io import decode_jpeg, read_file
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_loaders.py"
+FIELDS = {
+    "loader",
+    "images_per_second",
+    "ratio_to_torch",
+    "first_batch_seconds",
+    "cpu_seconds_per_1000",
+    "peak_memory_mb",
+}
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_loaders", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(bench, tmp_path, *arguments: str) -> list[dict]:
+    bench.main([*arguments, "--seconds", "0.3", "--workers", "1", "--json", str(tmp_path / "rows.json")])
+    return json.loads((tmp_path / "rows.json").read_text())
+
+
+def test_every_row_is_measured_and_compared_with_the_stock_loader(bench, tmp_path, capsys):
+    names = "torch,workers,threads-plain,torch-1,workers-1"
+    result = run(bench, tmp_path, "--workload", "overhead", "--loaders", names)
+    assert (result["workload"], result["num_workers"]) == ("overhead", 1)
+    table = capsys.readouterr().out
+    for row in result["rows"]:
+        assert row.keys() == FIELDS
+        assert all(row[field] > 0 for field in FIELDS - {"loader"})
+        assert row["loader"] in table
+    ratios = {row["loader"]: row["ratio_to_torch"] for row in result["rows"]}
+    assert list(ratios) == names.split(",")
+    assert ratios["torch"] == ratios["torch-1"] == 1
+
+
+def test_without_the_stock_loader_there_is_no_ratio(bench, tmp_path):
+    (row,) = run(bench, tmp_path, "--workload", "overhead", "--loaders", "workers")["rows"]
+    assert row["ratio_to_torch"] is None
+
+
+def test_all_rows_of_cifar_end_in_the_same_kind_of_batch(bench):
+    for name, make in bench.cifar(Path(), length=1024).items():
+        loader = make(1)
+        batch = next(iter(loader))
+        image = batch["image"] if isinstance(batch, dict) else batch[0]
+        assert (image.shape, image.dtype) == ((512, 3, 32, 32), torch.float32), name
+        if hasattr(loader, "close"):
+            loader.close()
+
+
+def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(bench, tmp_path):
+    bench.make_pictures(tmp_path, count=80)
+    files = list(tmp_path.rglob("*.jpg"))
+    assert len(files) == 80
+    assert all(40_000 <= path.stat().st_size <= 120_000 for path in files)
+    assert decode_jpeg(read_file(str(files[0]))).shape == (3, 375, 500)
+    for make in bench.jpeg(tmp_path).values():
+        loader = make(1)
+        batch = next(iter(loader))
+        image = batch["image"] if isinstance(batch, dict) else batch[0]
+        assert (len(image), image.dtype) == (64, torch.uint8)
+        if hasattr(loader, "close"):
+            loader.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "transprt"], "--workload transprt: did you mean transport?"),
+        (["--workload", "cifar", "--loaders", "torch,worker"], "--loaders worker: did you mean workers?"),
+        (["--workload", "cifar", "--loaders", "torch-tv"], "--loaders torch-tv: "),
+        (["--workload", "cifar", "--workers", "0"], "--workers 0 .*give numbers above 0"),
+        (["--workload", "cifar", "--seconds", "nan"], "--seconds nan: give numbers above 0"),
+        (["--workload", "jpeg", "--data-root", "/nowhere"], "--data-root /nowhere: give a folder that is there"),
+        (["--workload", "cifar", "--data-root", "."], "only with --workload jpeg"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(bench, arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        bench.main(arguments)
+
+
+def test_a_loader_that_fails_ends_the_bench_with_its_name_and_error(bench):
+    def make(num_workers: int):
+        raise OSError("no such camera")
+
+    with pytest.raises(SystemExit, match="error: mine: OSError: no such camera"):
+        bench.bench({"mine": make}, 1, 0.1)
