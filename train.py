@@ -3,7 +3,7 @@
 python train.py                                     # a small Fashion-MNIST, which ships with the repository
 python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
 python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
-python train.py train.resume=outputs/2026-11-21_10-00-00            # go on with an earlier run
+python train.py train.resume=outputs/2026-11-21_10-00-00_123456     # go on with an earlier run
 python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import hydra
 import torch
-import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -37,8 +36,8 @@ CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
 
 
-def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
-    """Trains as `cfg` says; returns the summary that it writes to `folder` (by default Hydra's).
+def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    """Trains as `cfg` says; returns the summary that it writes to `folder`.
 
     Raises ConfigError or DataError, each a sentence, for settings and files that cannot work.
     """
@@ -48,15 +47,15 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
 
     with ExitStack() as cleanup, logging_redirect_tqdm():
-        record = cleanup.enter_context(Record(folder))
-        train_set, test_set = build(config.data, train=True), build(config.data, train=False)
+        record = Record(folder)
+        train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
         train_loader = cleanup.enter_context(make_loader(config, train_set, device, shuffle=True, drop_last=True))
         test_loader = cleanup.enter_context(make_loader(config, test_set, device, pad=False))
 
         trainer = Trainer(config, train_set, len(train_loader), device)
         if config.train.resume is not None:
             trainer.resume(config.train.resume, train_loader)
-        log.info("%s on %s; writing to %s", trainer, device, record.folder)
+        log.info("%s on %s; writing to %s", trainer, device, folder)
 
         timer = StepTimer(device, config.train.timing_warmup_steps)
         while not trainer.finished:
@@ -65,9 +64,11 @@ def run(cfg: DictConfig, folder: Path | str | None = None) -> dict[str, Any]:
             record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
             first = f"first batch {timer.epoch_first_batch_seconds:.2f} s"
             log.info("epoch %d: accuracy %.4f, %s, %s", trainer.epoch, accuracy, timer.epoch(), first)
-            best, trainer.best_accuracy = trainer.best_accuracy, max(accuracy, trainer.best_accuracy)
-            for name in ("last", "best") if accuracy >= best else ("last",):
-                save_checkpoint(record.folder / "checkpoints" / f"{name}.pt", trainer.state_dict(train_loader))
+            best = folder / "checkpoints" / "best.pt"
+            if accuracy >= trainer.best_accuracy or not best.exists():  # a run resumed in a new folder has none yet
+                trainer.best_accuracy = accuracy
+                save_checkpoint(best, trainer.state_dict(train_loader))
+            save_checkpoint(best.with_name("last.pt"), trainer.state_dict(train_loader))
 
         total = timer.run()
         summary = record.summary(
@@ -137,7 +138,7 @@ class Trainer:
         self.warmup_steps = min(self.config.warmup_epochs * epoch_steps, self.last_step / 2)
 
         channels = train_set.sample_spec()["image"][0][-1]
-        model = build(config.model, num_classes=len(train_set.classes), in_channels=channels)
+        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels)
         memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
         self.model: nn.Module = model.to(device, memory_format=memory_format)
         self.forward = torch.compile(self.model) if self.config.compile else self.model
@@ -148,8 +149,7 @@ class Trainer:
         # Weight decay is for weights, not for biases and norms.
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = build(config.optim, _partial_=True)(groups)
+        self.optimizer = build("optim", config.optim, [{"params": weights}, {"params": others, "weight_decay": 0.0}])
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
     @property
@@ -170,7 +170,7 @@ class Trainer:
         for images, labels in zip(batch["image"].chunk(parts), batch["label"].chunk(parts), strict=True):
             with self.autocast:
                 logits = self.forward(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+            loss = nn.functional.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
             loss = loss * (len(labels) / len(batch["label"]))
             loss.backward()
             mean_loss += loss.detach()
@@ -202,6 +202,7 @@ class Trainer:
             "optimizer_class": type(self.optimizer).__name__,
             "loader": loader.state_dict(),
             "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
             "step": self.step,
             "best_accuracy": self.best_accuracy,
         }
@@ -216,16 +217,15 @@ class Trainer:
                 f"train.resume: {path} was trained with {theirs} and this run has {ours}: use its optim="
             )
         # This run's settings stay, learning rate and all; what is loaded is what the optimizer has learnt.
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        learnt = {**self.optimizer.state_dict(), "state": state["optimizer"]["state"]}
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(learnt)
             loader.load_state_dict(state["loader"])
         except ValueError as error:
             raise ConfigError(f"train.resume: {path} is of a run unlike this one: {error}") from error
-        for group, ours in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(ours)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         torch.set_rng_state(state["random"].cpu())
+        torch.cuda.set_rng_state_all([random.cpu() for random in state["random_cuda"][: torch.cuda.device_count()]])
         self.epoch, self.step, self.best_accuracy = state["loader"]["epoch"], state["step"], state["best_accuracy"]
         if self.finished:
             raise ConfigError(

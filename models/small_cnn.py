@@ -16,6 +16,8 @@ class SmallCNN(nn.Module):
     """
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 16) -> None:
+        if width < 1:
+            raise ValueError(f"width={width}: give a number from 1")
         super().__init__()
         self.features = nn.Sequential(
             convolution(in_channels, width),

@@ -141,6 +141,28 @@ def test_a_resumed_run_goes_by_its_own_learning_rate(tmp_path):
     assert 0 < rates[0] < 0.01 / 2
 
 
+@pytest.mark.parametrize("where", ["a new folder", "the same folder"])
+def test_best_is_the_best_of_its_folder_after_a_resume_too(tmp_path, monkeypatch, where):
+    accuracies = iter([0.8, 0.9, 0.5, 0.7, 0.6])
+    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader: next(accuracies))
+    train(tmp_path)
+    folder = tmp_path / "on" if where == "a new folder" else tmp_path
+    train(folder, "train.epochs=5", f"train.resume={tmp_path}")
+    best = torch.load(folder / "checkpoints" / "best.pt", weights_only=True)
+    assert best["best_accuracy"] == (0.7 if where == "a new folder" else 0.9)
+    assert best["step"] == (32 if where == "a new folder" else 16)
+
+
+@pytest.mark.cuda
+def test_the_devices_random_numbers_go_on_after_a_resume(tmp_path, monkeypatch):
+    train(tmp_path, "train.epochs=1")
+    drawn, states = [], torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["random_cuda"]
+    monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: drawn.append(torch.cuda.get_rng_state()))
+    with pytest.raises(TypeError):
+        train(tmp_path / "on", f"train.resume={tmp_path}")
+    assert len(states) == torch.cuda.device_count() and torch.equal(drawn[0], states[0])
+
+
 def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
     train(tmp_path, "train.epochs=1")
     with pytest.raises(ConfigError, match=r"has 8 steps behind it and this run ends after 8: raise train\.epochs"):

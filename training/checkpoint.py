@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,16 @@ import torch
 from torch import nn
 
 from training.config import ConfigError
+from training.files import replacing
 
-KEYS = {"model", "optimizer", "optimizer_class", "loader", "random", "step", "best_accuracy"}
+KEYS = {"model", "optimizer", "optimizer_class", "loader", "random", "random_cuda", "step", "best_accuracy"}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes `state` (tensors, numbers, strings, nested) beside `path` first: a crash leaves the old file whole."""
+    """Writes `state`: tensors, numbers and strings, nested."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
+    with replacing(path) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, Any]]:
@@ -31,7 +27,11 @@ def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, 
 
     Raises ConfigError where there is none or it cannot be read.
     """
-    path = _find(Path(resume).expanduser())
+    given = Path(resume).expanduser()
+    path = next(filter(Path.is_file, (given, given / "checkpoints" / "last.pt", given / "last.pt")), None)
+    if path is None:
+        what = "has no checkpoints/last.pt" if given.is_dir() else "does not exist"
+        raise ConfigError(f"train.resume={given} {what}: give a checkpoint file or the folder of a run that saved one")
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
@@ -43,27 +43,18 @@ def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, 
     return path, state
 
 
-def _find(path: Path) -> Path:
-    for candidate in (path, path / "checkpoints" / "last.pt", path / "last.pt"):
-        if candidate.is_file():
-            return candidate
-    what = "has no checkpoints/last.pt" if path.is_dir() else "does not exist"
-    raise ConfigError(f"train.resume={path} {what}: give a checkpoint file or the folder of a run that saved one")
-
-
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Raises ConfigError, naming the first difference, for the weights of another model."""
-    ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    ours, theirs = _shapes(model.state_dict()), _shapes(weights)
     for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
+        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+        if here != there:
             raise ConfigError(
                 f"train.resume: {path} is of another model than this run's {type(model).__name__}: {name} is "
-                f"{_shape(theirs.get(name))} there and {_shape(ours.get(name))} here; choose the model= and data= "
-                "of that run"
+                f"{there} there and {here} here; choose the model= and data= of that run"
             )
     model.load_state_dict(weights)
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else f"of shape {shape}"
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: f"of shape {tuple(tensor.shape)}" for name, tensor in weights.items()}

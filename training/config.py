@@ -7,7 +7,7 @@ override without a suggestion. Values are checked when the config is made (`chec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,13 +18,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from data.errors import DataError
 from loaders import LoaderConfig, LoaderConfigError
+
+TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 class ConfigError(ValueError):
@@ -50,16 +53,8 @@ class TrainConfig:
     timing_warmup_steps: int
 
     def __post_init__(self) -> None:
-        least = {
-            "epochs": 1,
-            "batch_size": 1,
-            "max_steps": 1,
-            "warmup_epochs": 0,
-            "label_smoothing": 0,
-            "accumulate": 1,
-            "log_interval": 1,
-            "timing_warmup_steps": 0,
-        }
+        least = dict.fromkeys(("epochs", "batch_size", "max_steps", "accumulate", "log_interval"), 1)
+        least |= dict.fromkeys(("warmup_epochs", "label_smoothing", "timing_warmup_steps"), 0)
         for key, bound in least.items():
             value = getattr(self, key)
             if value is not None and not value >= bound:
@@ -104,14 +99,21 @@ def checked(cfg: DictConfig) -> Config:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-def build(section: dict[str, Any], **arguments: Any) -> Any:
-    """What the section's `_target_` makes of its keys and `arguments`; an error in it comes out as it was raised."""
+def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    """What the `_target_` of the section called `name` makes of its keys, `arguments` and `options`.
+
+    Raises ConfigError where there is no such target or it refuses its keys; its other errors come out as raised.
+    """
+    keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
-        return instantiate(section, **arguments)
-    except InstantiationException as error:
-        if error.__cause__ is not None and str(error).startswith("Error in call to target"):
-            raise error.__cause__ from None
-        raise ConfigError(f"_target_: {section.get('_target_')}: {_one_line(error)}") from error
+        return instantiate(section, _partial_=True)(*arguments, **options)
+    except DataError:
+        raise
+    except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError) as error:
+        reason = _one_line(error).partition(", set env var")[0]
+        raise ConfigError(
+            f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"
+        ) from error
 
 
 def one_of(key: str, value: str, choices: Sequence[str]) -> None:
@@ -120,86 +122,71 @@ def one_of(key: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{key}={value}: {_did_you_mean(value, choices)}it is one of {', '.join(choices)}")
 
 
+def full_errors() -> bool:
+    """Whether every error is left to Hydra, which then shows its traceback."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
 def check_overrides(arguments: list[str], conf: Path) -> None:
     """Raises ConfigError for the first command-line override that names or types something wrongly.
 
     Other flags than -m, such as --help or --cfg, leave all to Hydra, and so does HYDRA_FULL_ERROR=1.
     """
     flags = {argument for argument in arguments if argument.startswith("-")}
-    if flags - {"-m", "--multirun", "-r", "--run"} or os.environ.get("HYDRA_FULL_ERROR") == "1":
+    if flags - {"-m", "--multirun", "-r", "--run"} or full_errors():
         return
     lines = [argument for argument in arguments if not argument.startswith(("-", "hydra"))]
     with initialize_config_dir(str(conf), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
         try:
             overrides = OverridesParser.create().parse_overrides(lines)
         except OverrideParseException as error:
             raise ConfigError(
                 f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3"
             ) from error
-        if not flags & {"-m", "--multirun"}:
-            for override in overrides:
-                if override.is_sweep_override():
-                    raise ConfigError(
-                        f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]"
-                    )
-        options = {override.key_or_group: _options(override.key_or_group) for override in overrides}
-        groups = [override for override in overrides if options[override.key_or_group]]
-        for override in groups:
-            for choice in _choices(override):
-                if choice != "null":  # leaves out an optional group such as debug
-                    one_of(override.key_or_group, choice, options[override.key_or_group])
+        groups, others = [], []
+        for override in overrides:
+            key, values = override.key_or_group, _values(override)
+            if override.is_sweep_override() and not flags & {"-m", "--multirun"}:
+                raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
+            if choices := loader.get_group_options(key):
+                for choice in values:
+                    if choice is not None:  # null leaves out an optional group such as debug
+                        one_of(key, str(choice), choices)
+                groups.append(f"{override.get_key_element()}={values[0] or 'null'}")
+            elif not override.input_line.startswith(("+", "~")) or key.startswith(("train.", "loader.")):
+                others += [(key, value) for value in values]
         try:
-            known = compose(
-                "config", overrides=[f"{group.get_key_element()}={_choices(group)[0]}" for group in groups]
-            )
+            known = compose("config", overrides=groups)
         except HydraException as error:
             raise ConfigError(_one_line(error)) from error
-        for override in overrides:
-            if override.is_add() and override.key_or_group.startswith(("train.", "loader.")):
-                raise ConfigError(f"{override.input_line}: train and loader have fixed keys: leave out the +")
-            if override not in groups and not (override.is_add() or override.is_force_add() or override.is_delete()):
-                _check_value(override, known)
+        names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
+    for key, value in others:
+        if key not in names:
+            hint = _did_you_mean(key, names)
+            raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
+        _check_value(key, value, known)
 
 
-def _check_value(override: Override, known: DictConfig) -> None:
-    key = override.key_or_group
-    if not _has(known, key):
-        groups = [group for group in GlobalHydra.instance().config_loader().list_groups("") if group != "hydra"]
-        hint = _did_you_mean(key, [*_names(known), *groups])
-        raise ConfigError(
-            f"{override.input_line}: there is no key {key}; {hint}python train.py --cfg job prints all keys"
-        )
+def _check_value(key: str, value: Any, known: DictConfig) -> None:
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig):
-        raise ConfigError(f"{override.input_line}: {key} is a section: set one of its keys, {', '.join(default)}")
-    for value in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
-        wants = f"it takes {_a_type(type(default))}, such as {key}={str(default).lower()}"
-        try:
-            OmegaConf.update(known.copy(), key, value)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}={value}: {_one_line(error) if default is None else wants}") from error
-        # The keys of data, model and optim have no types of their own but those of their defaults.
-        same_type = isinstance(value, type(default)) or (isinstance(default, float) and isinstance(value, int))
-        if isinstance(default, (int, float)) and (
-            isinstance(value, bool) != isinstance(default, bool) or not same_type
-        ):
-            raise ConfigError(f"{key}={value}: {wants}")
+        raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
+    kind = type(default)
+    wants = f"it takes {TYPES.get(kind, f'a {kind.__name__}')}, such as {key}={str(default).lower()}"
+    # The keys of data, model and optim have no types of their own but those of their defaults.
+    if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
+        raise ConfigError(f"{key}={value}: {wants}")
+    try:
+        OmegaConf.update(known.copy(), key, value)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}={value}: {_one_line(error) if default is None else wants}") from error
 
 
-def _options(group: str) -> list[str]:
-    return GlobalHydra.instance().config_loader().get_group_options(group)
-
-
-def _choices(override: Override) -> list[str]:
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
-    return [override.get_value_element_as_str()]
-
-
-def _has(config: DictConfig, key: str) -> bool:
-    parent, _, last = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    return isinstance(node, DictConfig) and last in node
+def _values(override: Override) -> list[Any]:
+    """Its value, or those that it sweeps over."""
+    values = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
+    return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
 def _names(config: DictConfig, prefix: str = "") -> list[str]:
@@ -209,13 +196,9 @@ def _names(config: DictConfig, prefix: str = "") -> list[str]:
     return names
 
 
-def _did_you_mean(given: str, known: Iterable[str]) -> str:
-    near = get_close_matches(given, list(known), n=1)
+def _did_you_mean(given: str, known: Sequence[str]) -> str:
+    near = get_close_matches(given, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
-
-
-def _a_type(kind: type) -> str:
-    return {int: "an integer", float: "a number", bool: "true or false"}.get(kind, f"a {kind.__name__}")
 
 
 def _one_line(error: Exception) -> str:

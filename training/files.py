@@ -1,13 +1,26 @@
 """Files that are written whole or not at all: a reader finds the old content or the new, never a part."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` to write to, which takes its place when the block ends well."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from omegaconf import DictConfig
 from data.errors import DataError
 from loaders.pools.results import WorkerFailure
 from loaders.slots import MachineFull
-from training.config import ConfigError, check_overrides
+from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
-from training.sweep import format_report, write_report
+from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +32,10 @@ EXPECTED = (ConfigError, DataError, WorkerFailure, MachineFull)
 
 
 class Launcher:
-    """Runs jobs for Hydra and remembers which failed and which sweep they belong to."""
+    """Runs jobs for Hydra and remembers whether one failed and which sweep they belong to."""
 
-    def __init__(self, run: Callable[[DictConfig], object]) -> None:
-        self._run = run
-        self._failed = False
+    def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
+        self._run, self._failed = run, False
         self._sweep: Path | None = None
 
     def job(self, cfg: DictConfig) -> None:
@@ -50,50 +47,37 @@ class Launcher:
         if hydra.mode == RunMode.MULTIRUN:
             self._sweep = folder.parent
         try:
-            self._run(cfg)
+            self._run(cfg, folder)
         except Exception as error:
             if full_errors():
                 raise
-            self._failed = True
-            self._report(error, folder)
+            self._failed, sentence = True, sentence_of(error)
+            write_whole(folder / "error.txt", sentence + "\n")
+            log.error("error: %s", sentence, exc_info=not isinstance(error, EXPECTED))
         finally:
             gc.collect()  # the next job starts without this one's memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._update_sweep()
+            if self._sweep is not None:
+                try:
+                    write_report(self._sweep)
+                except Exception as error:  # the other jobs are worth more than the report
+                    log.warning("the sweep's report could not be written: %s", error)
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
         """Checks the command line, runs Hydra's main, prints a sweep's table, exits with 0, 1 or 130 (Ctrl-C)."""
+        code: int | str = 0
         try:
             check_overrides(sys.argv[1:], conf)
             main()
         except ConfigError as error:
-            sys.exit(f"error: {error}")
+            code = f"error: {error}"
         except KeyboardInterrupt:
-            self._print_sweep()
             print("interrupted", file=sys.stderr)
-            sys.exit(130)
-        self._print_sweep()
-        sys.exit(1 if self._failed else 0)
-
-    def _report(self, error: Exception, folder: Path) -> None:
-        sentence = sentence_of(error)
-        write_whole(folder / "error.txt", sentence + "\n")
-        if isinstance(error, EXPECTED):
-            log.error("error: %s", sentence)
-        else:
-            log.error("".join(traceback.format_exception(error)))
-
-    def _update_sweep(self) -> None:
+            code = 130
         if self._sweep is not None:
-            try:
-                write_report(self._sweep)
-            except (OSError, ValueError) as error:  # the other jobs are worth more than the table
-                log.warning("the sweep's report could not be written: %s", error)
-
-    def _print_sweep(self) -> None:
-        if self._sweep is not None:
-            print(format_report(self._sweep))
+            print(Sweep(self._sweep).text())
+        sys.exit(code or int(self._failed))
 
 
 def sentence_of(error: Exception) -> str:
@@ -103,7 +87,3 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, EXPECTED):
         return message
     return f"{kind}: {message}" if message else kind
-
-
-def full_errors() -> bool:
-    return os.environ.get("HYDRA_FULL_ERROR") == "1"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 import torchvision
-from hydra.core.hydra_config import HydraConfig
 
 from training.files import write_whole
 
@@ -20,35 +18,24 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """The files of one run's folder (by default Hydra's output folder, else a new one under outputs/)."""
+    """The files of one run's folder."""
 
-    def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else _run_folder()
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._metrics = (self.folder / "metrics.jsonl").open("a")
 
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl, at once, so that a run can be watched and a crash loses nothing."""
-        self._metrics.write(json.dumps(values) + "\n")
-        self._metrics.flush()
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json, with the commit and the versions added, and returns it."""
-        summary = {**values, "git_commit": _git_commit(), "versions": _versions()}
+        versions = {module.__name__: module.__version__ for module in (torch, torchvision, numpy)}
+        versions["python"] = platform.python_version()
+        summary = {**values, "git_commit": _git_commit(), "versions": versions}
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
-
-    def __enter__(self) -> Record:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._metrics.close()
-
-
-def _run_folder() -> Path:
-    if HydraConfig.initialized():
-        return Path(HydraConfig.get().runtime.output_dir)
-    return Path("outputs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
 
 
 def _git_commit() -> str | None:
@@ -57,12 +44,3 @@ def _git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "numpy": numpy.__version__,
-    }

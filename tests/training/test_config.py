@@ -2,9 +2,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from data.errors import DataError
 from training.config import ConfigError, build, check_overrides, checked
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -31,6 +33,7 @@ def config(*overrides: str):
         (["train.epochs=1,2"], r"train\.epochs=1,2: add -m to sweep"),
         (["-m", "loader=torch,tortch"], r"loader=tortch: did you mean torch\?"),
         (["-m", "train.epochs=1,two"], r"train\.epochs=two: it takes an integer"),
+        (["+train.epoch=1"], r"train\.epoch=1: there is no key train\.epoch; did you mean train\.epochs\?"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
     ],
@@ -49,6 +52,8 @@ def test_a_wrong_override_is_refused_in_one_sentence(arguments, sentence):
         ["data=synthetic", "data.cost_ms=2", "data.cost=wait"],
         ["-m", "loader=torch,prefetch", "loader.num_workers=0,2", "train.epochs=range(1,3)"],
         ["debug=fast", "train.max_steps=5", "train.resume=null"],
+        ["debug=fast", "train.max_steps=null"],
+        ["-m", "data.root='a b','c'"],
         ["+model.anything=1", "hydra.run.dir=/tmp/x", "hydra/job_logging=disabled"],
         ["--cfg", "job", "no.such.key=1"],
         ["--help"],
@@ -118,9 +123,32 @@ def test_every_loader_has_the_same_keys(file):
 
 def test_an_error_inside_a_target_comes_out_as_it_was_raised():
     with pytest.raises(ZeroDivisionError):
-        build({"_target_": "operator.truediv", "_args_": [1, 0]})
+        build("model", {"_target_": "operator.truediv", "_args_": [1, 0]})
+
+
+@pytest.mark.parametrize(
+    ("group", "override", "sentence"),
+    [
+        ("optim", "optim.lr=-1", r"optim: torch\.optim\.SGD\(lr=-1, .*Invalid learning rate"),
+        ("optim", "optim.betas=[0.9]", r"optim: torch\.optim\.AdamW\(.*betas=\[0\.9\].*: list index out of range"),
+        ("model", "model.width=0", r"model: models\.small_cnn\.SmallCNN\(width=0\): width=0: give a number from 1"),
+        ("data", "+data.mean=[0.5]", r"data: data\.fashion\.FashionMini\(.*unexpected keyword argument 'mean'"),
+    ],
+)
+def test_a_value_that_a_target_refuses_is_told_in_one_sentence(group, override, sentence):
+    arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3), "data": (True,)}
+    loaded = config(override, "optim=adamw") if "betas" in override else config(override)
+    with pytest.raises(ConfigError, match=f"^{sentence}") as error:
+        build(group, getattr(loaded, group), *arguments[group])
+    assert "\n" not in str(error.value)
+
+
+def test_a_data_error_passes_through_unchanged():
+    loaded = config("data=image_folder", "data.root=/no/such/folder")
+    with pytest.raises(DataError, match=r"^[^(]*/no/such/folder"):
+        build("data", loaded.data, train=True)
 
 
 def test_a_target_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"models\.nope\.Net"):
-        build({"_target_": "models.nope.Net"})
+        build("model", {"_target_": "models.nope.Net"})
