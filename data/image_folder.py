@@ -1,22 +1,24 @@
-"""ImageFolder: JPEG and PNG files, one folder a class, decoded and cropped as is usual for ImageNet."""
+"""ImageFolder: JPEG, PNG and WebP files, one folder a class, cropped and resized as is usual for ImageNet."""
 
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import UnidentifiedImageError
 
+from data.decoding import Box, Size, decode
 from data.errors import DataError
 
-LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png)"
-SUFFIXES = (".jpg", ".jpeg", ".png")
+LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp)"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 RATIOS = (3 / 4, 4 / 3)  # of width to height: the narrowest and the widest training crop
 CROP_ATTEMPTS = 10
-
-Box = tuple[float, float, float, float]  # left, top, right, bottom
+DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers a training sample takes
+LONGEST = 64  # times the shorter side: what evaluation resizes of the longer one
 
 
 class ImageFolder:
@@ -25,8 +27,9 @@ class ImageFolder:
     In training a sample is a random crop of at least `min_area` (0..1) of the image, resized, and mirrored
     half of the time if `flip` (Szegedy et al., arXiv:1409.4842; torchvision's RandomResizedCrop). Otherwise
     it is the middle: the shorter side is resized to image_size * 256 / 224, of which image_size is kept.
-    Images are RGB, uint8 (image_size, image_size, 3). Hidden files and other suffixes are ignored.
-    Raises DataError when the folders are not as expected, and in `__getitem__` when a file is not an image.
+    Images are RGB, uint8 (image_size, image_size, 3), and upright: unlike torchvision's ImageFolder, this one applies
+    the EXIF orientation of photographs. Hidden files and other suffixes are ignored.
+    Raises DataError when the folders are not as expected, and on reading a file that is not an image.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
@@ -68,22 +71,41 @@ class ImageFolder:
         return {"image": ((self.image_size, self.image_size, 3), torch.uint8), "label": ((), torch.int64)}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        label = self.labels[index]
-        path = self.folder / self.classes[label] / os.fsdecode(self._files[index])
+        image = torch.empty((1, self.image_size, self.image_size, 3), dtype=torch.uint8)
+        self._write(index, image.permute(0, 3, 1, 2), torch.rand(DRAWS).tolist() if self.train else ())
+        return {"image": image[0], "label": torch.tensor(self.labels[index])}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
+
+        Augments as `__getitem__` does, by `random.uniform(DRAWS)`, float64 (B, DRAWS).
+        """
+        images = out["image"].permute(0, 3, 1, 2)
+        draws = random.uniform(DRAWS).tolist() if self.train else [()] * len(indices)
+        for row, index in enumerate(indices.tolist()):
+            self._write(index, images[row : row + 1], draws[row])
+        np.take(self.labels, indices, out=out["label"].numpy())
+
+    def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
+        """Writes one image into `image`, a view (1, C, H, W) of memory that lies channels last."""
+        path = f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self._files[index])}"
         try:
-            with Image.open(path) as file:
-                image = file.convert("RGB")
-        except Exception as error:  # for broken files PIL raises OSError, SyntaxError, ValueError and others
-            raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error
-        mirrored = False
+            with open(path, "rb", buffering=0) as file:
+                data = file.read()
+            if self.train:
+                pixels = decode(data, lambda size: random_crop(size, self.min_area, draws[1:]), self.image_size)
+            else:
+                pixels = decode(data, middle)
+        except Exception as error:  # for broken files Pillow raises OSError, SyntaxError, ValueError and others
+            name = os.fsencode(path).decode(errors="backslashreplace")  # what can be printed
+            reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
+            raise DataError(f"{name} cannot be read as an image ({reason}); replace or remove it") from error
         if self.train:
-            mirror, *uniforms = torch.rand(1 + 4 * CROP_ATTEMPTS).tolist()
-            box, mirrored = random_crop(image.size, self.min_area, uniforms), self.flip and mirror < 0.5
+            resize(pixels, image)
+            if self.flip and draws[0] < 0.5:
+                image.copy_(image.flip(3))
         else:
-            box = centre_crop(image.size, self.image_size)
-        image = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR, box)
-        pixels = np.array(image)[:, ::-1].copy() if mirrored else np.array(image)
-        return {"image": torch.from_numpy(pixels), "label": torch.tensor(label)}
+            resize_and_crop(pixels, image)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -103,7 +125,7 @@ def image_names(folder: Path) -> np.ndarray:
     return np.array([os.fsencode(name) for name in names])
 
 
-def random_crop(size: tuple[int, int], min_area: float, uniforms: Sequence[float]) -> Box:
+def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
     """A box in an image of `size` (width, height), made of 4 * CROP_ATTEMPTS numbers in [0, 1).
 
     The first attempt that lies within the image counts; if none does, the largest box in the middle.
@@ -122,13 +144,23 @@ def random_crop(size: tuple[int, int], min_area: float, uniforms: Sequence[float
     return left, top, left + w, top + h
 
 
-def centre_crop(size: tuple[int, int], image_size: int) -> Box:
-    """The box in an image of `size` (width, height) that is left after resizing and then cropping the middle.
+def middle(size: Size) -> Box:
+    """All of an image of `size` (width, height), unless it is so long that resizing it would fill the memory."""
+    spare_width, spare_height = (max(0, side - LONGEST * min(size)) // 2 for side in size)
+    return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
 
-    Resizing that box alone gives the same pixels for less work.
-    """
-    shorter = image_size * 256 // 224
-    width, height = (side * shorter // min(size) for side in size)
-    left, top = round((width - image_size) / 2), round((height - image_size) / 2)
-    right, bottom = left + image_size, top + image_size
-    return left * size[0] / width, top * size[1] / height, right * size[0] / width, bottom * size[1] / height
+
+def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
+    """Writes the middle of `pixels` (C, H, W) into `image` (1, C, h, h)."""
+    size, shorter = image.shape[2], image.shape[2] * 256 // 224
+    height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
+    resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    resize(pixels, resized)
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    image.copy_(resized[:, :, top : top + size, left : left + size])
+
+
+def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:
+    """Writes `pixels` (C, H, W) into `image` (1, C, h, w), channels last; interpolate(antialias=True) takes no out."""
+    pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # it would copy a crop anyway
+    torch.ops.aten._upsample_bilinear2d_aa.out(pixels, image.shape[2:], False, None, None, out=image)
