@@ -78,7 +78,9 @@ class ArrayDataset:
             for row, (index, draws) in enumerate(zip(indices, random.uniform(3).tolist(), strict=True)):
                 images[row] = self._augmented(self.images[index], *draws)
         else:
-            np.take(self.images, indices, axis=0, out=images)
+            if len(indices) and not -len(self) <= indices.min() <= indices.max() < len(self):
+                raise IndexError(f"there are {len(self)} images, and one of {indices} was asked for")
+            np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
         np.take(self.labels, indices, out=out["label"].numpy())
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:

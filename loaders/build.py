@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from loaders.choices import check_choice
 from loaders.preloader import Preloader
 from loaders.staging import Transform
 from loaders.torch_loader import TorchLoader
@@ -37,21 +37,14 @@ class LoaderConfig:
     timeout: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_choice("name", LOADERS)
-        self._check_choice("on_error", ON_ERROR)
+        check_choice("loader.name", self.name, LOADERS, LoaderConfigError)
+        check_choice("loader.on_error", self.on_error, ON_ERROR, LoaderConfigError)
         if self.name == "torch" and self.on_error == "skip":
             raise LoaderConfigError("loader.on_error=skip: loader=torch cannot leave out samples, use loader=workers")
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
             value = getattr(self, key)
             if not value >= least:
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
-
-    def _check_choice(self, key: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, key)
-        if value not in choices:
-            near = get_close_matches(value, choices, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise LoaderConfigError(f"loader.{key}={value}: {hint}it is one of {', '.join(choices)}")
 
 
 def build_loader(

@@ -26,9 +26,9 @@ from loaders.threads import start_thread, stop_at_exit
 
 log = logging.getLogger(__name__)
 
-# How long the end of an epoch waits for the thread, which may be inside the loader's next(), before it closes the
-# loader under it, and then once more before it gives the thread up.
-JOIN_SECONDS = 2.0
+# How long close() waits for the thread, which may be inside the loader's next(), before it closes the loader under it,
+# and how long after that before it gives the thread up.
+JOIN_SECONDS, GIVE_UP_SECONDS = 0.3, 2.0
 
 
 class Preloader:
@@ -337,7 +337,7 @@ class _Threaded:
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             unblock()
-            self._thread.join(JOIN_SECONDS)
+            self._thread.join(GIVE_UP_SECONDS)
         if self._thread.is_alive():
             log.warning("the preloader's thread does not come back from its loader's next() and was left behind")
 

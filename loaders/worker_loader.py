@@ -11,7 +11,6 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from loaders.choices import check_choice
 from loaders.dispatch import LEASES, Dispatcher
 from loaders.order import Order
 from loaders.pools.inline import Inline
@@ -90,8 +90,8 @@ class WorkerLoader(DataLoader[T_co]):
         on_error: str = "raise",
         max_restarts: int = 3,
     ) -> None:
-        _check_choice("worker_method", worker_method, WORKER_METHODS)
-        _check_choice("on_error", on_error, ("raise", "skip"))
+        check_choice("worker_method", worker_method, WORKER_METHODS)
+        check_choice("on_error", on_error, ("raise", "skip"))
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
             raise ValueError(f"max_restarts={max_restarts!r}: give a number from 0")
         if worker_method == "thread" and multiprocessing_context is not None:
@@ -197,8 +197,9 @@ class WorkerLoader(DataLoader[T_co]):
     def close(self) -> None:
         """Ends workers and epochs; batches that were delivered stay valid. Idempotent, in any state."""
         self._closed = True
+        owners = self._source, self._newest()
         self._end_epoch()
-        for owner in (self._source, self._newest()):
+        for owner in owners:
             if hasattr(owner, "close"):
                 owner.close()
         self._source = self._iterator = None
@@ -335,7 +336,7 @@ class _TorchEpoch(_BaseDataLoaderIter):
 
     def __init__(self, loader: WorkerLoader) -> None:
         super().__init__(loader)
-        self.source = loader._make_source(self._base_seed)
+        self.source, self._closed = loader._make_source(self._base_seed), False
         self._workers = self.source.processes
         self._reset(loader, first_iter=True)
 
@@ -344,14 +345,17 @@ class _TorchEpoch(_BaseDataLoaderIter):
         self.source.begin(map(Task, self._sampler_iter))
 
     def _next_data(self) -> Any:
+        if self._closed:
+            raise RuntimeError("this WorkerLoader is closed: make a new one")
         if self.source.head() is None:
             if not self._persistent_workers:
-                self.close()
+                self.source.close()
             raise StopIteration
         batch = self.source.next()
         return _pinned(batch) if self._pin_memory else batch
 
     def close(self) -> None:
+        self._closed = True
         self.source.close()
 
 
@@ -362,13 +366,6 @@ def _nothing() -> None:
 def _pinned(batch: Any) -> Any:
     """The batch in page-locked memory, where there is a device to lock it for; a slot already is."""
     return pin_memory(batch) if torch.cuda.is_available() else batch
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{name}={value!r}: {hint}it is one of {', '.join(map(repr, choices))}")
 
 
 @cache

@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,23 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.array_dataset import ArrayDataset
+from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, WorkerLoader
 from loaders.batch import rows
+from loaders.choices import check_choice
 
 ROUNDS = 3
 MEMORY_INTERVAL = 0.2  # seconds between two looks at the processes' memory
 
 Maker = Callable[[int], Any]  # from a number of workers to a loader
 Row = dict[str, Any]  # as the JSON file has it
+
+
+class BenchError(ValueError):
+    """What cannot be measured, and why, in a sentence."""
 
 
 class Transport:
@@ -238,7 +243,7 @@ def _medians(rounds: list[Row]) -> Row:
 
 
 def measure_apart(name: str, make: Maker, num_workers: int, seconds: float) -> Row:
-    """One round in a process of its own, while this one looks at the memory of all. Exits with words if it fails."""
+    """One round in a process of its own, while this one looks at the memory of all. Raises BenchError."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(make, num_workers, seconds, theirs))
@@ -253,7 +258,7 @@ def measure_apart(name: str, make: Maker, num_workers: int, seconds: float) -> R
         outcome = "its process died"
     process.join()
     if isinstance(outcome, str):
-        sys.exit(f"error: {name}: {outcome}")
+        raise BenchError(f"{name}: {outcome}")
     return {**outcome, "peak_memory_mb": peak / 1e6}
 
 
@@ -352,15 +357,6 @@ def table(measured: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def choose(flag: str, names: list[str], known: list[str]) -> None:
-    """Exits with a sentence if one of the names is unknown."""
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            sys.exit(f"error: {flag} {name}: {hint}it is one of {', '.join(known)}")
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", required=True, help=", ".join(WORKLOADS))
@@ -370,11 +366,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
     given = parser.parse_args(arguments)
-    choose("--workload", [given.workload], list(WORKLOADS))
+    check_choice("--workload", given.workload, WORKLOADS, BenchError)
     if given.workers < 1 or not 0 < given.seconds < math.inf:
-        sys.exit(f"error: --workers {given.workers} --seconds {given.seconds:g}: give numbers above 0")
+        raise BenchError(f"--workers {given.workers} --seconds {given.seconds:g}: give numbers above 0")
     if given.data_root is not None and (given.workload != "jpeg" or not given.data_root.is_dir()):
-        sys.exit(f"error: --data-root {given.data_root}: give a folder that is there, and only with --workload jpeg")
+        raise BenchError(f"--data-root {given.data_root}: give a folder that is there, and only with --workload jpeg")
 
     torch.set_num_threads(1)  # this process forks, and threads of an operation would not come along
     with tempfile.TemporaryDirectory() as folder:
@@ -383,7 +379,8 @@ def main(arguments: list[str] | None = None) -> None:
             make_pictures(root)
         known = WORKLOADS[given.workload](root)
         names = given.loaders.split(",") if given.loaders else list(known)
-        choose("--loaders", names, list(known))
+        for name in names:
+            check_choice("--loaders", name, known, BenchError)
         measured = bench({name: known[name] for name in names}, given.workers, given.seconds)
     print(f"{given.workload}, {given.workers} workers, medians of {ROUNDS} rounds in turns\n\n{table(measured)}")
     result = {"workload": given.workload, "num_workers": given.workers, "rows": measured}
@@ -395,4 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (BenchError, DataError) as error:
+        sys.exit(f"error: {error}")

@@ -7,9 +7,7 @@ override without a suggestion. Values are checked when the config is made (`chec
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import DataError
 from loaders import LoaderConfig, LoaderConfigError
+from loaders.choices import check_choice, did_you_mean
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
@@ -63,7 +62,7 @@ class TrainConfig:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         if self.label_smoothing >= 1:
             raise ConfigError(f"train.label_smoothing={self.label_smoothing}: give a number from 0 to below 1")
-        one_of("train.precision", self.precision, ("auto", "bf16", "fp32"))
+        check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Config:
     seed: int
 
     def __post_init__(self) -> None:
-        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
         if not 0 <= self.seed < 2**63:
@@ -116,12 +115,6 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
         ) from error
 
 
-def one_of(key: str, value: str, choices: Sequence[str]) -> None:
-    """Raises ConfigError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigError(f"{key}={value}: {_did_you_mean(value, choices)}it is one of {', '.join(choices)}")
-
-
 def full_errors() -> bool:
     """Whether every error is left to Hydra, which then shows its traceback."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -152,7 +145,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
             if choices := loader.get_group_options(key):
                 for choice in values:
                     if choice is not None:  # null leaves out an optional group such as debug
-                        one_of(key, str(choice), choices)
+                        check_choice(key, str(choice), choices, ConfigError)
                 groups.append(f"{override.get_key_element()}={values[0] or 'null'}")
             elif not override.input_line.startswith(("+", "~")) or key.startswith(("train.", "loader.")):
                 others += [(key, value) for value in values]
@@ -163,7 +156,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for key, value in others:
         if key not in names:
-            hint = _did_you_mean(key, names)
+            hint = did_you_mean(key, names)
             raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
         _check_value(key, value, known)
 
@@ -194,11 +187,6 @@ def _names(config: DictConfig, prefix: str = "") -> list[str]:
     for key, value in config.items_ex(resolve=False):
         names += [f"{prefix}{key}", *(_names(value, f"{prefix}{key}.") if isinstance(value, DictConfig) else [])]
     return names
-
-
-def _did_you_mean(given: str, known: Sequence[str]) -> str:
-    near = get_close_matches(given, known, n=1)
-    return f"did you mean {near[0]}? " if near else ""
 
 
 def _one_line(error: Exception) -> str:

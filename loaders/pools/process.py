@@ -25,7 +25,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from loaders.pools.carrying import Carried
-from loaders.pools.results import Death
+from loaders.pools.results import Death, PoolClosed
 from loaders.pools.worker import HEADER, HELLO, Setup, parents_ends, work
 from loaders.reading import Reader, Task
 from loaders.slots import Lease, full_machine_explained, map_marks
@@ -150,6 +150,7 @@ class ProcessPool:
         memory_fd: int,
     ) -> None:
         self.num_workers = num_workers
+        self._closed = False
         self._owner = os.getpid()
         self._reader, self._context, self._memory_fd = reader, context, memory_fd
         self._setups = [Setup(id, num_workers, base_seed, init_fn, self._owner) for id in range(num_workers)]
@@ -176,6 +177,14 @@ class ProcessPool:
         return self._workers[worker].send(number, message)
 
     def receive(self, timeout: float | None) -> list[Answer | Death]:
+        try:
+            return self._receive(timeout)
+        except Exception:
+            if self._closed:  # by another thread, which has taken the workers away
+                raise PoolClosed("the loader was closed") from None
+            raise
+
+    def _receive(self, timeout: float | None) -> list[Answer | Death]:
         started_by = [worker.start_by for worker in self._workers if worker and not worker.has_started]
         if started_by:
             to_start = min(started_by) - time.monotonic()
@@ -203,7 +212,11 @@ class ProcessPool:
         return death
 
     def close(self) -> None:
-        """Ends the workers: asked to, those that are idle leave at once; the others are killed. All are reaped."""
+        """Ends the workers: asked to, those that are idle leave at once; the others are killed. All are reaped.
+
+        May be called while another thread waits in `receive`: the workers' end wakes it.
+        """
+        self._closed = True
         workers = [worker for worker in self._workers if worker is not None]
         try:
             for worker in workers:
@@ -223,6 +236,8 @@ class ProcessPool:
             self.close()
 
     def _start(self, worker_id: int) -> None:
+        if self._closed:
+            raise PoolClosed("the loader was closed")
         with full_machine_explained(f"starting worker {worker_id + 1} of {self.num_workers}"):
             worker = _Worker(self._context, self._reader, self._memory_fd, self._setups[worker_id])
         self._workers[worker_id], self.processes[worker_id] = worker, worker.process

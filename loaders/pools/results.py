@@ -18,6 +18,10 @@ class WorkerFailure(RuntimeError):
     """Workers, not the dataset's code, are at fault: they died or hung, again and again, reading one batch."""
 
 
+class PoolClosed(RuntimeError):
+    """Another thread has closed the loader meanwhile."""
+
+
 class WorkerTimeout(WorkerFailure):
     """A thread takes longer for its task than it may, and cannot be replaced."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from loaders.pools.inline import warn_of_unseeded_reading
-from loaders.pools.results import Death, WorkerTimeout
+from loaders.pools.results import Death, PoolClosed, WorkerTimeout
 from loaders.reading import Reader, Reading, Room, Task
 from loaders.slots import Lease
 from loaders.threads import start_thread, stop_at_exit
@@ -84,6 +84,8 @@ class ThreadPool:
             events.append(self._shared.results.get(timeout=None if timeout is None else max(0.0, timeout)))
             while True:
                 events.append(self._shared.results.get_nowait())
+        if None in events:  # see _Shared.stop
+            raise PoolClosed("the loader was closed")
         for done in events:
             self._loads[done.worker] -= 1
         return events
@@ -124,8 +126,8 @@ class _Shared:
 
     def stop(self) -> None:
         self.stopping = True
-        for queue in self.tasks:
-            queue.put(None)
+        for queue in (*self.tasks, self.results):
+            queue.put(None)  # wakes whoever waits
 
     def mark(self, row: int) -> None:
         """Called before each sample: so a thread ends without reading the rest of its batch."""

@@ -90,6 +90,7 @@ def blocking():
 def impatient(monkeypatch):
     """The end of an epoch does not wait long for a thread that does not come back."""
     monkeypatch.setattr(loaders.preloader, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preloader, "GIVE_UP_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -323,6 +323,18 @@ def test_large_arrays_reach_spawned_workers_whole():
         assert torch.cat(list(loader)).tolist() == [(1 << 20) - 1 - index for index in range(4)]
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_close_ends_the_workers_though_somebody_holds_the_iterator(seed, persistent):
+    loader = WorkerLoader(Images(), 2, num_workers=1, seed=seed, persistent_workers=persistent)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert multiprocessing.active_children() == []
+    with pytest.raises(RuntimeError):
+        next(iterator)
+
+
 def test_breaking_off_and_closing_leaves_no_process_and_no_descriptor():
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -354,9 +366,9 @@ def test_a_hundred_million_samples_are_shuffled_without_a_list_of_them():
         ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2 and world_size=2: ranks are numbered from 0"),
         ({"seed": -1}, "seed=-1: give an integer from 0"),
         ({"seed": 1.5}, "seed=1.5: give an integer from 0"),
-        ({"worker_method": "threads"}, "worker_method='threads': did you mean 'thread'"),
+        ({"worker_method": "threads"}, "worker_method=threads: did you mean thread"),
         ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "starts no processes"),
-        ({"on_error": "ignore"}, "on_error='ignore': it is one of 'raise', 'skip'"),
+        ({"on_error": "ignore"}, "on_error=ignore: it is one of raise, skip"),
         ({"max_restarts": -1}, "max_restarts=-1: give a number from 0"),
         ({"prefetch_batches": 0}, "prefetch_batches=0: give the number of batches"),
         ({"prefetch_batches": 3, "prefetch_factor": 2, "num_workers": 1}, "leave out prefetch_factor"),
