@@ -81,8 +81,9 @@ class Transport:
         return {"image": ((3, 224, 224), torch.uint8), "label": ((), torch.int64)}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        images, source = out["image"].numpy(), self.images.numpy()
         for row, index in enumerate(indices.tolist()):
-            out["image"][row] = self.images[index % 64]
+            images[row] = source[index % 64]
         out["label"].copy_(torch.from_numpy(indices % 10))
 
 
