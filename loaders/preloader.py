@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # How long close() waits for the thread, which may be inside the loader's next(), before it closes the loader under it,
 # and how long after that before it gives the thread up.
-JOIN_SECONDS, GIVE_UP_SECONDS = 0.3, 2.0
+JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
 
 class Preloader:
@@ -60,6 +60,7 @@ class Preloader:
         self._last_state: dict[str, Any] | None = None  # of an epoch that was broken off, at its consumer
         self._batches, self._wait_seconds, self._queued = 0, 0.0, 0
         self._closed = False
+        stop_at_exit(self)
 
     def __len__(self) -> int:
         """Batches an epoch, where the loader has a length."""
@@ -137,6 +138,11 @@ class Preloader:
         self._closed = True
         self._end_epoch()
         self._close_loader()
+
+    def stop(self, deadline: float) -> None:
+        """Ends the thread at the interpreter's exit, also where it is inside the loader's next()."""
+        if self._epoch is not None:
+            self._epoch.stop(deadline, getattr(self.loader, "close", lambda: None))
 
     def __enter__(self) -> Preloader:
         return self
@@ -299,6 +305,9 @@ class _Inline:
     def close(self, unblock: Callable[[], None] | None = None) -> None:
         self._source = None
 
+    def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
+        pass
+
 
 class _Threaded:
     """An epoch that a thread makes ahead, through a bounded queue."""
@@ -308,7 +317,6 @@ class _Threaded:
         self.state = source.state
         self.finished = False
         self._thread = start_thread("preloader", _fill, self._channel, source)
-        stop_at_exit(self)
 
     @property
     def queued(self) -> int:
@@ -341,8 +349,12 @@ class _Threaded:
         if self._thread.is_alive():
             log.warning("the preloader's thread does not come back from its loader's next() and was left behind")
 
-    def stop(self, deadline: float) -> None:
+    def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
         self._channel.close()
+        self._thread.join(0.1)  # most are only waiting for room in the channel
+        if self._thread.is_alive():
+            with suppress(Exception):  # nobody is left to be told
+                unblock()
         self._thread.join(max(0, deadline - time.monotonic()))
 
 

@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +34,7 @@ from loaders.transfer import load
 
 PIPE_BYTES = 64 << 10  # what a pipe holds, and what it is made to hold where tasks are large
 LARGE_PIPE_BYTES = 1 << 20
-JOIN_SECONDS = 0.5  # how long close() waits for workers to leave before it kills them
+JOIN_SECONDS = 0.3  # how long close() waits for workers to leave before it kills them
 # How long a worker may take from its start until it says hello: one that was forked while another thread held a lock
 # may wait for that for ever, and is killed; the others have to import this module first.
 START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
@@ -179,12 +180,13 @@ class ProcessPool:
         return self._workers[worker].send(number, message)
 
     def receive(self, timeout: float | None) -> list[Answer | Death]:
+        events: list[Answer | Death] = []
         try:
-            return self._receive(timeout)
-        except Exception:
+            events = self._receive(timeout)
+        finally:
             if self._closed:  # by another thread, which has taken the workers away
                 raise PoolClosed("the loader was closed") from None
-            raise
+        return events
 
     def _receive(self, timeout: float | None) -> list[Answer | Death]:
         started_by = [worker.start_by for worker in self._workers if worker and not worker.has_started]
@@ -234,7 +236,8 @@ class ProcessPool:
             self._workers = [None] * len(self._workers)
 
     def __del__(self) -> None:
-        if os.getpid() == self._owner:  # not in a forked child that has inherited the object
+        # Not in a forked child that has inherited the object, nor so late that its workers are gone.
+        if os.getpid() == self._owner and not sys.is_finalizing():
             self.close()
 
     def _start(self, worker_id: int) -> None:

@@ -241,7 +241,7 @@ def test_the_death_of_a_worker_is_seen_though_a_child_of_its_own_holds_its_pipes
 PARENT = """
 import sys
 import torch
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 class Slow:
     def __len__(self):
@@ -254,16 +254,16 @@ class Slow:
 
 if __name__ == "__main__":
     loader = WorkerLoader(Slow(), 2, num_workers=2, seed=0, persistent_workers=True)
-    batches = iter(loader)
+    batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
     next(batches)
     print(*[process.pid for process in loader._source.processes], flush=True)
     list(batches)
 """
 
 
-def start_parent() -> tuple[subprocess.Popen, list[int]]:
+def start_parent(*arguments: str) -> tuple[subprocess.Popen, list[int]]:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     workers = [int(pid) for pid in parent.stdout.readline().split()]
     return parent, [os.pidfd_open(pid) for pid in workers]
@@ -283,14 +283,17 @@ def test_workers_end_with_their_parent_however_busy_they_are(how, bound):
     assert_gone(workers, bound)
 
 
-def test_ctrl_c_twice_ends_everything_without_a_word_from_the_workers(bound):
-    parent, workers = start_parent()
-    for _ in range(2):
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("over", ["workers", "preloader"])
+def test_ctrl_c_ends_everything_without_a_word_from_the_workers(over, times, bound):
+    parent, workers = start_parent(over)
+    for _ in range(times):
         with suppress(ProcessLookupError):
             parent.send_signal(signal.SIGINT)
     _, errors = parent.communicate(timeout=bound)
     assert_gone(workers, bound)
     assert "loaders/pools/worker.py" not in errors
+    assert times == 2 or "takes its place" not in errors
 
 
 # Samples that cannot be read
