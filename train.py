@@ -36,8 +36,8 @@ CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
 
 
-def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    """Trains as `cfg` says; returns the summary that it writes to `folder`.
+def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
+    """Trains as `cfg` says; returns the summary that it writes to `folder` (by default a new one under outputs/).
 
     Raises ConfigError or DataError, each a sentence, for settings and files that cannot work.
     """
@@ -55,7 +55,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
         trainer = Trainer(config, train_set, len(train_loader), device)
         if config.train.resume is not None:
             trainer.resume(config.train.resume, train_loader)
-        log.info("%s on %s; writing to %s", trainer, device, folder)
+        log.info("%s on %s; writing to %s", trainer, device, record.folder)
 
         timer = StepTimer(device, config.train.timing_warmup_steps)
         while not trainer.finished:
@@ -64,7 +64,7 @@ def run(cfg: DictConfig, folder: Path) -> dict[str, Any]:
             record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
             first = f"first batch {timer.epoch_first_batch_seconds:.2f} s"
             log.info("epoch %d: accuracy %.4f, %s, %s", trainer.epoch, accuracy, timer.epoch(), first)
-            best = folder / "checkpoints" / "best.pt"
+            best = record.folder / "checkpoints" / "best.pt"
             if accuracy >= trainer.best_accuracy or not best.exists():  # a run resumed in a new folder has none yet
                 trainer.best_accuracy = accuracy
                 save_checkpoint(best, trainer.state_dict(train_loader))

@@ -200,3 +200,10 @@ def test_nothing_of_a_run_is_left_when_it_ends_or_fails(tmp_path, monkeypatch):
         train(tmp_path / "fails", "loader=prefetch", "loader.num_workers=2")
     assert multiprocessing.active_children() == []
     assert [thread for thread in threading.enumerate() if thread not in before and "preload" in thread.name] == []
+
+
+def test_without_a_folder_a_run_makes_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    summary = run(compose_small("train.max_steps=1"))
+    (folder,) = (tmp_path / "outputs").iterdir()
+    assert json.loads((folder / "summary.json").read_text()) == summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """The files of one run's folder."""
+    """The files of one run's folder, by default a new one under outputs/."""
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def metrics(self, **values: Any) -> None:
