@@ -192,7 +192,7 @@ class Dispatcher:
         lost = [number for number in lost if number not in self._lost]
         again = [number for number in lost if self._taken[number].wanted]
         if lost and not self._charge(self._taken[lost[0]], death):
-            again.remove(lost[0])
+            again = [number for number in again if number != lost[0]]
         for number in lost:
             if not self._taken[number].wanted:
                 self._drop(number)

@@ -157,6 +157,19 @@ def test_workers_killed_at_any_moment_change_nothing(kind, over):
     assert contents(batches) == undisturbed(kind)
 
 
+def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next():
+    with loader_over(failing(Plain, "hang", (7,), times=1), shuffle=False) as loader:
+        next(iter(loader))
+        loader.set_epoch(5)
+        iterator = iter(loader)  # what was open is not wanted any more, the batch that hangs among it
+        for process in loader._source.processes:
+            process.kill()
+        seen = contents(iterator)
+    with loader_over(Plain(), 0, shuffle=False) as calm:
+        calm.set_epoch(5)
+        assert seen == contents(calm)
+
+
 def test_without_a_seed_every_sample_comes_once_all_the_same():
     dataset = failing(Plain, "SIGKILL", (7, 23), times=2)
     batches = list(WorkerLoader(dataset, 4, shuffle=True, num_workers=2))
