@@ -65,23 +65,23 @@ class Together(Plain):
 
 
 def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None, length: int = 48):
-    """A dataset that fails at the samples `bad`, `times` times altogether, or always."""
+    """A dataset that fails at the samples `bad`: each `times` times, or always."""
 
     class Failing(kind):
-        left = multiprocessing.Value("q", -1 if times is None else times)
+        # No lock: a worker that is killed would keep it, and only one at a time reads a sample.
+        failed = multiprocessing.RawArray("q", length)
+        hangs = multiprocessing.Event()
 
         def before(self, index: int) -> None:
-            if index not in bad:
+            if index not in bad or self.failed[index] == times:
                 return
-            with self.left:
-                if self.left.value == 0:
-                    return
-                self.left.value -= 1
+            self.failed[index] += 1
             if how == "raise":
                 raise ValueError(f"sample {index} is bad")
             if how == "exit":
                 os._exit(0)
             if how == "hang":
+                self.hangs.set()
                 threading.Event().wait()
             faulthandler.disable()  # the test's output is long enough
             os.kill(os.getpid(), getattr(signal, how))
@@ -157,9 +157,11 @@ def test_workers_killed_at_any_moment_change_nothing(kind, over):
     assert contents(batches) == undisturbed(kind)
 
 
-def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next():
-    with loader_over(failing(Plain, "hang", (7,), times=1), shuffle=False) as loader:
+def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next(bound):
+    dataset = failing(Plain, "hang", (7,), times=1)
+    with loader_over(dataset, shuffle=False) as loader:
         next(iter(loader))
+        assert dataset.hangs.wait(bound)
         loader.set_epoch(5)
         iterator = iter(loader)  # what was open is not wanted any more, the batch that hangs among it
         for process in loader._source.processes:
@@ -171,7 +173,7 @@ def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next():
 
 
 def test_without_a_seed_every_sample_comes_once_all_the_same():
-    dataset = failing(Plain, "SIGKILL", (7, 23), times=2)
+    dataset = failing(Plain, "SIGKILL", (7, 23), times=1)
     batches = list(WorkerLoader(dataset, 4, shuffle=True, num_workers=2))
     assert sorted(flat(indices(batches))) == list(range(48))
 
@@ -516,7 +518,7 @@ def test_a_spec_that_is_none_is_refused():
 @pytest.mark.parametrize("kind", [Plain, Written])
 def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
     length, faults = 120_000, [signal.SIGKILL] * 200 + [signal.SIGSTOP] * 50
-    exits = failing(kind, "exit", tuple(range(0, length, length // 50)), times=50, length=length)
+    exits = failing(kind, "exit", tuple(range(0, length, length // 50)), times=1, length=length)
     draw, done = random.Random(2), threading.Event()
     draw.shuffle(faults)
     base = loader_over(exits, 3, batch_size=16, max_restarts=1000, timeout=1)
