@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class LoaderConfig:
             raise LoaderConfigError("loader.on_error=skip: loader=torch cannot leave out samples, use loader=workers")
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
             value = getattr(self, key)
-            if not value >= least:
+            if not least <= value < math.inf:
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
 
 

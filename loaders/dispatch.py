@@ -13,14 +13,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from loaders.pools.results import WHOLE, Death, Pool, Result, WorkerFailure
+from loaders.pools.results import WHOLE, Death, Pool, PoolClosed, Result, WorkerFailure
 from loaders.reading import Task
-from loaders.slots import Lease, SlotRing
+from loaders.slots import Lease, MachineFull, SlotRing
 from loaders.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class Dispatcher:
         self._lost: deque[int] = deque()  # to be given out again
         self._tasks: Iterator[Task] = iter(())
         self._held: tuple[Task, int] | None = None  # a task that its worker's pipe had no room for
+        self._failed: Exception | None = None  # what the stream of tasks ended with
+        self._closed = False
 
     @property
     def processes(self) -> list[Any]:
@@ -84,7 +87,7 @@ class Dispatcher:
                 self._drop(number)
         self._queue.clear()
         self._lost.clear()
-        self._tasks, self._held = tasks, None
+        self._tasks, self._held, self._failed = tasks, None, None
         self._turns = itertools.cycle(range(self.pool.num_workers))
         self._submit()
 
@@ -95,23 +98,35 @@ class Dispatcher:
             if self._queue or self._held is None:
                 break
             self._receive(self._held[1])  # whose pipe is full of tasks that are not wanted any more
-        return self._taken[self._queue[0]].task if self._queue else None
+        if self._queue:
+            return self._taken[self._queue[0]].task
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        return None
 
     def next(self) -> Any:
         """The next batch; waits for it. Raises its error, and WorkerTimeout when a thread is too slow."""
         began = time.perf_counter()
         self._submit()
-        number = self._wait()
+        try:
+            number = self._wait()
+        except LookupError:
+            if self._closed:  # by another thread, meanwhile
+                raise PoolClosed("the loader was closed") from None
+            raise
         self.stats.wait_seconds += time.perf_counter() - began
         self._queue.remove(number)
         taken = self._taken.pop(number)
         try:
             return self._deliver(taken)
         finally:
-            self._submit(sparing=True)
+            with suppress(MachineFull):  # the next call tries again, and says so
+                self._submit(sparing=True)
 
     def close(self) -> None:
         """Ends the workers and lets go of the memory; what was delivered stays valid."""
+        self._closed = True
         self.pool.close()
         for number in list(self._taken):
             self._drop(number)
@@ -133,7 +148,11 @@ class Dispatcher:
             self._lost.popleft()
         while len(self._queue) < self._depth:
             if self._held is None:
-                task = next(self._tasks, None)
+                try:
+                    task = next(self._tasks, None)
+                except Exception as error:  # the sampler's: it comes out after the batches before it
+                    self._tasks, self._failed = iter(()), error
+                    return
                 if task is None:
                     return
                 self._held = task, self._choose()
@@ -168,7 +187,9 @@ class Dispatcher:
             remaining = since + self._timeout - time.monotonic()
         events = self.pool.receive(remaining)
         if not events and remaining is not None and remaining <= 0 and since == self.pool.busy_since(worker):
-            events = [self.pool.end(worker, f"DataLoader timed out after {self._timeout} seconds")]
+            if self._reads_singly(worker) and self.pool.has_moved_on(worker):
+                return  # sample by sample it takes longer
+            events = [self.pool.end(worker, f"DataLoader timed out after {self._timeout} seconds.")]
         for event in events:
             if isinstance(event, Death):
                 self._give_out_again(event)
@@ -176,6 +197,9 @@ class Dispatcher:
                 self._note(event)
         if self._lost:
             self._submit()
+
+    def _reads_singly(self, worker: int) -> bool:
+        return any(taken.worker == worker and not taken.result and taken.task.singly for taken in self._taken.values())
 
     def _note(self, result: Result) -> None:
         taken = self._taken[result.number]
@@ -190,36 +214,36 @@ class Dispatcher:
         """What the worker had not answered; the first of that is charged with its end."""
         lost = [number for number, taken in self._taken.items() if taken.worker == death.worker and not taken.result]
         lost = [number for number in lost if number not in self._lost]
-        again = [number for number in lost if self._taken[number].wanted]
-        if lost and not self._charge(self._taken[lost[0]], death):
-            again = [number for number in again if number != lost[0]]
+        if lost:
+            self._charge(self._taken[lost[0]], death)
+        again = [number for number in lost if self._taken[number].wanted and not self._taken[number].result]
         for number in lost:
             if not self._taken[number].wanted:
                 self._drop(number)
         self._lost.extend(again)
         self.stats.deaths += 1
-        log.warning("%s Another takes its place, and reads %d batches again.", death.reason, len(again))
+        log.warning("%s Another takes its place; batches that are read again: %d", death.reason, len(again))
 
-    def _charge(self, taken: _Taken, death: Death) -> bool:
-        """Counts a worker's end; returns whether the task is to be given out again."""
+    def _charge(self, taken: _Taken, death: Death) -> None:
+        """Counts a worker's end; after too many the sample is left out, or the task has a failure for its result."""
         taken.deaths += 1
-        task = taken.task = replace(taken.task, singly=True)  # to find the sample
-        if not taken.wanted or taken.deaths <= self._max_restarts:
-            return taken.wanted
+        task, is_last = taken.task, taken.deaths >= self._max_restarts
+        taken.task = replace(task, singly=task.singly or is_last)  # to find the sample
+        if taken.deaths <= self._max_restarts or (self._skips and not task.singly and death.row == WHOLE):
+            return
         if death.row >= 0:
             sample = list(task.indices)[death.row]
             where = f"reading sample {sample}"
         elif death.row == WHOLE:
             where = f"reading {task.indices}"
         else:
-            where = "before it read a sample: in worker_init_fn, perhaps"
-        sentence = f"{death.reason} It is number {taken.deaths} in a row to end so, {where}"
+            where = "before they read a sample: in worker_init_fn, perhaps"
         if self._skips and death.row >= 0:
-            taken.task, taken.deaths = replace(task, without=task.without | {death.row}), 0
+            taken.task, taken.deaths = replace(taken.task, without=task.without | {death.row}), 0
             self.stats.count_skipped([(sample, death.reason)])
-            return True
-        taken.result = _GivenUp(WorkerFailure(sentence))
-        return False
+        else:
+            count = "a worker has" if taken.deaths == 1 else f"{taken.deaths} workers in a row have"
+            taken.result = _GivenUp(WorkerFailure(f"{death.reason} Over one batch {count} ended, {where}"))
 
     def _drop(self, number: int) -> None:
         taken = self._taken.pop(number)

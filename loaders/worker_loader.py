@@ -8,6 +8,7 @@ workers, exact resume, and the next epoch's first batches loaded ahead.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from loaders.choices import check_choice
 from loaders.dispatch import LEASES, Dispatcher
 from loaders.order import Order
 from loaders.pools.inline import Inline
-from loaders.pools.results import WorkerTimeout
 from loaders.pools.thread import ThreadPool
 from loaders.progress import Progress
 from loaders.randomness import fold
@@ -94,6 +94,8 @@ class WorkerLoader(DataLoader[T_co]):
         check_choice("on_error", on_error, ("raise", "skip"))
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
             raise ValueError(f"max_restarts={max_restarts!r}: give a number from 0")
+        if not math.isfinite(timeout):
+            raise ValueError(f"timeout={timeout}: give a number of seconds, or 0 to wait for ever")
         if worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
         if on_error == "skip" and isinstance(dataset, IterableDataset):
@@ -204,6 +206,10 @@ class WorkerLoader(DataLoader[T_co]):
                 owner.close()
         self._source = self._iterator = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a loader that is pickled: without its workers and iterators."""
+        return {**self.__dict__, "_source": None, "_newest": _nothing, "_current": None, "_iterator": None}
+
     def __enter__(self) -> WorkerLoader:
         return self
 
@@ -231,13 +237,12 @@ class WorkerLoader(DataLoader[T_co]):
 
     def _begin_epoch(self) -> _Epoch:
         self._end_epoch()
+        source = self._source or self._make_source()
         epoch, first = self._progress.begin()
         if not self._one_at_a_time:
-            source = self._make_source()
             source.begin(self._stream.tasks(epoch, first))
             return _Epoch(self, source, epoch)
-        if self._source is None:
-            self._source = self._make_source()
+        self._source = source
         head = self._source.head()
         if head is None or (head.epoch, head.number) != (epoch, first):
             # Out of order, batches of the next epoch would come out in this one.
@@ -315,14 +320,13 @@ class _Epoch:
                 self._loader._progress.finish()
             self.end()
             raise StopIteration
+        before = self.source.stats.batches
         try:
             batch = self.source.next()
-        except Exception as error:
-            if newest and not isinstance(error, WorkerTimeout):
-                self._loader._progress.delivered()  # those after a batch that failed keep their place
-            raise
-        if newest:
-            self._loader._progress.delivered()
+        finally:
+            # A batch that failed counts, so that those after it keep their place; a timeout is none.
+            if newest and self.source is not None and self.source.stats.batches > before:
+                self._loader._progress.delivered()
         return _pinned(batch) if self._loader.pin_memory else batch
 
     def end(self) -> None:

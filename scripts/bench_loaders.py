@@ -174,13 +174,14 @@ def cifar(_: Path, length: int = 50_000) -> dict[str, Maker]:
 
 
 def jpeg(root: Path) -> dict[str, Maker]:
+    ours = ImageFolder(train=True, root=root)
     augment = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
     train = str(root / "train")
     stock = {
         "torch": TorchImageFolder(train, v2.Compose([*augment, v2.PILToTensor()])),
         "torch-tv": TorchImageFolder(train, v2.Compose(augment), loader=decoded),
     }
-    return loader_rows(ImageFolder(train=True, root=root), stock, 64)
+    return loader_rows(ours, stock, 64)
 
 
 def decoded(path: str) -> torch.Tensor:
@@ -372,6 +373,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise BenchError(f"--workers {given.workers} --seconds {given.seconds:g}: give numbers above 0")
     if given.data_root is not None and (given.workload != "jpeg" or not given.data_root.is_dir()):
         raise BenchError(f"--data-root {given.data_root}: give a folder that is there, and only with --workload jpeg")
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        raise BenchError(f"--json {given.json}: there is no folder {given.json.parent}")
 
     torch.set_num_threads(1)  # this process forks, and threads of an operation would not come along
     with tempfile.TemporaryDirectory() as folder:

@@ -1,1 +1,1 @@
-"""Who does the tasks: worker processes (`process`)."""
+"""Who does the tasks: worker processes (`process`), threads (`thread`), or the caller (`inline`)."""

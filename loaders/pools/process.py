@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,7 @@ from loaders.transfer import load
 
 PIPE_BYTES = 64 << 10  # what a pipe holds, and what it is made to hold where tasks are large
 LARGE_PIPE_BYTES = 1 << 20
+LONGEST_SECONDS = 1e6  # that the system lets one wait
 JOIN_SECONDS = 0.3  # how long close() waits for workers to leave before it kills them
 # How long a worker may take from its start until it says hello: one that was forked while another thread held a lock
 # may wait for that for ever, and is killed; the others have to import this module first.
@@ -72,6 +74,7 @@ class _Worker:
     def __init__(self, context: BaseContext, reader: Reader, memory_fd: int, setup: Setup) -> None:
         self.unanswered: dict[int, int] = {}  # number -> bytes in the pipe
         self.pipe_bytes = PIPE_BYTES
+        self.row = -1  # of its batch, when it was last looked at
         self.has_started = False
         self.began = time.monotonic()
         theirs_tasks, self.tasks = context.Pipe(duplex=False)
@@ -154,6 +157,7 @@ class ProcessPool:
     ) -> None:
         self.num_workers = num_workers
         self._closed = False
+        self._taking = threading.Lock()  # a worker out of the list: so it is closed once, by whichever thread
         self._owner = os.getpid()
         self._reader, self._context, self._memory_fd = reader, context, memory_fd
         self._setups = [Setup(id, num_workers, base_seed, init_fn, self._owner) for id in range(num_workers)]
@@ -194,7 +198,7 @@ class ProcessPool:
             to_start = min(started_by) - time.monotonic()
             timeout = to_start if timeout is None else min(timeout, to_start)
         events: list[Answer | Death] = []
-        ready = self._poll.poll(None if timeout is None else max(0.0, timeout * 1000))
+        ready = self._poll.poll(None if timeout is None else 1000 * min(max(0.0, timeout), LONGEST_SECONDS))
         for worker_id in {self._polled[fd] for fd, _ in ready}:
             if not self._drain(self._workers[worker_id], events):
                 events.append(self._bury(worker_id))
@@ -209,6 +213,13 @@ class ProcessPool:
         its = self._workers[worker]
         return its.began if its is not None and its.has_started and its.unanswered else None
 
+    def has_moved_on(self, worker: int) -> bool:
+        its, row = self._workers[worker], self._marks[worker]
+        moved, its.row = row != its.row, row
+        if moved:
+            its.began = time.monotonic()
+        return moved
+
     def end(self, worker: int, reason: str) -> Death:
         self._workers[worker].process.kill()
         death = self._bury(worker)
@@ -221,7 +232,9 @@ class ProcessPool:
         May be called while another thread waits in `receive`: the workers' end wakes it.
         """
         self._closed = True
-        workers = [worker for worker in self._workers if worker is not None]
+        if os.getpid() != self._owner:  # a forked child that has inherited the object
+            return
+        workers = [worker for worker in map(self._take, range(self.num_workers)) if worker is not None]
         try:
             for worker in workers:
                 with suppress(OSError):
@@ -233,11 +246,9 @@ class ProcessPool:
         finally:  # also when a second Ctrl-C comes while it waits
             for worker in workers:
                 worker.close()
-            self._workers = [None] * len(self._workers)
 
     def __del__(self) -> None:
-        # Not in a forked child that has inherited the object, nor so late that its workers are gone.
-        if os.getpid() == self._owner and not sys.is_finalizing():
+        if not sys.is_finalizing():  # else its workers are gone
             self.close()
 
     def _start(self, worker_id: int) -> None:
@@ -262,8 +273,15 @@ class ProcessPool:
             return False
         return not has_ended
 
+    def _take(self, worker_id: int) -> _Worker | None:
+        with self._taking:
+            worker, self._workers[worker_id] = self._workers[worker_id], None
+        return worker
+
     def _bury(self, worker_id: int) -> Death:
-        worker, self._workers[worker_id] = self._workers[worker_id], None
+        worker = self._take(worker_id)
+        if worker is None:
+            raise PoolClosed("the loader was closed")
         for fd in (worker.results.fileno(), worker.pidfd):
             self._poll.unregister(fd)
             del self._polled[fd]

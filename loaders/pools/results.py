@@ -71,6 +71,9 @@ class Pool(Protocol):
     def busy_since(self, worker: int) -> float | None:
         """When, by time.monotonic, the worker began what it is doing; None where it does nothing."""
 
+    def has_moved_on(self, worker: int) -> bool:
+        """Whether the worker has gone on to another sample since this was last asked; if so, it began just now."""
+
     def end(self, worker: int, reason: str) -> Death:
         """Ends a worker that hangs. Raises WorkerTimeout where it cannot be ended."""
 

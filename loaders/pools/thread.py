@@ -93,9 +93,12 @@ class ThreadPool:
     def busy_since(self, worker: int) -> float | None:
         return self._shared.began[worker]
 
+    def has_moved_on(self, worker: int) -> bool:
+        return False
+
     def end(self, worker: int, reason: str) -> Death:
         raise WorkerTimeout(
-            f"{reason}; a thread cannot be replaced as a process can: raise timeout, or use "
+            f"{reason} A thread cannot be replaced as a process can: raise timeout, or use "
             "worker_method='multiprocessing' (loader=workers)"
         )
 
@@ -143,9 +146,11 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
     failed_start = None
     try:
         if init_fn is not None:
+            shared.began[worker] = time.monotonic()
             init_fn(worker)
-    except Exception as error:
+    except BaseException as error:
         failed_start = error
+    shared.began[worker] = None
     if reader.seed is not None and reader.spec is None:
         warn_of_unseeded_reading()
     waited_from = time.perf_counter()
@@ -160,7 +165,7 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
             reading = reader.read(task, room, shared.mark, seeded=False)
         except _Stopping:
             return
-        except Exception as raised:
+        except BaseException as raised:  # SystemExit too: nobody would hear of a thread that ends
             error = raised
         ended, shared.began[worker] = time.perf_counter(), None
         busy, waited = ended - began, began - waited_from

@@ -87,6 +87,7 @@ def test_an_iterable_dataset_is_refused_in_words(build, dataset):
         ("preload_depth", -1),
         ("timeout", -0.5),
         ("timeout", float("nan")),
+        ("timeout", float("inf")),
         ("on_error", "shrug"),
     ],
 )

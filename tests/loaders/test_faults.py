@@ -208,7 +208,7 @@ def die(worker: int) -> None:
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
     with (
         loader_over(Plain(), worker_init_fn=die) as loader,
-        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before it read a sample: in worker_init_fn"),
+        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before they read a sample: in worker_init_fn"),
     ):
         next(iter(loader))
 
@@ -311,6 +311,83 @@ def test_ctrl_c_ends_everything_without_a_word_from_the_workers(over, times, bou
     assert times == 2 or "takes its place" not in errors
 
 
+# Errors that are nobody's batch
+
+
+class Slow(Written):
+    """Each call takes a quarter of a second, so that one by one a batch takes longer than its timeout."""
+
+    def read_batch(self, indices, out, random) -> None:
+        threading.Event().wait(0.25)
+        super().read_batch(indices, out, random)
+
+
+def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
+    class Dying(Slow):
+        failed = multiprocessing.RawArray("q", 1)
+
+        def read_batch(self, indices, out, random) -> None:
+            if not self.failed[0]:
+                self.failed[0] = 1
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().read_batch(indices, out, random)
+
+    with loader_over(Dying(8), max_restarts=1, timeout=0.7) as loader:
+        assert contents(loader) == undisturbed(Written, 8)
+        assert loader.stats()["workers"]["deaths"] == 1
+
+
+def test_a_machine_that_was_full_for_a_while_costs_no_batch_and_moves_no_place(monkeypatch):
+    with loader_over(Plain(), 1, shuffle=False) as loader:
+        monkeypatch.setattr(process, "_Worker", refuse)
+        with pytest.raises(MachineFull):
+            iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+        monkeypatch.undo()
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        loader._source.processes[0].kill()
+        monkeypatch.setattr(process, "_Worker", refuse)
+        with pytest.raises(MachineFull):
+            while True:
+                seen.append(next(iterator))
+        assert loader.state_dict()["samples"] == 4 * len(seen)
+        monkeypatch.undo()
+        seen += iterator
+    with loader_over(Plain(), 0, shuffle=False) as calm:
+        assert contents(seen) == contents(calm)
+
+
+def refuse(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_samplers_error_comes_after_the_batches_before_it():
+    def indices():
+        yield from range(10)
+        raise LookupError("no more")
+
+    class Sampler:
+        def __iter__(self):
+            return indices()
+
+    with loader_over(Plain(), shuffle=None, sampler=Sampler()) as loader:
+        iterator = iter(loader)
+        assert [next(iterator)["index"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(LookupError, match="no more"):
+            next(iterator)
+
+
+def test_whatever_ends_a_samples_reading_in_a_thread_comes_out():
+    class Leaving(Plain):
+        def before(self, index: int) -> None:
+            if index == 7:
+                raise SystemExit(3)
+
+    with loader_over(Leaving(), worker_method="thread") as loader, pytest.raises(SystemExit):
+        list(loader)
+
+
 # Samples that cannot be read
 
 
@@ -374,7 +451,7 @@ def test_a_thread_that_hangs_is_an_error_and_holds_up_no_close(caplog):
     with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
         iterator = iter(loader)
         next(iterator)
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds; a thread cannot be replaced"):
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds\. A thread cannot be replaced"):
             next(iterator)
         assert loader.state_dict()["samples"] == 4
     assert "was left behind" in caplog.text

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -352,6 +353,15 @@ def test_a_hundred_million_samples_are_shuffled_without_a_list_of_them():
         assert len(set(next(iter(loader)).tolist())) == 4
 
 
+def test_a_loader_can_be_pickled_while_it_runs():
+    with seeded(Written(), 1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        copy = pickle.loads(pickle.dumps(loader))
+        assert len(list(copy)) == len(loader)
+        copy.close()
+
+
 # Bad arguments
 
 
@@ -359,6 +369,7 @@ def test_a_hundred_million_samples_are_shuffled_without_a_list_of_them():
     ("settings", "message"),
     [
         ({"timeout": -1}, "timeout option should be non-negative"),
+        ({"timeout": float("inf")}, "timeout=inf: give a number of seconds"),
         ({"batch_size": -2}, "batch_size"),
         ({"num_workers": -1}, "num_workers option should be non-negative"),
         ({"seed": 1, "generator": torch.Generator()}, "seed=1 and a generator were given"),
