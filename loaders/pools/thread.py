@@ -63,12 +63,12 @@ class ThreadPool:
         self.num_workers = num_workers
         self.processes: list[Any] = []
         self._loads = [0] * num_workers
-        self._shared = _Shared(num_workers)
-        self._threads = [
-            start_thread(f"loader-{worker}", _work, reader, worker, init_fn, self._shared)
-            for worker in range(num_workers)
-        ]
-        stop_at_exit(self)
+        self._shared = shared = _Shared(num_workers)
+        if reader.seed is not None and reader.spec is None:
+            warn_of_unseeded_reading()
+        for worker in range(num_workers):
+            shared.threads.append(start_thread(f"loader-{worker}", _work, reader, worker, init_fn, shared))
+        stop_at_exit(shared)
 
     def load(self, worker: int) -> int:
         return self._loads[worker]
@@ -81,7 +81,8 @@ class ThreadPool:
     def receive(self, timeout: float | None) -> list[Done | Death]:
         events: list[Done | Death] = []
         with suppress(Empty):
-            events.append(self._shared.results.get(timeout=None if timeout is None else max(0.0, timeout)))
+            bound = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+            events.append(self._shared.results.get(timeout=bound))
             while True:
                 events.append(self._shared.results.get_nowait())
         if None in events:  # see _Shared.stop
@@ -103,34 +104,33 @@ class ThreadPool:
         )
 
     def close(self) -> None:
-        self.stop(time.monotonic() + JOIN_SECONDS)
-        if any(thread.is_alive() for thread in self._threads):
+        self._shared.stop(time.monotonic() + JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._shared.threads):
             log.warning("a loader's thread does not come back from its dataset and was left behind")
-
-    def stop(self, deadline: float) -> None:
-        self._shared.stop()
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # in a finaliser that the garbage collector ran there
-                thread.join(max(0.0, deadline - time.monotonic()))
 
     def __del__(self) -> None:
         if hasattr(self, "_shared"):
-            self._shared.stop()
+            self._shared.stop(0)
 
 
 class _Shared:
-    """What a pool and its threads share: the threads must not keep the pool itself alive."""
+    """What a pool and its threads share: these must not keep the pool itself alive, and may outlive it."""
 
     def __init__(self, num_workers: int) -> None:
+        self.threads: list[threading.Thread] = []
         self.tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
         self.results: SimpleQueue[Done] = SimpleQueue()
         self.began: list[float | None] = [None] * num_workers
         self.stopping = False
 
-    def stop(self) -> None:
+    def stop(self, deadline: float) -> None:
+        """Has the threads end, and waits for them until `deadline` (time.monotonic)."""
         self.stopping = True
         for queue in (*self.tasks, self.results):
             queue.put(None)  # wakes whoever waits
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # in a finaliser that the garbage collector ran there
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def mark(self, row: int) -> None:
         """Called before each sample: so a thread ends without reading the rest of its batch."""
@@ -151,8 +151,6 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
     except BaseException as error:
         failed_start = error
     shared.began[worker] = None
-    if reader.seed is not None and reader.spec is None:
-        warn_of_unseeded_reading()
     waited_from = time.perf_counter()
     while (message := shared.tasks[worker].get()) is not None and not shared.stopping:
         number, task, memory = message
