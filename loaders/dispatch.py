@@ -1,5 +1,4 @@
-"""Which worker reads what, in which order results come out, and what happens when a worker ends: between a loader's
-tasks and its pool.
+"""Between a loader's tasks and its pool: who reads what, in which order results come out, what a worker's end means.
 
 Invariant: every task that was taken up is in one place: with a worker, lost by one and not yet given out again,
 answered, or delivered; and at most `depth` that are wanted are undelivered. Tasks that are not wanted any more (a new

@@ -19,7 +19,7 @@ from loaders.slots import align
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
-# With LOADERS_DEBUG=1 each batch is read twice, over memory filled in two ways, to find rows that were not written.
+# With LOADERS_DEBUG=1 each batch is read twice more, over memory filled in two ways, to find rows left unwritten.
 DEBUG_FILLS = (0xA5, 0x5A)
 
 
@@ -50,7 +50,7 @@ class Task:
     indices: Any  # a sequence of dataset indices, or without automatic batching a single one
     epoch: int | None = None
     number: int | None = None  # of the batch in its epoch
-    positions: range | np.ndarray | None = None  # of its rows in the epoch, int64
+    positions: np.ndarray | None = None  # of its rows in the epoch, int64
     singly: bool = False  # to be read sample by sample: a worker has died of the whole
     without: frozenset[int] = frozenset()  # rows to leave out: workers have died of them
 
@@ -97,7 +97,7 @@ class Reader:
         return reading
 
     def _read_batch(self, task: Task, room: Room, mark: Callable[[int], None], skipped: list) -> dict[str, Any]:
-        indices, positions = np.asarray(task.indices, dtype=np.int64), np.asarray(task.positions, dtype=np.int64)
+        indices, positions = np.asarray(task.indices, dtype=np.int64), task.positions
         out = {name: room.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
         keys = (self.seed, task.epoch, positions, indices)
         if not task.singly:
@@ -193,7 +193,7 @@ class Reader:
             numbers = np.asarray(indices, dtype=np.int64)
         except (TypeError, ValueError):  # a sampler of names, say: the position tells samples apart as well
             numbers = np.zeros(len(indices), dtype=np.int64)
-        return fold(self.seed, task.epoch, np.asarray(task.positions, dtype=np.int64), numbers).tolist()
+        return fold(self.seed, task.epoch, task.positions, numbers).tolist()
 
 
 class Room:

@@ -192,7 +192,7 @@ class WorkerLoader(DataLoader[T_co]):
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start}: see loaders.stats.Stats; empty for torch's own iterators."""
+        """{"workers": totals since the start} (loaders.stats.Stats); empty without workers of ours and after close()."""
         source = self._source or getattr(self._newest(), "source", None)
         return {} if source is None else {"workers": source.stats.as_dict()}
 
@@ -243,12 +243,12 @@ class WorkerLoader(DataLoader[T_co]):
             source.begin(self._stream.tasks(epoch, first))
             return _Epoch(self, source, epoch)
         self._source = source
-        head = self._source.head()
+        head = source.head()
         if head is None or (head.epoch, head.number) != (epoch, first):
             # Out of order, batches of the next epoch would come out in this one.
             tasks = self._stream.onwards if self.in_order else self._stream.tasks
-            self._source.begin(tasks(epoch, first))
-        return _Epoch(self, self._source, epoch)
+            source.begin(tasks(epoch, first))
+        return _Epoch(self, source, epoch)
 
     def _end_epoch(self) -> None:
         """Ends the newest iterator, unless it is independent of the next one."""

@@ -1,4 +1,4 @@
-"""What pools report to the dispatcher: results of tasks, and the ends of workers."""
+"""What a pool promises to the dispatcher, and what it reports: results of tasks, and the ends of workers."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 import gc
 import multiprocessing
+import os
+import resource
 import threading
 import time
 from concurrent.futures import Future
@@ -34,6 +36,20 @@ def in_thread():
         return future
 
     return start
+
+
+@pytest.fixture
+def descriptors_left():
+    """Limits how many more descriptors this process may open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit(count: int) -> None:
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture

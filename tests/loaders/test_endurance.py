@@ -2,8 +2,6 @@
 
 import gc
 import multiprocessing
-import os
-import resource
 import subprocess
 import sys
 import threading
@@ -150,15 +148,9 @@ def test_a_small_or_missing_dev_shm_is_enough_for_large_batches(shm):
     assert done.stdout == "whole\n", done.stderr
 
 
-def test_128_descriptors_are_enough_for_eight_workers_and_two_loaders():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 120, before[1]))
-    try:
-        with loader_over(Written(), num_workers=8) as loader, loader_over(Images(), num_workers=8) as other:
-            for _ in range(3):
-                for batch, another in zip(loader, other, strict=True):
-                    assert torch.equal(batch["image"], another["image"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+def test_120_descriptors_are_enough_for_eight_workers_in_each_of_two_loaders(descriptors_left):
+    descriptors_left(120)
+    with loader_over(Written(), num_workers=8) as loader, loader_over(Images(), num_workers=8) as other:
+        for _ in range(3):
+            for batch, another in zip(loader, other, strict=True):
+                assert torch.equal(batch["image"], another["image"])

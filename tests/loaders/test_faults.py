@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import random
-import resource
 import select
 import signal
 import subprocess
@@ -514,16 +513,10 @@ def test_a_machine_without_room_for_processes_says_so(monkeypatch):
         iter(loader_over(Plain()))
 
 
-def test_a_process_without_descriptors_says_so():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 10, before[1]))
-    try:
-        with pytest.raises(RuntimeError, match=r"starting worker \d+ of 20 failed: too many open files: .*ulimit -n"):
-            iter(loader_over(Plain(), 20))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+def test_a_process_without_descriptors_says_so(descriptors_left):
+    descriptors_left(10)
+    with pytest.raises(RuntimeError, match=r"starting worker \d+ of 20 failed: too many open files: .*ulimit -n"):
+        iter(loader_over(Plain(), 20))
 
 
 def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
