@@ -192,7 +192,7 @@ class WorkerLoader(DataLoader[T_co]):
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start} (loaders.stats.Stats); empty without workers of ours and after close()."""
+        """{"workers": totals since the start} (loaders.stats.Stats); empty without our workers and after close()."""
         source = self._source or getattr(self._newest(), "source", None)
         return {} if source is None else {"workers": source.stats.as_dict()}
 

@@ -137,11 +137,17 @@ print("whole")
 """
 
 
-@pytest.mark.parametrize("shm", ["mount -t tmpfs -o size=16m tmpfs /dev/shm", "umount -l /dev/shm; rmdir /dev/shm"])
+SMALL = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
+MISSING = """mount -t tmpfs tmpfs /dev
+mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/zero c 1 5; mknod -m 666 /dev/urandom c 1 9
+! test -e /dev/shm"""
+
+
+@pytest.mark.parametrize("shm", [SMALL, MISSING], ids=["small", "missing"])
 def test_a_small_or_missing_dev_shm_is_enough_for_large_batches(shm):
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("unshare -m is not allowed here")
-    command = f'{shm}; ulimit -n 128; exec "{sys.executable}" -c "$0"'
+    command = f'set -e; {shm}; ulimit -n 128; exec "{sys.executable}" -c "$0"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command, SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False
     )
