@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from data.augment import Augment
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from loaders.timing import StepTimer, verdict
@@ -49,8 +50,11 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
     with ExitStack() as cleanup, logging_redirect_tqdm():
         record = Record(folder)
         train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
-        train_loader = cleanup.enter_context(make_loader(config, train_set, device, shuffle=True, drop_last=True))
-        test_loader = cleanup.enter_context(make_loader(config, test_set, device, pad=False))
+        normalize = Normalize(train_set.mean, train_set.std)
+        augment = Augment(normalize, len(train_set.classes), **config.augment)
+        loader = make_loader(config, train_set, device, augment, shuffle=True, drop_last=True)
+        train_loader = cleanup.enter_context(loader)
+        test_loader = cleanup.enter_context(make_loader(config, test_set, device, normalize, pad=False))
 
         trainer = Trainer(config, train_set, len(train_loader), device)
         if config.train.resume is not None:
@@ -85,16 +89,9 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         return summary
 
 
-def make_loader(config: Config, dataset: Any, device: torch.device, **options: Any) -> Preloader:
-    return build_loader(
-        config.loader,
-        dataset,
-        batch_size=config.train.batch_size,
-        seed=config.seed,
-        device=device,
-        transform=Normalize(dataset.mean, dataset.std),
-        **options,
-    )
+def make_loader(config: Config, dataset: Any, device: torch.device, transform: Any, **options: Any) -> Preloader:
+    settings = {"batch_size": config.train.batch_size, "seed": config.seed, "device": device, "transform": transform}
+    return build_loader(config.loader, dataset, **settings, **options)
 
 
 def train_epoch(trainer: Trainer, loader: Preloader, timer: StepTimer, record: Record) -> None:

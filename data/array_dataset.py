@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from data.errors import DataError
+from data.policy import Policy
 
 
 class ArrayDataset:
@@ -18,10 +19,10 @@ class ArrayDataset:
     images: uint8 (N, H, W, C); labels: integers (N,), indices into `classes`.
     mean, std: one number a channel, of pixel values scaled to 0..1.
     pad: pixels reflected at each border before a crop of (H, W) is taken; 0: no crop.
-    flip: mirror left to right half of the time. If not `train`, there is neither crop nor mirroring.
-    Raises DataError where these do not fit each other.
+    flip: mirror left to right half of the time. policy: "trivial" or "rand", see data.policy.
+    If not `train`, samples are as they are. Raises DataError where these do not fit each other.
 
-    The attributes `images` (padded), `labels`, `pad` and `flip` hold what is in force.
+    The attributes `images` (padded), `labels`, `pad`, `flip` and `policy` hold what is in force.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ArrayDataset:
         train: bool,
         pad: int = 0,
         flip: bool = False,
+        policy: str | None = None,
     ) -> None:
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
@@ -50,7 +52,8 @@ class ArrayDataset:
         if not 0 <= pad <= largest:
             raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
-        self.pad, self.flip = (pad, flip) if train else (0, False)
+        chosen = None if policy is None else Policy(policy)
+        self.pad, self.flip, self.policy = (pad, flip, chosen) if train else (0, False, None)
         border = (self.pad, self.pad)
         self.images = np.pad(images, ((0, 0), border, border, (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64)
@@ -63,19 +66,19 @@ class ArrayDataset:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = self.images[index]
-        if self.pad or self.flip:
-            image = self._augmented(image, *torch.rand(3).tolist())
+        if draws := self._draws:
+            image = self._augmented(image, *torch.rand(draws).tolist())
         # A copy: whoever changes a sample in place must not change the dataset.
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
-        Augments as `__getitem__` does, by `random.uniform(3)`, float64 (B, 3).
+        Augments as `__getitem__` does, by `random.uniform`: float64 (B, 3), or more for a policy.
         """
         images = out["image"].numpy()
-        if self.pad or self.flip:
-            for row, (index, draws) in enumerate(zip(indices, random.uniform(3).tolist(), strict=True)):
+        if self._draws:
+            for row, (index, draws) in enumerate(zip(indices, random.uniform(self._draws).tolist(), strict=True)):
                 images[row] = self._augmented(self.images[index], *draws)
         else:
             if len(indices) and not -len(self) <= indices.min() <= indices.max() < len(self):
@@ -83,9 +86,20 @@ class ArrayDataset:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
         np.take(self.labels, indices, out=out["label"].numpy())
 
-    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:
-        """A view of one padded image, chosen by three numbers in [0, 1)."""
+    @property
+    def _draws(self) -> int:
+        """Random numbers that a sample takes."""
+        if self.policy is not None:
+            return 3 + self.policy.draws
+        return 3 if self.pad or self.flip else 0
+
+    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
+        """A view of one padded image or, with a policy, an image made of it; chosen by numbers in [0, 1)."""
         height, width, _ = self.image_shape
         top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
         image = image[top : top + height, left : left + width]
-        return image[:, ::-1] if self.flip and mirror < 0.5 else image
+        image = image[:, ::-1] if self.flip and mirror < 0.5 else image
+        if self.policy is None:
+            return image
+        planes = torch.from_numpy(image.transpose(2, 0, 1).copy())
+        return self.policy(planes, policy).permute(1, 2, 0).numpy()

@@ -15,10 +15,12 @@ class CIFAR10(ArrayDataset):
 
     root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz; if neither is there and whole,
     torchvision downloads the latter. None: downloads/ in the current folder.
-    pad, flip: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError without files or network.
+    pad, flip, policy: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError without files or network.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 4, flip: bool = True) -> None:
+    def __init__(
+        self, train: bool, root: str | Path | None = None, pad: int = 4, flip: bool = True, policy: str | None = None
+    ) -> None:
         # Imported here, as it takes a second in every worker that is not forked.
         from torchvision import datasets
 
@@ -29,4 +31,4 @@ class CIFAR10(ArrayDataset):
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
         images, labels, classes = source.data, np.array(source.targets), source.classes
-        super().__init__(images, labels, classes=classes, train=train, pad=pad, flip=flip, **ABOUT)
+        super().__init__(images, labels, classes=classes, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)

@@ -38,17 +38,19 @@ class FashionMini(ArrayDataset):
     """10,000 training and 2,000 test images of Fashion-MNIST, equally many a class.
 
     root: the folder with the four .xz files and their SHA256SUMS. None: data/embedded/, which has them.
-    pad, flip: see ArrayDataset. Images are uint8 (28, 28, 1).
+    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1).
     Raises DataError when a file is missing or is not the one that SHA256SUMS lists.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True) -> None:
+    def __init__(
+        self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
+    ) -> None:
         root = Path(root or EMBEDDED).expanduser()
         paths = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
         for path in paths:
             verify_checksum(path)
         images, labels = map(read_idx, paths)
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT)
+        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
 
 
 class FashionMNIST(ArrayDataset):
@@ -56,10 +58,12 @@ class FashionMNIST(ArrayDataset):
 
     root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/; if they are in
     neither, torchvision downloads them to the latter. None: downloads/ in the current folder.
-    pad, flip: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError without files or network.
+    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError without files or network.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True) -> None:
+    def __init__(
+        self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
+    ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
             # Imported here, as it takes a second in every worker that is not forked.
@@ -69,7 +73,7 @@ class FashionMNIST(ArrayDataset):
             download(datasets.FashionMNIST, root, names)
         paths = find_files(root)
         images, labels = (read_idx(paths[name]) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT)
+        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
 
 
 def find_files(root: Path) -> dict[str, Path]:

@@ -4,7 +4,6 @@ It stands in for a real dataset when loaders are compared: `cost` says what a sa
 much of it.
 """
 
-import difflib
 import hashlib
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import DataError
+from data.errors import DataError, check_choice
 
 BANDS = 8  # of colour, side by side in an image
 OFFSETS = 65_536  # at which an image's noise is cut out of one long array
@@ -53,10 +52,7 @@ class Synthetic:
             raise DataError(f"data.seed={seed} must be at least 0")
         if not 0 <= cost_ms < float("inf"):
             raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
-        if cost not in COSTS:
-            guess = difflib.get_close_matches(str(cost), COSTS, n=1)
-            hint = f"did you mean {guess[0]}?" if guess else f"use one of {', '.join(COSTS)}"
-            raise DataError(f"data.cost={cost} is unknown; {hint}")
+        check_choice("data.cost", cost, COSTS)
         self.length = length if train else test_length
         self.cost, self.cost_ms = cost, cost_ms
         self.image_shape = (image_size, image_size, channels)

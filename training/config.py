@@ -67,9 +67,10 @@ class TrainConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `model` and `optim` hold a `_target_` and its keyword arguments."""
+    """The whole config. `data`, `model` and `optim` hold a `_target_` and its arguments; `augment`, Augment's."""
 
     data: dict[str, Any]
+    augment: dict[str, float]
     model: dict[str, Any]
     optim: dict[str, Any]
     loader: LoaderConfig

@@ -10,8 +10,9 @@ from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms import v2
 
 from data import decoding
+from data.crops import CROP_ATTEMPTS, DRAWS, random_crop, resize
 from data.errors import DataError
-from data.image_folder import CROP_ATTEMPTS, DRAWS, ImageFolder, random_crop, resize
+from data.image_folder import ImageFolder
 from loaders.randomness import Random
 
 
@@ -175,8 +176,9 @@ def test_large_jpegs_are_decoded_at_less_than_their_size_where_that_is_enough(mo
     assert difference(ours, theirs)[0] <= 3
 
 
-def test_a_row_is_the_same_when_it_is_read_on_its_own_or_as_a_sample(tmp_path, write_images):
-    dataset = ImageFolder(train=True, root=write_images(tmp_path), image_size=32)
+@pytest.mark.parametrize("policy", [None, "trivial", "rand"])
+def test_a_row_is_the_same_when_it_is_read_on_its_own_or_as_a_sample(tmp_path, write_images, policy):
+    dataset = ImageFolder(train=True, root=write_images(tmp_path), image_size=32, policy=policy)
     for path in tmp_path.glob("train/*/*.jpg"):
         noisy_image(80, 60).save(path)
     indices, positions = np.array([3, 0, 3, 1]), np.arange(4)
@@ -189,7 +191,8 @@ def test_a_row_is_the_same_when_it_is_read_on_its_own_or_as_a_sample(tmp_path, w
     torch.manual_seed(5)
     sample = dataset[3]
     torch.manual_seed(5)
-    single = read_batch(dataset, [3], Draws(*torch.rand(DRAWS).tolist()))
+    count = DRAWS + (policy is not None and dataset.policy.draws)
+    single = read_batch(dataset, [3], Draws(*torch.rand(count).tolist()))
     assert all(torch.equal(single[name][0], field) for name, field in sample.items())
 
 

@@ -1,0 +1,129 @@
+"""CroppedDataset: images of any size, of which a sample is a crop, resized, as is usual for ImageNet.
+
+Where the images come from is for its subclasses to say. Crops are resized straight into the batch's memory.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.decoding import Box, Size
+from data.errors import DataError
+from data.policy import Policy
+
+RATIOS = (3 / 4, 4 / 3)  # of width to height: the narrowest and the widest training crop
+CROP_ATTEMPTS = 10
+DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers a training sample takes, without a policy
+LONGEST = 64  # times the shorter side: what evaluation resizes of the longer one
+
+
+class CroppedDataset:
+    """In training a sample is a random crop of at least `min_area` (0..1) of the image, resized, and mirrored
+    half of the time if `flip` (Szegedy et al., arXiv:1409.4842; torchvision's RandomResizedCrop), and what
+    `policy` makes of that (data.policy). Otherwise it is the middle: the shorter side is resized to
+    image_size * 256 / 224, of which image_size is kept.
+
+    Images are RGB, uint8 (image_size, image_size, 3); labels int64 (). A subclass sets `classes` and `labels`,
+    an array (N,), and defines `read`. Raises DataError for values that cannot be.
+    """
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
+    classes: tuple[str, ...]
+    labels: np.ndarray
+
+    def __init__(self, train: bool, image_size: int, min_area: float, flip: bool, policy: str | None) -> None:
+        if image_size < 1:
+            raise DataError(f"data.image_size={image_size} must be at least 1")
+        if not 0 < min_area <= 1:
+            raise DataError(f"data.min_area={min_area} must be above 0 and at most 1")
+        self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
+        chosen = None if policy is None else Policy(policy)
+        self.policy = chosen if train else None
+
+    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        """The box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
+
+        A box of 2, 4 or 8 times `enough` pixels on both sides may come at 1/2, 1/4 or 1/8 of its size.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"image": ((self.image_size, self.image_size, 3), torch.uint8), "label": ((), torch.int64)}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        image = torch.empty((1, self.image_size, self.image_size, 3), dtype=torch.uint8)
+        self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
+        return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
+
+        Augments as `__getitem__` does, by `random.uniform`: float64 (B, DRAWS), or more for a policy.
+        """
+        images = out["image"].permute(0, 3, 1, 2)
+        draws = random.uniform(self._draws).tolist() if self.train else [()] * len(indices)
+        for row, index in enumerate(indices.tolist()):
+            self._write(index, images[row : row + 1], draws[row])
+        np.take(self.labels, indices, out=out["label"].numpy())
+
+    @property
+    def _draws(self) -> int:
+        return DRAWS if self.policy is None else DRAWS + self.policy.draws
+
+    def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
+        """Writes one sample into `image`, a view (1, C, H, W) of memory that lies channels last."""
+        if not self.train:
+            resize_and_crop(self.read(index, middle, math.inf), image)
+            return
+        resize(self.read(index, lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size), image)
+        if self.flip and draws[0] < 0.5:
+            image.copy_(image.flip(3))
+        if self.policy is not None:
+            image[0] = self.policy(image[0], draws[DRAWS:])
+
+
+def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
+    """A box in an image of `size` (width, height), made of 4 * CROP_ATTEMPTS numbers in [0, 1).
+
+    The first attempt that lies within the image counts; if none does, the largest box in the middle.
+    """
+    width, height = size
+    for attempt in range(0, 4 * CROP_ATTEMPTS, 4):
+        area, ratio, right, down = uniforms[attempt : attempt + 4]
+        area = width * height * (min_area + (1 - min_area) * area)
+        ratio = RATIOS[0] * (RATIOS[1] / RATIOS[0]) ** ratio
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(right * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * RATIOS[1])), min(height, round(width / RATIOS[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def middle(size: Size) -> Box:
+    """All of an image of `size` (width, height), unless it is so long that resizing it would fill the memory."""
+    spare_width, spare_height = (max(0, side - LONGEST * min(size)) // 2 for side in size)
+    return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
+
+
+def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
+    """Writes the middle of `pixels` (C, H, W) into `image` (1, C, h, h)."""
+    size, shorter = image.shape[2], image.shape[2] * 256 // 224
+    height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
+    resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    resize(pixels, resized)
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    image.copy_(resized[:, :, top : top + size, left : left + size])
+
+
+def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:
+    """Writes `pixels` (C, H, W) into `image` (1, C, h, w), channels last; interpolate(antialias=True) takes no out."""
+    pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # it would copy a crop anyway
+    torch.ops.aten._upsample_bilinear2d_aa.out(pixels, image.shape[2:], False, None, None, out=image)

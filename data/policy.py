@@ -1,0 +1,46 @@
+"""Augmentation policies: torchvision's TrivialAugment and RandAugment, by random numbers that they are given.
+
+torchvision's own classes draw from torch's default generator, which threads share: a sample would not be a function of
+its key. Here the caller draws; the operations, their strengths and the way they are applied are torchvision's.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from data.errors import check_choice
+
+POLICIES = ("trivial", "rand")
+
+
+class Policy:
+    """`trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide"); `rand`: two of fixed
+    strength 9 of 31 (Cubuk et al., arXiv:1909.13719). Raises DataError for another name.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_choice("data.policy", name, POLICIES)
+        # Imported here, as it takes a second in every worker that is not forked.
+        from torchvision.transforms import InterpolationMode, v2
+
+        kind = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[name]
+        self._policy = kind(interpolation=InterpolationMode.BILINEAR)
+        self._strength = getattr(self._policy, "magnitude", None)
+        self.draws = 3 * getattr(self._policy, "num_ops", 1)  # random numbers an image takes
+
+    def __call__(self, image: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
+        """uint8 (C, H, W), C 1 or 3, to the same, chosen by `self.draws` numbers in [0, 1)."""
+        height, width = image.shape[1:]
+        operations = list(self._policy._AUGMENTATION_SPACE.items())  # in its class: functions that cannot be pickled
+        for start in range(0, self.draws, 3):
+            which, strength, sign = draws[start : start + 3]
+            name, (strengths_of, signed) = operations[int(which * len(operations))]
+            strengths = strengths_of(self._policy.num_magnitude_bins, height, width)
+            magnitude = 0.0
+            if strengths is not None:
+                chosen = int(strength * len(strengths)) if self._strength is None else self._strength
+                magnitude = float(strengths[chosen]) * (-1 if signed and sign < 0.5 else 1)
+            image = self._policy._apply_image_or_video_transform(
+                image, name, magnitude, self._policy.interpolation, self._policy._fill
+            )
+        return image

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from data.augment import Augment, erasing_boxes
+from data.errors import DataError
+from data.transform import Normalize
+from loaders.randomness import Random
+
+MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
+
+
+def make_batch(count=16, height=20, width=30):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
+    return {"image": images, "label": torch.arange(count) % 5, "name": "kept"}
+
+
+def augment(batch=None, key=0, **settings):
+    return Augment(Normalize(MEAN, STD), 5, **settings)(batch or make_batch(), Random(0, 0, key))
+
+
+def normalized(batch=None):
+    return Normalize(MEAN, STD)(batch or make_batch())["image"]
+
+
+def test_nothing_is_done_unless_asked_for():
+    batch = augment()
+    assert torch.equal(batch["image"], normalized())
+    assert torch.equal(batch["label"], make_batch()["label"]) and batch["name"] == "kept"
+
+
+@pytest.mark.parametrize("settings", [{"erase": 0.5}, {"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}])
+def test_the_same_key_gives_the_same_batch_and_another_one_another(settings):
+    given = make_batch()
+    before, state = given["image"].clone(), torch.get_rng_state()
+    first, again, other = (augment(given, key, **settings)["image"] for key in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(given["image"], before) and torch.equal(torch.get_rng_state(), state)
+    assert first.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_erasing_sets_one_box_in_the_asked_share_of_the_images_to_the_mean():
+    images = augment(make_batch(400), erase=0.25)["image"]
+    changed = (images != normalized(make_batch(400))).any(dim=1)  # (B, H, W)
+    erased = changed.flatten(1).any(dim=1)
+    assert 70 <= erased.sum() <= 130
+    for image, mask in zip(images[erased], changed[erased], strict=True):
+        rows, columns = (torch.nonzero(mask.any(dim=axis))[:, 0] for axis in (1, 0))
+        box = image[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert (box == 0).all() and mask.sum() <= box[0].numel()
+
+
+@pytest.mark.parametrize("size", [(20, 30), (224, 224), (8, 8)])
+def test_erased_boxes_are_distributed_as_torchvisions(size):
+    torch.manual_seed(0)
+    theirs = v2.RandomErasing(p=1.0)
+    blank = torch.zeros(3, *size)
+    expected = [theirs.make_params([blank]) for _ in range(3000)]
+    expected = np.array([[0, 0, 0, 0] if e["v"] is None else [e["i"], e["h"], e["j"], e["w"]] for e in expected])
+    top, bottom, left, right = erasing_boxes(torch.zeros(3000, 3, *size), 1.0, Random(0, 0, 0)).numpy()
+    for ours, column in zip((top, bottom - top, left, right - left), expected.T, strict=True):
+        values = np.unique(np.concatenate([ours, column]))
+        shares = [np.searchsorted(np.sort(sample), values, side="right") / 3000 for sample in (ours, column)]
+        assert np.abs(shares[0] - shares[1]).max() < 0.06  # Kolmogorov-Smirnov: by chance once in 10,000 times
+    assert (bottom <= size[0]).all() and (right <= size[1]).all() and (top >= 0).all() and (left >= 0).all()
+
+
+def test_mixup_blends_images_and_labels_by_one_share():
+    batch, plain = augment(mixup=0.4), normalized()
+    share = batch["label"][1, 1].item()  # of class 1, of which image 1 is, and image 0 not
+    assert 0 < share < 1
+    assert torch.allclose(batch["image"], share * plain + (1 - share) * plain.roll(1, 0), atol=1e-5)
+    labels = torch.nn.functional.one_hot(make_batch()["label"], 5).float()
+    assert torch.allclose(batch["label"], share * labels + (1 - share) * labels.roll(1, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("key", range(5))
+def test_cutmix_pastes_a_box_and_the_labels_share_is_its_area(key):
+    batch, plain = augment(key=key, cutmix=1.0), normalized()
+    pasted = (batch["image"] != plain).any(dim=1).any(dim=0)  # (H, W)
+    rows, columns = (torch.nonzero(pasted.any(dim=axis))[:, 0] for axis in (1, 0))
+    if len(rows):
+        box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+        assert pasted[box].all()
+        assert torch.equal(batch["image"][(..., *box)], plain.roll(1, 0)[(..., *box)])
+    share = 1 - pasted.sum().item() / pasted.numel()
+    assert batch["label"][1, 1].item() == pytest.approx(share)
+    assert batch["label"].sum(dim=1).allclose(torch.ones(16))
+
+
+def test_shares_are_beta_distributed_and_both_kinds_come_up():
+    labels = torch.stack([augment(key=key, mixup=1.0)["label"][1, 1] for key in range(500)])
+    assert 0.45 < labels.mean() < 0.55 and labels.std() == pytest.approx(12**-0.5, abs=0.03)  # uniform
+    rows = normalized()
+    kinds = [
+        torch.isin(augment(key=key, mixup=1.0, cutmix=1.0)["image"], rows).float().mean() > 0.9 for key in range(60)
+    ]
+    assert 15 < sum(kinds) < 45
+
+
+def test_a_batch_of_one_image_stays_as_it_is():
+    batch = augment(make_batch(1), mixup=1.0, cutmix=1.0)
+    assert torch.allclose(batch["image"], normalized(make_batch(1)), atol=1e-6)
+    assert batch["label"].tolist() == [[1, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("settings", [{"erase": -0.1}, {"erase": 1.5}, {"mixup": -1}, {"cutmix": float("inf")}])
+def test_a_value_that_cannot_be_is_refused_with_its_key(settings):
+    with pytest.raises(DataError, match=f"augment.{next(iter(settings))}="):
+        augment(**settings)
+
+
+@pytest.mark.cuda
+def test_a_gpu_gives_the_same_batch_without_the_host_waiting():
+    settings = {"erase": 0.5, "mixup": 0.4, "cutmix": 1.0}
+    step = Augment(Normalize(MEAN, STD), 5, **settings)
+    batch = {**make_batch(), "image": make_batch()["image"].cuda(), "label": make_batch()["label"].cuda()}
+    step(batch, Random(0, 0, 0))  # makes the constants
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = [step(batch, Random(0, 0, key)) for key in range(4)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for key, result in enumerate(results):
+        expected = augment(key=key, **settings)
+        for name in ("image", "label"):
+            assert torch.allclose(result[name].cpu(), expected[name], atol=1e-5)
