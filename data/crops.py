@@ -117,10 +117,12 @@ def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
     """Writes the middle of `pixels` (C, H, W) into `image` (1, C, h, h)."""
     size, shorter = image.shape[2], image.shape[2] * 256 // 224
     height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
-    resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    resize(pixels, resized)
+    if pixels.shape[1:] != (height, width):
+        resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        resize(pixels, resized)
+        pixels = resized[0]
     top, left = round((height - size) / 2), round((width - size) / 2)
-    image.copy_(resized[:, :, top : top + size, left : left + size])
+    image.copy_(pixels[None, :, top : top + size, left : left + size])
 
 
 def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:

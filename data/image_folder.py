@@ -50,14 +50,14 @@ class ImageFolder(CroppedDataset):
         present = class_names(self.folder)
         if unknown := sorted(set(present) - set(self.classes)):
             raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} lacks; remove it")
-        # Arrays, not lists: workers share them instead of copying them.
+        # Arrays, not lists: workers share them instead of copying them. The names are bytes, whatever they mean.
         files = [image_names(self.folder / name) for name in present]
         labels = [self.classes.index(name) for name in present]
-        self._files = np.concatenate(files)
+        self.files = np.concatenate(files)
         self.labels = np.repeat(labels, [len(names) for names in files])
 
     def path(self, index: int) -> str:
-        return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self._files[index])}"
+        return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"
 
     def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
         path = self.path(index)

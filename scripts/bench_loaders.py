@@ -2,6 +2,7 @@
 
     python scripts/bench_loaders.py --workload transport                # ready-made 3x224x224 images: moving bytes
     python scripts/bench_loaders.py --workload jpeg --data-root DIR     # DIR/train/CLASS/*.jpg; without it, made ones
+    python scripts/bench_loaders.py --workload packed                   # the same pictures, by data=packed
     python scripts/bench_loaders.py --workload cifar --workers 4 --json cifar.json
 
 Loaders take turns, a round of some seconds each in a process of its own, and medians over the rounds are compared: so
@@ -24,6 +25,7 @@ import mmap
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from data.image_folder import ImageFolder
+from data.packed import Packed
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, WorkerLoader
@@ -53,9 +56,11 @@ from loaders.batch import rows
 from loaders.choices import check_choice
 
 ROUNDS = 3
+OF_PICTURES = ("jpeg", "evaluation", "packed")
 MEMORY_INTERVAL = 0.2  # seconds between two looks at the processes' memory
 
 Maker = Callable[[int], Any]  # from a number of workers to a loader
+Workload = Callable[[Path, Path], dict[str, Maker]]  # from folders of pictures and for its own files to rows
 Row = dict[str, Any]  # as the JSON file has it
 
 
@@ -148,18 +153,18 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
     }
 
 
-def transport(_: Path) -> dict[str, Maker]:
+def transport(*_: Path) -> dict[str, Maker]:
     dataset = Transport()
     return loader_rows(dataset, {"torch": dataset}, 256)
 
 
-def overhead(_: Path) -> dict[str, Maker]:
+def overhead(*_: Path) -> dict[str, Maker]:
     dataset = Tiny()
     single = loader_rows(dataset, {"torch": dataset}, 1)
     return loader_rows(dataset, {"torch": dataset}, 64) | {f"{name}-1": make for name, make in single.items()}
 
 
-def cifar(_: Path, length: int = 50_000) -> dict[str, Maker]:
+def cifar(*_: Path, length: int = 50_000) -> dict[str, Maker]:
     generator = np.random.default_rng(0)
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
     labels = generator.integers(10, size=length)
@@ -173,25 +178,42 @@ def cifar(_: Path, length: int = 50_000) -> dict[str, Maker]:
     return loader_rows(ours, {"torch": stock}, 512, Normalize(mean, std))
 
 
-def jpeg(root: Path) -> dict[str, Maker]:
-    ours = ImageFolder(train=True, root=root)
-    augment = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
-    train = str(root / "train")
-    stock = {
-        "torch": TorchImageFolder(train, v2.Compose([*augment, v2.PILToTensor()])),
-        "torch-tv": TorchImageFolder(train, v2.Compose(augment), loader=decoded),
+def jpeg(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train", TRAINING), 64)
+
+
+def evaluation(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=False, root=root), stock_pictures(root / "val", EVALUATION), 16)
+
+
+def packed(root: Path, scratch: Path) -> dict[str, Maker]:
+    pack = scratch / "pack"
+    command = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise BenchError(f"{root} could not be packed, for the reason above")
+    return loader_rows(Packed(train=True, root=pack), stock_pictures(root / "train", TRAINING), 64)
+
+
+TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
+EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))
+
+
+def stock_pictures(folder: Path, steps: tuple[v2.Transform, ...]) -> dict[str, Any]:
+    """What is usually written: torchvision's ImageFolder, reading by Pillow or by torchvision's own decoder."""
+    return {
+        "torch": TorchImageFolder(str(folder), v2.Compose([*steps, v2.PILToTensor()])),
+        "torch-tv": TorchImageFolder(str(folder), v2.Compose(steps), loader=decoded),
     }
-    return loader_rows(ours, stock, 64)
 
 
 def decoded(path: str) -> torch.Tensor:
     return decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
 
 
-def costly(kind: str) -> Callable[[Path], dict[str, Maker]]:
+def costly(kind: str) -> Workload:
     """Samples that each take a millisecond of Python, of C code that releases the GIL, or of waiting."""
 
-    def make(_: Path) -> dict[str, Maker]:
+    def make(*_: Path) -> dict[str, Maker]:
         dataset = Synthetic(train=True, length=6400, cost=kind, cost_ms=1.0)
         return loader_rows(dataset, {"torch": dataset}, 32)
 
@@ -202,6 +224,8 @@ WORKLOADS = {
     "transport": transport,
     "cifar": cifar,
     "jpeg": jpeg,
+    "evaluation": evaluation,
+    "packed": packed,
     "overhead": overhead,
     **{kind: costly(kind) for kind in ("python", "native", "wait")},
 }
@@ -364,24 +388,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workload", required=True, help=", ".join(WORKLOADS))
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
     parser.add_argument("--loaders", help="rows to measure, with commas between them (all)")
-    parser.add_argument("--data-root", type=Path, help="a folder of pictures, for --workload jpeg")
+    parser.add_argument("--data-root", type=Path, help=f"a folder of pictures, for {', '.join(OF_PICTURES)}")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
     given = parser.parse_args(arguments)
     check_choice("--workload", given.workload, WORKLOADS, BenchError)
     if given.workers < 1 or not 0 < given.seconds < math.inf:
         raise BenchError(f"--workers {given.workers} --seconds {given.seconds:g}: give numbers above 0")
-    if given.data_root is not None and (given.workload != "jpeg" or not given.data_root.is_dir()):
-        raise BenchError(f"--data-root {given.data_root}: give a folder that is there, and only with --workload jpeg")
+    if given.data_root is not None and (given.workload not in OF_PICTURES or not given.data_root.is_dir()):
+        kinds = ", ".join(OF_PICTURES)
+        raise BenchError(f"--data-root {given.data_root}: give a folder that is there, and only to {kinds}")
     if given.json is not None and not given.json.absolute().parent.is_dir():
         raise BenchError(f"--json {given.json}: there is no folder {given.json.parent}")
 
     torch.set_num_threads(1)  # this process forks, and threads of an operation would not come along
     with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or Path(folder)
-        if given.workload == "jpeg" and given.data_root is None:
+        root = given.data_root or Path(folder, "images")
+        if given.workload in OF_PICTURES and given.data_root is None:
             make_pictures(root)
-        known = WORKLOADS[given.workload](root)
+        known = WORKLOADS[given.workload](root, Path(folder))
         names = given.loaders.split(",") if given.loaders else list(known)
         for name in names:
             check_choice("--loaders", name, known, BenchError)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from scripts import pack_images
+
 
 @pytest.fixture
 def write_idx():
@@ -63,6 +65,18 @@ def write_images():
                 for i in range(count):
                     Image.new("RGB", (60, 40), (40 * i, 80, 160)).save(folder / f"{i}.jpg")
         return root
+
+    return write
+
+
+@pytest.fixture
+def write_pack(write_images):
+    def write(folder: Path, *options: str) -> Path:
+        """folder/pack, of the images that write_images puts into folder/images, unless others are there."""
+        if not (folder / "images").exists():
+            write_images(folder / "images")
+        pack_images.main([str(folder / "images"), str(folder / "pack"), "--workers", "0", *options])
+        return folder / "pack"
 
     return write
 

@@ -67,7 +67,7 @@ def test_classes_are_the_sorted_folders_and_files_are_sorted_within_them(tmp_pat
     dataset = ImageFolder(train=True, root=str(write_images(tmp_path, ("dog", "cat"), count=3)))
     assert dataset.classes == ("cat", "dog")
     assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert [os.fsdecode(name) for name in dataset._files] == ["0.jpg", "1.jpg", "2.jpg"] * 2
+    assert [os.fsdecode(name) for name in dataset.files] == ["0.jpg", "1.jpg", "2.jpg"] * 2
 
 
 def test_suffixes_count_in_any_case_and_hidden_or_other_files_do_not(tmp_path, write_images):
@@ -80,7 +80,7 @@ def test_suffixes_count_in_any_case_and_hidden_or_other_files_do_not(tmp_path, w
     (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
     (tmp_path / "train" / "README.md").write_text("not a class")
     dataset = ImageFolder(train=True, root=tmp_path, image_size=8)
-    assert [os.fsdecode(name) for name in dataset._files] == ["0.jpg", "B.JPEG", "c.webp", "ünïcode.PNG"]
+    assert [os.fsdecode(name) for name in dataset.files] == ["0.jpg", "B.JPEG", "c.webp", "ünïcode.PNG"]
     assert len([sample for sample in dataset]) == 4
 
 
@@ -327,3 +327,11 @@ def test_val_may_lack_a_class_and_keeps_the_labels_of_train(tmp_path, write_imag
 def test_a_bad_value_is_refused_with_its_key(tmp_path, arguments, words, write_images):
     with pytest.raises(DataError, match=words):
         ImageFolder(**{"train": True, "root": write_images(tmp_path), **arguments})
+
+
+def test_a_single_class_is_pointed_out(tmp_path, write_images, caplog):
+    ImageFolder(train=True, root=write_images(tmp_path / "one", ("cat",)))
+    assert f"{tmp_path}/one/train has a single class, cat" in caplog.text
+    caplog.clear()
+    ImageFolder(train=True, root=write_images(tmp_path / "two"))
+    assert not caplog.text

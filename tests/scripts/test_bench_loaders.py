@@ -59,7 +59,7 @@ def test_without_the_stock_loader_there_is_no_ratio(bench, tmp_path):
 
 
 def test_all_rows_of_cifar_end_in_the_same_kind_of_batch(bench):
-    for name, make in bench.cifar(Path(), length=1024).items():
+    for name, make in bench.cifar(length=1024).items():
         loader = make(1)
         batch = next(iter(loader))
         image = batch["image"] if isinstance(batch, dict) else batch[0]
@@ -69,18 +69,19 @@ def test_all_rows_of_cifar_end_in_the_same_kind_of_batch(bench):
 
 
 def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(bench, tmp_path):
-    bench.make_pictures(tmp_path, count=80)
+    bench.make_pictures(tmp_path, count=160)
     files = list(tmp_path.rglob("*.jpg"))
-    assert len(files) == 80
+    assert len(files) == 160
     assert all(40_000 <= path.stat().st_size <= 120_000 for path in files)
     assert decode_jpeg(read_file(str(files[0]))).shape == (3, 375, 500)
-    for make in bench.jpeg(tmp_path).values():
-        loader = make(1)
-        batch = next(iter(loader))
-        image = batch["image"] if isinstance(batch, dict) else batch[0]
-        assert (len(image), image.dtype) == (64, torch.uint8)
-        if hasattr(loader, "close"):
-            loader.close()
+    for workload, batch_size in (("jpeg", 64), ("packed", 64), ("evaluation", 16)):
+        for make in bench.WORKLOADS[workload](tmp_path, tmp_path).values():
+            loader = make(1)
+            batch = next(iter(loader))
+            image = batch["image"] if isinstance(batch, dict) else batch[0]
+            assert (len(image), image.dtype) == (batch_size, torch.uint8)
+            if hasattr(loader, "close"):
+                loader.close()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(bench, tm
         (["--workload", "cifar", "--workers", "0"], "--workers 0 .*give numbers above 0"),
         (["--workload", "cifar", "--seconds", "nan"], "--seconds nan: give numbers above 0"),
         (["--workload", "jpeg", "--data-root", "/nowhere"], "--data-root /nowhere: give a folder that is there"),
-        (["--workload", "cifar", "--data-root", "."], "only with --workload jpeg"),
+        (["--workload", "cifar", "--data-root", "."], "and only to jpeg, evaluation, packed"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(bench, arguments, message):

@@ -1,0 +1,142 @@
+"""Packed: an image folder that scripts/pack_images.py has packed into a few large files, read by mmap in any order.
+
+A pack is a folder with
+- train.npy, val.npy: the index, an array of `entry_type` with a row an image;
+- train-00000.bin, ...: the shards, images one after another: RGB, uint8 (H, W, 3), or image files as they were;
+- pack.json: what there is, with the files' sizes and the indices' checksums. It is written last: a folder without it
+  is no pack, or not yet one, and has an unfinished.json meanwhile.
+"""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.crops import CroppedDataset
+from data.decoding import Box, Size, decode
+from data.errors import DataError
+
+VERSION = 1
+HOW = "make one with python scripts/pack_images.py IMAGES PACK"
+
+
+def entry_type(name_length: int) -> np.dtype:
+    """Of an image: its shard, where it lies in it, its size, label, CRC-32, and the file's name, for messages.
+
+    height and width are 0 for an image file.
+    """
+    numbers = [(name, "<u4") for name in ("shard", "bytes", "height", "width", "label", "crc32")]
+    return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05}.bin"
+
+
+class Packed(CroppedDataset):
+    """The training or the validation images of the pack in `root`.
+
+    The other arguments, and what a sample is: see CroppedDataset. An image's checksum is verified when a process reads
+    it for the first time. Raises DataError when the pack is missing, unfinished or damaged.
+    """
+
+    def __init__(
+        self,
+        train: bool,
+        root: str | Path | None = None,
+        image_size: int = 224,
+        min_area: float = 0.08,
+        flip: bool = True,
+        policy: str | None = None,
+    ) -> None:
+        super().__init__(train, image_size, min_area, flip, policy)
+        if not root:
+            raise DataError(f"data.root is not set; name the folder of a pack, or {HOW}")
+        self.folder, self._split = Path(root).expanduser(), "train" if train else "val"
+        about = read_about(self.folder)
+        for name, size in about["bytes"].items():
+            if name.startswith(self._split):
+                check_size(self.folder / name, size)
+        index = self.folder / f"{self._split}.npy"
+        if zlib.crc32(index.read_bytes()) != about["crc32"][index.name]:
+            raise damaged(index, "its checksum is wrong")
+        self._entries = np.load(index)
+        self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
+        self._shards: dict[int, np.ndarray] = {}  # mapped into this process
+        self._verified = np.zeros(len(self.labels), bool)  # by this process
+
+    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        if not self._verified[index]:
+            self.verify(index)
+        entry, data = self._entries[index], self._data(index)
+        if entry["height"]:
+            pixels = data.reshape(entry["height"], entry["width"], 3)
+            left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
+            return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
+        try:
+            return decode(data.tobytes(), crop, enough)
+        except Exception as error:  # for broken files Pillow raises OSError, SyntaxError, ValueError and others
+            name = entry["name"].decode(errors="backslashreplace")
+            raise DataError(
+                f"{name} in {self.folder} cannot be read as an image ({error}); make a new pack"
+            ) from error
+
+    def verify(self, index: int) -> None:
+        """Raises DataError where an image's bytes are not those that were packed."""
+        entry = self._entries[index]
+        if zlib.crc32(self._data(index)) != entry["crc32"]:
+            path, name = self.folder / shard_name(self._split, entry["shard"]), entry["name"]
+            raise damaged(path, f"the checksum of {name.decode(errors='backslashreplace')} is wrong")
+        self._verified[index] = True
+
+    def _data(self, index: int) -> np.ndarray:
+        """The bytes of an image, uint8 (N,), read-only."""
+        entry = self._entries[index]
+        shard = int(entry["shard"])
+        if shard not in self._shards:
+            path = self.folder / shard_name(self._split, shard)
+            try:
+                self._shards[shard] = np.memmap(path, np.uint8, "r")
+            except (OSError, ValueError) as error:
+                raise damaged(path, str(error)) from error
+        start = int(entry["offset"])
+        return self._shards[shard][start : start + int(entry["bytes"])]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": {}}  # pickled, a mapped file would become a copy of it
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What pack.json says. Raises DataError where there is none that can be read."""
+    path = folder / "pack.json"
+    try:
+        about = json.loads(path.read_text())
+    except FileNotFoundError:
+        if (folder / "unfinished.json").exists():
+            raise DataError(
+                f"{folder} is an unfinished pack; finish it with the command that began it, "
+                "python scripts/pack_images.py IMAGES PACK"
+            ) from None
+        raise DataError(f"{folder} is not a pack, as it has no pack.json; {HOW}") from None
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(about, dict) or about.get("version") != VERSION:
+        raise damaged(path, f"it is not of version {VERSION}")
+    return about
+
+
+def check_size(path: Path, size: int) -> None:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    if found != size:
+        raise damaged(path, f"it has {found:,} bytes and not {size:,}")
+
+
+def damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"{path} is damaged ({reason}); copy the pack again, or remove it and {HOW}")

@@ -1,0 +1,206 @@
+"""Packs an image folder into a few large files, for data=packed: fast to read in any order, from any disk.
+
+    python scripts/pack_images.py IMAGES PACK                 # pixels, with the shorter side resized to 256
+    python scripts/pack_images.py IMAGES PACK --format jpeg   # the files as they are: smaller, and slower to read
+    python scripts/pack_images.py --verify PACK               # compares all images with their checksums
+
+IMAGES is laid out as for data=image_folder. It may be interrupted at any time: the same command goes on from the last
+shard that was finished. data/packed.py says what a pack consists of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import zlib
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.crops import resize
+from data.decoding import Box, Size
+from data.errors import DataError, check_choice
+from data.image_folder import ImageFolder
+from data.packed import VERSION, Packed, check_size, entry_type, shard_name
+from loaders import WorkerLoader
+from training.files import replacing, write_whole
+
+SPLITS = ("train", "val")
+
+
+class Encoded:
+    """The images of a folder as a pack has them: bytes, height, width; or why one cannot be read."""
+
+    def __init__(self, images: ImageFolder, form: str, short_side: int) -> None:
+        self._images, self._form, self._short_side = images, form, short_side
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int, int] | DataError:
+        try:
+            pixels = self._images.read(index, whole, math.inf)
+        except DataError as error:
+            return error
+        if self._form == "jpeg":
+            return Path(self._images.path(index)).read_bytes(), 0, 0
+        height, width = pixels.shape[1:]
+        if min(height, width) > self._short_side:
+            height, width = (side * self._short_side // min(pixels.shape[1:]) for side in (height, width))
+            smaller = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+            resize(pixels, smaller)
+            pixels = smaller[0]
+        return pixels.permute(1, 2, 0).contiguous().numpy().tobytes(), height, width
+
+
+def whole(size: Size) -> Box:
+    return 0, 0, *size
+
+
+class Packing:
+    """A pack in the making. `unfinished.json` says what it is made of and which shards are done."""
+
+    def __init__(self, images: Path, folder: Path, form: str, short_side: int) -> None:
+        self.folder = folder
+        self.splits = {split: ImageFolder(train=split == "train", root=images) for split in SPLITS}
+        self.about: dict[str, Any] = {
+            "version": VERSION,
+            "format": form,
+            "short_side": short_side if form == "raw" else None,
+            "classes": self.splits["train"].classes,
+            "images": {split: [len(data), zlib.crc32(data.files.tobytes())] for split, data in self.splits.items()},
+        }
+        self.about = json.loads(json.dumps(self.about))  # as it is read again
+        self.done = {split: {"images": 0, "shards": 0} for split in SPLITS}
+        self.finished = (folder / "pack.json").exists()
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Goes on with what is in the folder already. Raises DataError where that is something else."""
+        path = self.folder / ("pack.json" if self.finished else "unfinished.json")
+        if path.exists():
+            found = json.loads(path.read_text())
+            if {key: found.get(key) for key in self.about} != self.about:
+                raise DataError(f"{self.folder} has a pack of other images or settings in it; give another folder")
+            self.done = found.get("done", self.done)
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.iterdir()):
+            raise DataError(f"{self.folder} is not empty; give a new folder for the pack")
+        write_whole(path, json.dumps({**self.about, "done": self.done}))
+
+    def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
+        """Writes the shards of a split that are not there yet. Raises DataError for an image that cannot be read."""
+        images, done = self.splits[split], self.done[split]
+        rest = range(done["images"], len(images))
+        encoded = Encoded(images, self.about["format"], self.about["short_side"] or 0)
+        with WorkerLoader(encoded, 8, sampler=rest, num_workers=num_workers, collate_fn=list) as loader:
+            source = zip(rest, chain.from_iterable(loader), strict=True)
+            while done["images"] < len(images):
+                entries = []
+                with replacing(self.folder / shard_name(split, done["shards"])) as file:
+                    while file.tell() < shard_bytes and done["images"] < len(images):
+                        number, item = next(source)
+                        done["images"] += 1
+                        bar.update()
+                        if not isinstance(item, DataError):
+                            entries.append(self._entry(images, number, file.tell(), done["shards"], item))
+                            file.write(item[0])
+                        elif skip:
+                            bar.write(f"left out: {item}")
+                        else:
+                            raise DataError(f"{item}, or leave it out by --skip")
+                with replacing(self._part(split, done["shards"])) as file:
+                    np.save(file, np.array(entries, self._entry_type(images)))
+                done["shards"] += 1
+                write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
+
+    def finish(self) -> None:
+        """Joins the parts of the indices, and writes pack.json. Raises DataError for a shard that has changed."""
+        files = []
+        for split in SPLITS:
+            parts = [np.load(self._part(split, shard)) for shard in range(self.done[split]["shards"])]
+            for shard, part in enumerate(parts):
+                files.append(self.folder / shard_name(split, shard))
+                check_size(files[-1], int(part["bytes"].sum()))
+            files.append(self.folder / f"{split}.npy")
+            with replacing(files[-1]) as file:
+                np.save(file, np.concatenate(parts))
+        sizes = {path.name: path.stat().st_size for path in files}
+        checksums = {path.name: zlib.crc32(path.read_bytes()) for path in files if path.suffix == ".npy"}
+        about = {**self.about, "done": self.done, "bytes": sizes, "crc32": checksums}
+        write_whole(self.folder / "pack.json", json.dumps(about, indent=1) + "\n")
+        for path in [self.folder / "unfinished.json", *self.folder.glob("*.part.npy")]:
+            path.unlink()
+
+    def _part(self, split: str, shard: int) -> Path:
+        return self.folder / f"{split}-{shard:05}.part.npy"
+
+    def _entry_type(self, images: ImageFolder) -> np.dtype:
+        return entry_type(max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize)
+
+    def _entry(self, images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
+        (data, height, width), label = item, images.labels[number]
+        name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
+        return offset, shard, len(data), height, width, label, zlib.crc32(data), name
+
+
+def verify(folder: Path) -> None:
+    """Reads every image of a pack. Raises DataError for the first whose checksum is wrong."""
+    splits = [Packed(train=split == "train", root=folder) for split in SPLITS]
+    total = sum(map(len, splits))
+    with tqdm(total=total, desc="verifying", unit="image", disable=None) as bar:
+        for packed in splits:
+            for index in range(len(packed)):
+                packed.verify(index)
+                bar.update()
+    print(f"{folder}: all {total:,} images are as they were packed")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    parser.add_argument("pack", type=Path, help="folder to write")
+    parser.add_argument("--verify", action="store_true", help="write nothing, check a pack")
+    parser.add_argument("--format", default="raw", help="raw or jpeg (raw)")
+    parser.add_argument("--short-side", type=int, default=256, help="pixels, of raw images; smaller ones stay (256)")
+    parser.add_argument("--shard-mb", type=int, default=1024, help="megabytes from which a shard is full (1024)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (as many as cores)")
+    parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
+    given = parser.parse_args(arguments)
+    if given.verify:
+        return verify(given.pack)
+    if given.images is None:
+        raise DataError("two folders are needed: that of the images, and that of the pack")
+    check_choice("--format", given.format, ("raw", "jpeg"))
+    for name, least in (("short_side", 1), ("shard_mb", 1), ("workers", 0)):
+        if getattr(given, name) < least:
+            raise DataError(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number from {least}")
+    packing = Packing(given.images, given.pack, given.format, given.short_side)
+    if not packing.finished:
+        total, done = sum(map(len, packing.splits.values())), sum(done["images"] for done in packing.done.values())
+        with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
+            for split in SPLITS:
+                packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
+        packing.finish()
+    counts = [f"{len(Packed(train=split == 'train', root=given.pack)):,} {split}" for split in SPLITS]
+    print(f"{given.pack} has {' and '.join(counts)} images: python train.py data=packed data.root={given.pack}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (DataError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on with the next shard", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,138 @@
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.packed import Packed
+from loaders import WorkerLoader
+from loaders.randomness import Random
+
+
+def whole(size):
+    return 0, 0, *size
+
+
+def read_batch(dataset, count):
+    spec, indices = dataset.sample_spec(), np.arange(count)
+    out = {name: torch.zeros((count, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+    dataset.read_batch(indices, out, Random(0, 0, indices, indices))
+    return out
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Images of several sizes and kinds, larger and smaller than a pack's."""
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for number, (width, height) in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
+            folder = tmp_path / "images" / split / f"class {number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            noise = Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((width, height))
+            noise.save(folder / f"{number}.{'png' if number == 3 else 'jpg'}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_packed_files_give_the_very_batches_of_their_folder(photographs, write_pack, train):
+    folder = ImageFolder(train, photographs / "images", image_size=24)
+    pack = Packed(train, write_pack(photographs, "--format", "jpeg"), image_size=24)
+    assert (pack.classes, pack.labels.tolist()) == (folder.classes, folder.labels.tolist())
+    ours, theirs = read_batch(pack, 4), read_batch(folder, 4)
+    assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
+
+
+def test_raw_images_are_the_files_with_the_shorter_side_resized_once(photographs, write_pack):
+    folder = ImageFolder(True, photographs / "images")
+    pack = Packed(True, write_pack(photographs, "--short-side", "32"))
+    for index in range(4):
+        original, packed = (data.read(index, whole, math.inf) for data in (folder, pack))
+        sides = original.shape[1:]
+        if min(sides) > 32:
+            sides = tuple(side * 32 // min(sides) for side in sides)
+            expected = torch.nn.functional.interpolate(original[None], sides, mode="bilinear", antialias=True)[0]
+        else:
+            expected = original
+        assert packed.shape == (3, *sides)
+        assert (packed.int() - expected).abs().max() <= 1
+        part = pack.read(index, lambda size: (2, 3, 12, 15), math.inf)
+        assert torch.equal(part, packed[:, 3:15, 2:12])
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_a_pack(photographs, write_pack, form, context):
+    pack = Packed(True, write_pack(photographs, "--format", form), image_size=24)
+    expected = read_batch(pack, 4)
+    loader = WorkerLoader(
+        pack, 4, seed=0, num_workers=2, multiprocessing_context=context, persistent_workers=True, shuffle=False
+    )
+    with loader:
+        (batch,) = loader
+    assert batch["label"].tolist() == pack.labels.tolist()
+    assert torch.equal(batch["image"], expected["image"])
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (lambda pack: (pack / "pack.json").unlink(), "PACK is not a pack, as it has no pack.json; make one with"),
+        (lambda pack: (pack / "pack.json").rename(pack / "unfinished.json"), "PACK is an unfinished pack; finish it"),
+        (lambda pack: (pack / "pack.json").write_text("{"), "PACK/pack.json is damaged"),
+        (lambda pack: (pack / "pack.json").write_text("[]"), "PACK/pack.json is damaged .it is not of version 1"),
+        (lambda pack: (pack / "train.npy").unlink(), "PACK/train.npy is damaged .No such file"),
+        (lambda pack: flip_a_byte(pack / "train.npy"), "PACK/train.npy is damaged .its checksum is wrong"),
+        (lambda pack: (pack / "train-00000.bin").unlink(), "PACK/train-00000.bin is damaged .No such file"),
+        (lambda pack: (pack / "train-00000.bin").write_bytes(b"1"), "train-00000.bin is damaged .it has 1 bytes and"),
+    ],
+)
+def test_a_pack_that_is_not_whole_is_refused_by_name(tmp_path, write_pack, spoil, words):
+    pack = write_pack(tmp_path)
+    spoil(pack)
+    with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(pack)))):
+        Packed(True, pack)
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+def test_an_image_that_has_changed_is_named_when_it_is_read(tmp_path, write_pack, form):
+    folder = write_pack(tmp_path, "--format", form)
+    pack, shard = Packed(True, folder), folder / "train-00000.bin"
+    pack[0]  # mapped now
+    flip_a_byte(shard)
+    bad = re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")
+    with pytest.raises(DataError, match=bad):
+        Packed(True, folder)[1]
+    with pytest.raises(DataError, match=bad):
+        read_batch(Packed(True, folder), 3)
+    assert Packed(True, folder)[3]["label"] == 1  # the others can still be read
+
+
+def test_a_shard_that_is_gone_when_it_is_wanted_is_named(tmp_path, write_pack):
+    pack = Packed(True, write_pack(tmp_path))
+    (tmp_path / "pack" / "train-00000.bin").unlink()
+    with pytest.raises(DataError, match=r"train-00000.bin is damaged .*No such file"):
+        pack[0]
+
+
+def test_without_a_root_it_says_how_to_make_a_pack():
+    with pytest.raises(DataError, match=r"data.root is not set.*scripts/pack_images.py"):
+        Packed(True)
+
+
+def test_what_is_damaged_in_the_file_before_packing_is_named_after_it(tmp_path, write_pack):
+    """Not by the checksum, which fits."""
+    dataset = Packed(True, write_pack(tmp_path, "--format", "jpeg"))
+    dataset._entries["bytes"][0] = 100  # cut short
+    dataset._verified[0] = True
+    with pytest.raises(DataError, match=r"cat/0.jpg in .* cannot be read as an image"):
+        dataset[0]

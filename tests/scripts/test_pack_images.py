@@ -1,0 +1,161 @@
+"""scripts/pack_images.py: what it writes, that it can be interrupted anywhere, and what it refuses."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.errors import DataError
+from data.packed import Packed
+from scripts import pack_images
+
+SCRIPT = Path(pack_images.__file__)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """20 training and 4 validation images of 100 x 100 pixels: half a megabyte, raw."""
+    for split, count in (("train", 20), ("val", 4)):
+        for number in range(count):
+            folder = tmp_path / "images" / split / f"class {number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (100, 100), (number, 0, 0)).save(folder / f"{number:02}.png")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """A function that packs into shards of three images each."""
+    original = pack_images.Packing.pack
+    monkeypatch.setattr(
+        pack_images.Packing, "pack", lambda self, split, _, *rest: original(self, split, 3 * 30_000, *rest)
+    )
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def pack(images, folder, *options):
+    pack_images.main([str(images), str(folder), "--workers", "0", *options])
+    return folder
+
+
+def test_shards_are_filled_up_to_their_size_and_hold_the_images_in_order(images, tmp_path, small_shards, capsys):
+    folder = pack(images, tmp_path / "pack")
+    assert "20 train and 4 val images: python train.py data=packed data.root=" in capsys.readouterr().out
+    shards = [f"train-{number:05}.bin" for number in range(7)] + ["val-00000.bin", "val-00001.bin"]
+    assert sorted(content(folder)) == sorted([*shards, "train.npy", "val.npy", "pack.json"])
+    reds = [Packed(False, folder)[number]["image"][0, 0, 0].item() for number in range(4)]
+    assert reds == [0, 2, 1, 3]
+    assert Packed(True, folder).labels.tolist() == [0] * 10 + [1] * 10
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 19, 20, 22])
+def test_after_an_interruption_the_same_command_makes_the_same_pack(
+    images, tmp_path, small_shards, monkeypatch, stop_at
+):
+    whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
+    original, read = pack_images.Encoded.__getitem__, []
+
+    def interrupted(self, index):
+        read.append(index)
+        if len(read) == stop_at:
+            raise KeyboardInterrupt
+        return original(self, index)
+
+    monkeypatch.setattr(pack_images.Encoded, "__getitem__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(images, folder)
+    with pytest.raises(DataError, match="unfinished pack"):
+        Packed(True, folder)
+    read.clear()
+    stop_at = None
+    pack(images, folder)
+    assert content(folder) == content(whole)
+
+
+def test_a_killed_run_goes_on_where_it_was(images, tmp_path):
+    """Killed for real, in a process of its own that stops where its third shard would begin."""
+    whole, folder = tmp_path / "whole", tmp_path / "pack"
+    program = (
+        "import os, signal, sys; from scripts import pack_images as p; write, packs = p.write_whole, []\n"
+        "pack = p.Packing.pack; p.Packing.pack = lambda self, split, _, *rest: pack(self, split, 90_000, *rest)\n"
+        "def die(path, text):\n"
+        "    write(path, text); packs.append(path)\n"
+        "    len(packs) == int(sys.argv[3]) and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "p.write_whole = die; p.main([*sys.argv[1:3], '--workers', '2'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    for path, deaths, code in ((whole, 0, 0), (folder, 3, -signal.SIGKILL), (folder, 0, 0)):
+        command = [sys.executable, "-c", program, images, path, str(deaths)]
+        assert subprocess.run(command, env=environment, timeout=100, stderr=subprocess.DEVNULL).returncode == code
+        if code:
+            assert {"train-00000.bin", "train-00001.bin"} <= set(content(folder))
+    assert content(folder) == content(whole)
+
+
+def test_a_finished_pack_is_left_as_it_is(images, tmp_path, monkeypatch):
+    folder = pack(images, tmp_path / "pack")
+    monkeypatch.setattr(pack_images.Packing, "finish", None)
+    pack(images, folder)
+
+
+def test_files_stay_as_they_are_with_format_jpeg(images, tmp_path):
+    folder = pack(images, tmp_path / "pack", "--format", "jpeg")
+    first = images / "train" / "class 0" / "00.png"
+    assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes())
+    assert np.load(folder / "train.npy")["name"][0] == b"class 0/00.png"
+
+
+def test_images_that_cannot_be_read_end_it_or_are_left_out(images, tmp_path, capsys):
+    bad = images / "train" / "class 0" / "04.png"
+    bad.write_bytes(b"")
+    with pytest.raises(DataError, match=r"04.png cannot be read as an image .* or leave it out by --skip"):
+        pack(images, tmp_path / "pack")
+    pack(images, tmp_path / "pack", "--skip")
+    dataset = Packed(True, tmp_path / "pack")
+    assert len(dataset) == 19
+    assert [dataset[number]["image"][0, 0, 0].item() for number in range(3)] == [0, 2, 6]
+    assert "left out" in "".join(capsys.readouterr())
+
+
+def test_verifying_finds_a_changed_byte(images, tmp_path, capsys):
+    folder = pack(images, tmp_path / "pack")
+    pack_images.main(["--verify", str(folder)])
+    assert "all 24 images are as they were packed" in capsys.readouterr().out
+    shard = folder / "val-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[65_000] ^= 4
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=r"val-00000.bin is damaged .the checksum of class 1/01.png is wrong"):
+        pack_images.main(["--verify", str(folder)])
+
+
+def test_what_cannot_be_packed_is_refused_in_a_sentence(images, tmp_path):
+    pack(images, tmp_path / "pack")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.doc").touch()
+    for arguments, words in (
+        ([tmp_path / "none", tmp_path / "new"], "none is not a folder"),
+        ([images, tmp_path / "full"], "full is not empty"),
+        ([images, tmp_path / "pack", "--short-side", "64"], "pack has a pack of other images or settings"),
+        ([images, tmp_path / "new", "--format", "raww"], "--format=raww is unknown; did you mean raw"),
+        ([images, tmp_path / "new", "--shard-mb", "0"], "--shard-mb 0: give a number from 1"),
+        ([tmp_path / "new"], "two folders are needed"),
+    ):
+        with pytest.raises(DataError, match=words):
+            pack_images.main([str(argument) for argument in arguments])
+    assert not (tmp_path / "new").exists()
+
+
+def test_from_the_command_line_an_error_is_one_sentence(tmp_path):
+    command = [sys.executable, SCRIPT, tmp_path / "none", tmp_path / "pack"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
