@@ -25,6 +25,8 @@ def decode(data: bytes, crop: Callable[[Size], Box], enough: float = math.inf) -
     The image is turned as its EXIF orientation says, and what is transparent loses its transparency. A crop of 2, 4
     or 8 times `enough` pixels on both sides may come at 1/2, 1/4 or 1/8 of its size, which spares most of the work.
     """
+    if not data:
+        raise ValueError("the file is empty")
     scale, jpeg = 1, data.startswith(JPEG)
     if jpeg and len(data) >= LARGE and enough < math.inf:
         with Image.open(io.BytesIO(data)) as image:
