@@ -48,6 +48,9 @@ class EpochLoader:
         self._iterator: EpochIterator | None = None
         self._closed = False
 
+    def _prepare(self) -> None:
+        """Makes what epochs need and the loader does not have yet; where this raises, no epoch has begun."""
+
     def _open(self, epoch: int, first: int) -> EpochIterator:
         """The batches of epoch `epoch` from number `first` on."""
         raise NotImplementedError
@@ -60,6 +63,7 @@ class EpochLoader:
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
         self._end_epoch()
+        self._prepare()
         self._iterator = self._open(*self._progress.begin())
         return self._iterator
 
