@@ -118,7 +118,6 @@ class ResidentLoader(EpochLoader):
 
     def _read_once(self) -> Any:
         """The samples in their order, read in batches."""
-        warn_of_reading_once(type(self._dataset).__name__)
         length, step = len(self._dataset), self._order.batch_size
         has_spec = hasattr(self._dataset, "read_batch") and hasattr(self._dataset, "sample_spec")
         spec = spec_of(self._dataset) if has_spec else None
@@ -131,12 +130,13 @@ class ResidentLoader(EpochLoader):
             part = source.next()
             if whole is None:
                 whole = self._make_room(part)
-            for row, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
+                warn_of_reading_once(type(self._dataset).__name__)
+            for number, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
                 if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
                     raise ValueError(
                         f"samples {start} to {stop - 1} have {theirs.dtype} {tuple(theirs.shape[1:])} where sample 0 "
-                        f"has {ours.dtype} {tuple(ours.shape[1:])} (tensor {row} of a sample): loader=resident needs "
-                        "samples of one shape, loader=prefetch does not"
+                        f"has {ours.dtype} {tuple(ours.shape[1:])} (tensor {number} of a sample): loader=resident "
+                        "needs samples of one shape and dtype"
                     )
                 ours[start:stop] = theirs
         return whole

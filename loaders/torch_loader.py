@@ -120,9 +120,6 @@ class _KeyedBatches:
         self._order = order
         self.epoch, self.first = 0, 0
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def __iter__(self) -> Iterator[_Numbered]:
         epoch, order = self.epoch, self._order
         for number, _, indices in order.batches(epoch, self.first):

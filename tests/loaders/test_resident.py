@@ -249,7 +249,7 @@ def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_agai
     ("samples", "words"),
     [
         ([torch.zeros(2), torch.zeros(3)], r"samples 1 to 1 have torch.float32 \(3,\) where sample 0 has .* \(2,\)"),
-        ([torch.zeros(3), torch.zeros(1)], "loader=resident needs samples of one shape"),
+        ([torch.zeros(3), torch.zeros(1)], "needs samples of one shape and dtype"),
         ([1, 2.5], r"torch.float64 \(\) where sample 0 has torch.int64 \(\)"),
         ([(1, "one"), (2, "two")], r"Several gives a str \('one'\) too: leave it out of the samples, or use loader="),
     ],
