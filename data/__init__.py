@@ -11,6 +11,8 @@ To add one:
 - `__getitem__(index)` returns {"image": uint8 tensor (H, W, C), "label": int64 tensor ()}. Normalising and
   the change to (C, H, W) are done once a batch, on the device, by `data.transform.Normalize`.
 - `sample_spec()` says so: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
+- `arrays()` and `augment_batch(batch, random)`, where a class has them, give loader=resident its samples as arrays
+  in memory and augment whole batches of them on the device: see `data.array_dataset`, which has both.
 - `classes` are the names of the labels; `mean` and `std` are each channel's, of pixel values scaled to 0..1.
 - `__getitem__` draws from torch's default generator, which the loader seeds anew for each sample.
 - What the user can put right is a `data.errors.DataError` that says how.

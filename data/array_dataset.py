@@ -86,6 +86,39 @@ class ArrayDataset:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
         np.take(self.labels, indices, out=out["label"].numpy())
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the samples are made of: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""
+        return {"image": self.images, "label": self.labels}
+
+    def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
+        """The samples (B, ...) from rows of `arrays()`, on whatever device these are; equal to those of `read_batch`.
+
+        Augments by `random.uniform(3)`, float64 (B, 3); for None, a sample is the middle of its padded image.
+        """
+        if self.policy is not None and random is not None:
+            raise DataError("data.policy works image by image, and not on whole batches: use loader=prefetch")
+        if not (self.pad or self.flip):
+            return batch
+        images, (height, width, _) = batch["image"], self.image_shape
+        if random is None:
+            middle = images[:, self.pad : self.pad + height, self.pad : self.pad + width]
+            return {**batch, "image": middle.contiguous()}
+        down, right, mirror = random.uniform(3).T
+        top, left = ((draws * (2 * self.pad + 1)).astype(np.int64) for draws in (down, right))
+        mirrored = self.flip & (mirror < 0.5)
+        top += np.arange(len(top)) * images.shape[1]  # counted through the rows of all images
+        left += mirrored * (width - 1)  # a mirrored row is read backwards from its end
+        starts = torch.from_numpy(np.stack([top, left, 1 - 2 * mirrored]))
+        if images.is_cuda:
+            starts = starts.pin_memory()  # from pageable memory the copy would be synchronous
+        first_row, first_column, step = starts.to(images.device, non_blocking=True)[:, :, None]
+        rows = first_row + torch.arange(height, device=images.device)
+        columns = first_column + step * torch.arange(width, device=images.device)
+        pixels = rows[:, :, None] * images.shape[2] + columns[:, None, :]
+        # One gather of whole pixels: faster on a CPU than windows by strides and a flip, or indices a dimension.
+        crops = images.flatten(0, 2).index_select(0, pixels.flatten())
+        return {**batch, "image": crops.view(-1, *self.image_shape)}
+
     @property
     def _draws(self) -> int:
         """Random numbers that a sample takes."""

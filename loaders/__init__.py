@@ -5,7 +5,16 @@ This folder stands alone: it imports nothing of the rest of the repository, so i
 
 from loaders.build import LoaderConfig, LoaderConfigError, build_loader
 from loaders.preloader import Preloader
+from loaders.resident import ResidentLoader
 from loaders.torch_loader import TorchLoader
 from loaders.worker_loader import WorkerLoader
 
-__all__ = ["LoaderConfig", "LoaderConfigError", "Preloader", "TorchLoader", "WorkerLoader", "build_loader"]
+__all__ = [
+    "LoaderConfig",
+    "LoaderConfigError",
+    "Preloader",
+    "ResidentLoader",
+    "TorchLoader",
+    "WorkerLoader",
+    "build_loader",
+]

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from loaders.cached import CachedLoader
 from loaders.choices import check_choice
 from loaders.preloader import Preloader
+from loaders.resident import ResidentLoader
 from loaders.staging import Transform
 from loaders.torch_loader import TorchLoader
 from loaders.worker_loader import WorkerLoader
 
-LOADERS = ("prefetch", "threads", "torch", "workers")
+LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 ON_ERROR = ("raise", "skip")
 
 
@@ -40,8 +42,10 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         check_choice("loader.name", self.name, LOADERS, LoaderConfigError)
         check_choice("loader.on_error", self.on_error, ON_ERROR, LoaderConfigError)
-        if self.name == "torch" and self.on_error == "skip":
-            raise LoaderConfigError("loader.on_error=skip: loader=torch cannot leave out samples, use loader=workers")
+        if self.name in ("resident", "torch") and self.on_error == "skip":
+            raise LoaderConfigError(
+                f"loader.on_error=skip: loader={self.name} cannot leave out samples, use loader=workers"
+            )
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
             value = getattr(self, key)
             if not least <= value < math.inf:
@@ -65,7 +69,8 @@ def build_loader(
     """Batches of `dataset` on `device`, transformed, by the loader that `config` names.
 
     `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread,
-    `threads` has worker threads in place of processes; `torch` is the stock DataLoader.
+    `threads` has worker threads in place of processes; `torch` is the stock DataLoader; `resident` keeps the whole
+    set on the device; `cached`, where it shuffles, gives the first few batches of `prefetch` again and again.
     Raises LoaderConfigError for a combination that makes no sense.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -73,26 +78,35 @@ def build_loader(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is none: "
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
-    settings = {
+    order = {
         "batch_size": batch_size,
         "shuffle": shuffle,
         "seed": seed,
-        "num_workers": config.num_workers,
-        "prefetch_factor": config.prefetch_factor,
-        "timeout": config.timeout,
         "drop_last": drop_last,
-        "pin_memory": torch.device(device).type == "cuda",
         "rank": rank,
         "world_size": world_size,
         "pad": pad,
     }
+    if config.name == "resident":
+        return Preloader(ResidentLoader(dataset, device=device, **order), device, 0, transform)
+    reading = {
+        "num_workers": config.num_workers,
+        "prefetch_factor": config.prefetch_factor,
+        "timeout": config.timeout,
+        "pin_memory": torch.device(device).type == "cuda",
+    }
     if config.name == "torch":
-        return Preloader(TorchLoader(dataset, **settings), device, 0, transform)
+        return Preloader(TorchLoader(dataset, **order, **reading), device, 0, transform)
     loader = WorkerLoader(
         dataset,
         persistent_workers=True,
         worker_method="thread" if config.name == "threads" else "multiprocessing",
         on_error=config.on_error,
-        **settings,
+        **order,
+        **reading,
     )
-    return Preloader(loader, device, config.preload_depth if config.name == "prefetch" else 0, transform)
+    depth = config.preload_depth if config.name in ("cached", "prefetch") else 0
+    preloader = Preloader(loader, device, depth, transform)
+    if config.name == "cached" and shuffle:  # an evaluation needs every sample
+        return Preloader(CachedLoader(preloader, **order), device, 0)
+    return preloader

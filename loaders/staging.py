@@ -30,7 +30,7 @@ class Stage:
     """
 
     def __init__(self, device: torch.device | str, transform: Transform | None, side_stream: bool) -> None:
-        self.device = _present(torch.device(device))
+        self.device = present(device)
         self.transform = transform
         self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
         self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
@@ -90,7 +90,9 @@ class Stage:
         return leaf.to(self.device, non_blocking=True)
 
 
-def _present(device: torch.device) -> torch.device:
+def present(device: torch.device | str) -> torch.device:
+    """The device, of a GPU with its number. Raises RuntimeError for one that is not there."""
+    device = torch.device(device)
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

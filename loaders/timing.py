@@ -161,10 +161,14 @@ class StepTimer:
 def verdict(data_wait_fraction: float, config: Any, cores: int) -> str:
     """A sentence that says what the bottleneck was and what to try; `config` is the LoaderConfig of the run."""
     share = f"waiting for data took {100 * data_wait_fraction:.0f} % of training"
+    if config.name == "cached":
+        return f"loader=cached: this is what training costs with free data; {share}: compare its images/s with others'"
     if data_wait_fraction < 0.05:
         return f"compute-bound: {share}, a faster loader cannot help here"
     if config.name == "torch":
         advice = "try loader=prefetch, which loads and copies while the step computes"
+    elif config.name == "resident":
+        advice = "make augmentation and transform cheaper, or try loader=prefetch, which works while the step computes"
     elif config.num_workers < cores:
         advice = f"raise loader.num_workers (it is {config.num_workers}, and this machine has {cores} cores)"
     else:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+from loaders.epochs import EpochIterator, EpochLoader
 from loaders.order import Order
 from loaders.pools.inline import warn_of_unseeded_reading
-from loaders.progress import Progress
 from loaders.randomness import fold, preserved_globals, seed_globals
 
 
-class TorchLoader:
+class TorchLoader(EpochLoader):
     """Batches of a map-style dataset, on the host, as torch's default collate makes them.
 
     One iterator at a time: `iter()` ends the one before. `persistent_workers` is on, so a second epoch starts warm.
@@ -44,17 +44,7 @@ class TorchLoader:
         world_size: int = 1,
         pad: bool = True,
     ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise TypeError(
-                f"TorchLoader needs a map-style dataset and {type(dataset).__name__} has no __len__: "
-                "use torch's own DataLoader for an iterable one"
-            )
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: a batch has at least one sample")
-        self.seed = seed
-        self._dataset = dataset
-        self._order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad)
-        self._progress = Progress(self._order)
+        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad)
         self._batches = _KeyedBatches(self._order)
         workers: dict[str, Any] = {}
         if num_workers > 0:
@@ -76,112 +66,39 @@ class TorchLoader:
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
             **workers,
         )
-        self._iterator: _Iterator | None = None
 
-    def __len__(self) -> int:
-        """Batches an epoch."""
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._loader is None:
-            raise RuntimeError("this TorchLoader is closed: make a new one")
-        if self._iterator is not None:
-            self._iterator.end()
-        self._batches.epoch, self._batches.first = self._progress.begin()
+    def _open(self, epoch: int, first: int) -> _Iterator:
+        self._batches.epoch, self._batches.first = epoch, first
         self._seeded.thread = threading.get_ident()
-        self._iterator = _Iterator(iter(self._loader), self._progress)
-        return self._iterator
-
-    def __next__(self) -> Any:
-        if self._iterator is None or self._iterator.ended:
-            iter(self)
-        assert self._iterator is not None
-        return next(self._iterator)
-
-    @property
-    def dataset(self) -> Dataset[Any]:
-        return self._dataset
-
-    @property
-    def batch_sampler(self) -> _KeyedBatches:
-        return self._batches
-
-    @property
-    def sampler(self) -> _KeyedBatches:
-        """The batch sampler: order and batches are made together here."""
-        return self._batches
-
-    def set_epoch(self, epoch: int) -> None:
-        self._progress.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        return self._progress.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._progress.load_state_dict(state)
-        if self._iterator is not None:
-            self._iterator.end()
-            self._iterator = None
-
-    def stats(self) -> dict[str, Any]:
-        """Nothing: the stock DataLoader keeps no figures."""
-        return {}
+        return _Iterator(iter(self._loader), self._progress)
 
     def close(self) -> None:
         """Ends the workers, also those that hang. Idempotent."""
-        if self._iterator is not None:
-            self._iterator.end()
+        iterator = self._iterator
+        super().close()
         workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
         if workers is not None:
-            if self._iterator is not None and self._iterator.is_waiting:
+            if iterator is not None and iterator.is_waiting:
                 for worker in workers._workers:  # the thread that waits in vain finds them gone, and does the rest
                     worker.terminate()
             else:  # asked to: one that is killed inside an event that they share with us would hold us up for ever
                 workers._shutdown_workers()
-        self._iterator = self._loader = None
-
-    def __enter__(self) -> TorchLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._loader = None
 
 
-class _Iterator:
-    """One epoch: counts what the consumer receives, and can be ended from outside."""
-
-    def __init__(self, batches: Iterator[Any], progress: Progress) -> None:
-        self._batches: Iterator[Any] | None = batches
-        self._progress = progress
-        self.ended = False
-        self.is_waiting = False  # a thread is inside next()
-
-    def __iter__(self) -> _Iterator:
-        return self
+class _Iterator(EpochIterator):
+    """One epoch; when it is closed under a thread that waits for a batch, that thread ends the workers."""
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            if self.ended:
-                raise StopIteration
-            raise RuntimeError("this epoch was ended by a newer iter() or by close()")
-        batches, self.is_waiting = self._batches, True
+        batches = self._batches
         try:
-            number, batch = next(batches)
+            return super().__next__()
         except StopIteration:
-            self._batches, self.ended = None, True
-            self._progress.finish()
             raise
         except Exception:
-            if self._batches is None:  # it was closed meanwhile, which has ended the workers
+            if batches is not None and self._batches is None:
                 batches._shutdown_workers()
             raise
-        finally:
-            self.is_waiting = False
-        self._progress.delivered(number)  # a batch that failed was skipped; a timeout is none
-        return batch
-
-    def end(self) -> None:
-        self._batches = None
 
 
 class _Numbered(list):
@@ -202,9 +119,6 @@ class _KeyedBatches:
     def __init__(self, order: Order) -> None:
         self._order = order
         self.epoch, self.first = 0, 0
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def __iter__(self) -> Iterator[_Numbered]:
         epoch, order = self.epoch, self._order

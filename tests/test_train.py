@@ -2,10 +2,13 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from data.array_dataset import ArrayDataset
+from loaders.slots import MachineFull
 from train import CONF, run
 from training.config import ConfigError
 
@@ -92,6 +95,40 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(tmp_path,
     monkeypatch.undo()
     train(part, f"train.resume={part}", "loader=prefetch", "loader.num_workers=2")
     assert_equal_weights(whole, part)
+
+
+@pytest.mark.parametrize("first, then", [("resident", "prefetch"), ("prefetch", "resident"), ("resident", "resident")])
+def test_a_run_goes_on_with_the_other_loader_to_the_same_weights_augmentation_included(
+    tmp_path, monkeypatch, first, then
+):
+    whole, part, data = tmp_path / "whole", tmp_path / "part", "data._target_=tests.test_train.augmented_images"
+    train(whole, data, "loader=workers")
+    interrupt_after(monkeypatch, 11)
+    train(part, data, f"loader={first}")
+    monkeypatch.undo()
+    train(part, data, f"train.resume={part}", f"loader={then}")
+    assert_equal_weights(whole, part)
+
+
+def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDataset:
+    random = np.random.default_rng(train)
+    images = random.integers(256, size=(length if train else test_length, 8, 8, 3), dtype=np.uint8)
+    about = {"classes": range(10), "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    return ArrayDataset(images, np.arange(len(images)) % 10, train=train, pad=2, flip=True, **about)
+
+
+def test_a_cached_run_resumes_and_says_what_it_measured(tmp_path):
+    train(tmp_path, "loader=cached", "train.epochs=1")
+    summary = train(tmp_path, "loader=cached", f"train.resume={tmp_path}")
+    assert [line["step"] for line in metrics(tmp_path) if "loss" in line][-1] == 16
+    assert summary["loader"] == "cached" and summary["epochs"] == 2
+    assert "this is what training costs with free data" in summary["verdict"]
+
+
+def test_a_set_that_does_not_fit_ends_the_run_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("loaders.resident.free_bytes", lambda device: 1000)
+    with pytest.raises(MachineFull, match=r"loader=resident needs 0.1 MB on cpu for 256 samples, and 0.0 MB are free"):
+        train(tmp_path, "loader=resident")
 
 
 def interrupt_after(monkeypatch, steps):

@@ -106,7 +106,8 @@ class Sweep:
         # A name for each swept key: its last part, unless two keys share it.
         self.names = {key: last[key] if shared[last[key]] == 1 else key.lstrip("+") for key in keys}
         self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in keys)
-        free = [job.metric("images_per_second") or 0.0 for job in self.jobs if job.is_free and self.trains_alike]
+        comparable = all(key.split(".")[0] == "loader" for key in keys)  # another device has another ceiling
+        free = [job.metric("images_per_second") or 0.0 for job in self.jobs if job.is_free and comparable]
         self.ceiling = max(free, default=None)  # images/s if data were free
         self.fastest = self._highest("images_per_second")
 
@@ -159,6 +160,8 @@ class Sweep:
                 sentence += f", {percent(waiting)} of the time spent waiting for data"
             if self.ceiling:
                 sentence += f" ({100 * speed / self.ceiling:.0f} % of what a free loader would give)"
+            if self.ceiling and speed > 1.05 * self.ceiling:
+                sentence += ". That cannot be: the machine was busier in some jobs than in others, measure again"
             yield f"{sentence}.", job
         job = None if self.trains_alike else self._highest("test_accuracy")
         if job not in (None, self.fastest):

@@ -4,6 +4,7 @@ import torch
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
+from loaders.randomness import Random
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # every pixel differs
 LABELS = np.array([1, 0], dtype=np.uint8)
@@ -72,3 +73,40 @@ def test_a_batch_written_in_place_shows_every_crop_and_its_mirror_image_and_noth
     dataset.read_batch(np.ones(500, np.int64), out, Given(np.random.default_rng(0).random((500, 3))))
     assert {image.numpy().tobytes() for image in out["image"]} == seen(dataset, 1)
     assert set(out["label"].tolist()) == {0}
+
+
+def gathered(dataset, indices):
+    return {name: torch.from_numpy(array[indices]) for name, array in dataset.arrays().items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("augmentation", [{"pad": 1, "flip": True}, {"pad": 2}, {"flip": True}, {}])
+def test_gathered_rows_are_augmented_as_a_batch_written_in_place(augmentation, device):
+    dataset = make(**augmentation)
+    indices = np.arange(300) % 2
+    random = Given(np.random.default_rng(0).random((300, 3)))
+    out = {"image": torch.zeros(300, 5, 4, 3, dtype=torch.uint8), "label": torch.zeros(300, dtype=torch.int64)}
+    dataset.read_batch(indices, out, random)
+    rows = {name: field.to(device) for name, field in gathered(dataset, indices).items()}
+    batch = dataset.augment_batch(rows, random)
+    assert batch.keys() == out.keys()
+    assert all(torch.equal(batch[name].cpu(), out[name]) for name in out)
+
+
+def test_gathered_rows_without_random_numbers_are_the_images_themselves():
+    for dataset in (make(), make(pad=2, flip=True), make(flip=True), make(train=False, pad=2, flip=True)):
+        batch = dataset.augment_batch(gathered(dataset, [1, 0]), None)
+        assert np.array_equal(batch["image"], IMAGES[[1, 0]])
+        assert batch["label"].tolist() == [0, 1]
+
+
+def test_an_augmented_batch_may_be_empty():
+    dataset = make(pad=1, flip=True)
+    batch = dataset.augment_batch(gathered(dataset, []), Given(np.empty((0, 3))))
+    assert batch["image"].shape == (0, 5, 4, 3)
+
+
+def test_a_policy_is_not_for_whole_batches():
+    dataset = make(policy="trivial")
+    with pytest.raises(DataError, match=r"data\.policy works image by image.*use loader=prefetch"):
+        dataset.augment_batch({"image": torch.from_numpy(dataset.images)}, Random(0, 0, np.arange(2)))

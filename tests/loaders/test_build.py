@@ -28,7 +28,10 @@ def build():
         loader.close()
 
 
-@pytest.mark.parametrize("name", LOADERS)
+WHOLE = [name for name in LOADERS if name != "cached"]  # those whose training has every sample
+
+
+@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_loader_gives_the_order_that_was_asked_for(build, name, num_workers):
     settings = {"batch_size": 2, "seed": 5, "shuffle": True, "rank": 1, "world_size": 2}
@@ -42,6 +45,23 @@ def test_only_prefetch_prepares_batches_ahead(build):
     assert build("prefetch", preload_depth=3).depth == 3
     assert build("prefetch", preload_depth=0).depth == 0
     assert build("torch", preload_depth=3).depth == 0
+    assert build("resident", preload_depth=3).depth == 0
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_loader_has_the_length_and_the_state_of_the_order(build, name):
+    loader = build(name, shuffle=True, drop_last=True)
+    for number in range(2):
+        assert len(list(loader)) == len(loader) == 2
+        assert loader.state_dict()["epoch"] == number + 1
+
+
+def test_a_state_goes_from_each_loader_to_each_other(build):
+    for name, other in zip(LOADERS, [*LOADERS[1:], LOADERS[0]], strict=True):
+        loader, resumed = build(name, shuffle=True), build(other, shuffle=True)
+        next(loader)
+        resumed.load_state_dict(loader.state_dict())
+        assert len(list(resumed)) == 2
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -97,14 +117,16 @@ def test_a_setting_that_cannot_work_is_named_with_its_value(key, value):
     assert f"loader.{key}={value}:" in str(refusal.value)
 
 
-def test_the_stock_loader_cannot_leave_out_samples():
-    with pytest.raises(LoaderConfigError, match="loader=torch cannot leave out samples, use loader=workers"):
-        LoaderConfig(name="torch", on_error="skip")
+@pytest.mark.parametrize("name", ["resident", "torch"])
+def test_some_loaders_cannot_leave_out_samples(name):
+    with pytest.raises(LoaderConfigError, match=f"loader={name} cannot leave out samples, use loader=workers"):
+        LoaderConfig(name=name, on_error="skip")
 
 
 def test_a_misspelt_loader_is_answered_with_the_nearest():
-    with pytest.raises(LoaderConfigError, match="did you mean prefetch"):
-        LoaderConfig(name="prefech")
+    for name, meant in (("prefech", "prefetch"), ("residant", "resident")):
+        with pytest.raises(LoaderConfigError, match=f"did you mean {meant}"):
+            LoaderConfig(name=name)
     with pytest.raises(LoaderConfigError, match=f"it is one of {', '.join(LOADERS)}") as refusal:
         LoaderConfig(name="xyz")
     assert "did you mean" not in str(refusal.value)

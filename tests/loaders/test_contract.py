@@ -14,7 +14,8 @@ import pytest
 import torch
 from example_datasets import Augmented, Faulty, Numbers, contents
 
-from loaders import Preloader, TorchLoader, WorkerLoader
+from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
+from loaders.cached import CachedLoader
 from loaders.order import Order
 
 
@@ -26,6 +27,7 @@ class Case(NamedTuple):
     seeds_plain_datasets: bool = True  # False where a thread reads them, which never touches the global generators
     draws_like: Callable[..., Any] = TorchLoader  # what gives a plain dataset's samples the same random numbers
     one_at_a_time: bool = True  # iter() ends the iterator before
+    reads_once: bool = False  # the whole dataset at the first iter(): so its errors and its random numbers
 
 
 def preloader(depth: int, num_workers: int = 0) -> Callable[..., Preloader]:
@@ -41,6 +43,10 @@ def over_workers(depth: int) -> Callable[..., Preloader]:
         return Preloader(loader, "cpu", depth)
 
     return make
+
+
+def cached(dataset, batch_size, **settings) -> CachedLoader:
+    return CachedLoader(TorchLoader(dataset, batch_size, **settings), batch_size, **settings)
 
 
 LOADERS = [
@@ -64,7 +70,15 @@ LOADERS = [
         partial(WorkerLoader, num_workers=2, persistent_workers=True, worker_method="thread"),
         seeds_plain_datasets=False,
     ),
+    Case("resident", ResidentLoader, reads_once=True),
+    Case(
+        "preloader-over-resident",
+        lambda *args, **settings: Preloader(ResidentLoader(*args, **settings), "cpu", depth=2),
+        reads_once=True,
+    ),
 ]
+# Its batches are few and come again and again; their number, its state and its end are as any loader's.
+REPEATING = Case("cached", cached)
 
 # Five batches of four, the last of them with two samples.
 LENGTH, BATCH_SIZE, BATCHES = 18, 4, 5
@@ -88,6 +102,22 @@ def case(request) -> Case:
 def make(case):
     made: list = []
     yield builder(case.make, made)
+    for loader in made:
+        loader.close()
+
+
+@pytest.fixture
+def make_reading_by_batch(case, make):
+    if case.reads_once:
+        pytest.skip("the whole dataset is read at once here")
+    return make
+
+
+@pytest.fixture(params=[*LOADERS, REPEATING], ids=lambda case: case.name)
+def make_any(request):
+    """`make`, for what does not depend on which samples a batch has."""
+    made: list = []
+    yield builder(request.param.make, made)
     for loader in made:
         loader.close()
 
@@ -225,9 +255,9 @@ def test_set_epoch_leaves_the_running_epoch_alone(make):
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "2", True])
-def test_an_epoch_that_cannot_be_is_refused(make, epoch):
+def test_an_epoch_that_cannot_be_is_refused(make_any, epoch):
     with pytest.raises(ValueError, match="an epoch is an integer from 0"):
-        make().set_epoch(epoch)
+        make_any().set_epoch(epoch)
 
 
 def test_next_starts_an_epoch_if_none_is_running(make):
@@ -271,8 +301,8 @@ def test_a_newer_iterator_ends_the_older(make, case):
 
 
 @pytest.mark.parametrize("settings", [{"dataset": Numbers(0)}, {"dataset": Numbers(3), "drop_last": True}])
-def test_an_epoch_may_have_no_batches(make, settings):
-    loader = make(**settings)
+def test_an_epoch_may_have_no_batches(make_any, settings):
+    loader = make_any(**settings)
     assert len(loader) == 0
     for number in range(2):
         assert contents(loader) == []
@@ -282,16 +312,16 @@ def test_an_epoch_may_have_no_batches(make, settings):
 # State
 
 
-def test_state_is_plain_json(make):
-    loader = make()
+def test_state_is_plain_json(make_any):
+    loader = make_any()
     take(iter(loader), 2)
     state = loader.state_dict()
     assert json.loads(json.dumps(state)) == state
     assert (state["seed"], state["dataset_length"], state["global_batch_size"]) == (0, LENGTH, BATCH_SIZE)
 
 
-def test_state_counts_what_the_consumer_received(make):
-    loader = make()
+def test_state_counts_what_the_consumer_received(make_any):
+    loader = make_any()
     assert place(loader) == (0, 0)
     for number in range(2):
         iterator = iter(loader)
@@ -305,15 +335,15 @@ def test_state_counts_what_the_consumer_received(make):
         assert place(loader) == (number + 1, 0)
 
 
-def test_state_before_an_epoch_names_the_epoch_that_will_run(make):
-    loader = make()
+def test_state_before_an_epoch_names_the_epoch_that_will_run(make_any):
+    loader = make_any()
     loader.set_epoch(4)
     assert place(loader) == (4, 0)
 
 
 @pytest.mark.parametrize("taken", [1, BATCHES])
-def test_state_outlives_close(make, taken):
-    loader = make()
+def test_state_outlives_close(make_any, taken):
+    loader = make_any()
     take(iter(loader), taken)
     state = loader.state_dict()
     loader.close()
@@ -410,8 +440,8 @@ def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make, set
 # Errors
 
 
-def test_errors_come_out_of_next_in_order_with_the_place_where_they_arose(make):
-    loader = make(Faulty(LENGTH, 5, 13), shuffle=False)
+def test_errors_come_out_of_next_in_order_with_the_place_where_they_arose(make_reading_by_batch):
+    loader = make_reading_by_batch(Faulty(LENGTH, 5, 13), shuffle=False)
     first, bad, third, worse, last = outcomes(iter(loader))
     assert (first, third, last) == ([0, 1, 2, 3], [8, 9, 10, 11], [16, 17])
     for text, sample in ((bad, 5), (worse, 13)):
@@ -419,20 +449,20 @@ def test_errors_come_out_of_next_in_order_with_the_place_where_they_arose(make):
         assert "in __getitem__" in text
 
 
-def test_an_epoch_after_errors_is_as_any_other(make):
-    loader = make(Faulty(LENGTH, 5))
+def test_an_epoch_after_errors_is_as_any_other(make_reading_by_batch):
+    loader = make_reading_by_batch(Faulty(LENGTH, 5))
     for number in range(2):
         seen = outcomes(iter(loader))
         assert [batch for batch in epoch_of(number) if 5 not in batch] == [s for s in seen if isinstance(s, list)]
 
 
-def test_a_batch_that_failed_has_its_place_in_the_state(make):
-    loader = make(Faulty(LENGTH, 0), shuffle=False)
+def test_a_batch_that_failed_has_its_place_in_the_state(make_reading_by_batch):
+    loader = make_reading_by_batch(Faulty(LENGTH, 0), shuffle=False)
     iterator = iter(loader)
     with pytest.raises(ValueError, match="sample 0 is bad"):
         next(iterator)
     assert take(iterator, 1) == [[4, 5, 6, 7]]
-    resumed = make(shuffle=False)
+    resumed = make_reading_by_batch(shuffle=False)
     resumed.load_state_dict(loader.state_dict())
     assert take(resumed, 1) == [[8, 9, 10, 11]]
     assert contents(iterator) == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17]]
@@ -465,8 +495,8 @@ def closed(loader) -> None:
 
 
 @pytest.mark.parametrize("bring", [fresh, running, finished, loaded, closed])
-def test_close_may_be_called_in_any_state_and_iterating_afterwards_raises(make, bring):
-    loader = make()
+def test_close_may_be_called_in_any_state_and_iterating_afterwards_raises(make_any, bring):
+    loader = make_any()
     bring(loader)
     loader.close()
     loader.close()
@@ -477,8 +507,8 @@ def test_close_may_be_called_in_any_state_and_iterating_afterwards_raises(make, 
             next(loader)
 
 
-def test_an_iterator_of_a_closed_loader_raises(make):
-    loader = make()
+def test_an_iterator_of_a_closed_loader_raises(make_any):
+    loader = make_any()
     iterator = iter(loader)
     next(iterator)
     loader.close()
@@ -486,31 +516,31 @@ def test_an_iterator_of_a_closed_loader_raises(make):
         next(iterator)
 
 
-def test_leaving_a_with_statement_closes(make):
-    with make() as loader:
-        assert contents(loader) == epoch_of(0)
+def test_leaving_a_with_statement_closes(make_any):
+    with make_any() as loader:
+        assert len(contents(loader)) == BATCHES
     with pytest.raises(RuntimeError, match="is closed"):
         iter(loader)
 
 
-def test_an_error_in_a_with_statement_closes_and_goes_on_up(make):
-    with pytest.raises(KeyError, match="mine"), make() as loader:
+def test_an_error_in_a_with_statement_closes_and_goes_on_up(make_any):
+    with pytest.raises(KeyError, match="mine"), make_any() as loader:
         next(loader)
         raise KeyError("mine")
     with pytest.raises(RuntimeError, match="is closed"):
         iter(loader)
 
 
-def test_close_ends_the_workers(make):
-    loader = make()
+def test_close_ends_the_workers(make_any):
+    loader = make_any()
     next(iter(loader))
     loader.close()
     assert multiprocessing.active_children() == []
 
 
-def test_close_ends_the_workers_though_an_error_of_theirs_is_kept(make):
+def test_close_ends_the_workers_though_an_error_of_theirs_is_kept(make_reading_by_batch):
     # The error's traceback refers to the frames that it came through, and so to what they worked with.
-    loader = make(Faulty(LENGTH, 0), shuffle=False)
+    loader = make_reading_by_batch(Faulty(LENGTH, 0), shuffle=False)
     with pytest.raises(ValueError, match="sample 0 is bad") as kept:
         next(loader)
     loader.close()
@@ -535,25 +565,25 @@ def test_loading_leaves_the_global_generators_alone(make, case):
     assert global_states() == before
 
 
-def test_a_plain_datasets_random_numbers_depend_on_nothing_but_seed_epoch_and_place(make, case):
+def test_a_plain_datasets_random_numbers_depend_on_nothing_but_seed_epoch_and_place(make_reading_by_batch, case):
     if not case.seeds_plain_datasets:
         pytest.skip("a thread reads the dataset here: exact for datasets that draw from the `random` they are given")
     expected = case.draws_like(Augmented(LENGTH), BATCH_SIZE, shuffle=True, seed=0)
     epochs = [[torch.stack(batch).tolist() for batch in expected] for _ in range(2)]
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    loader = make(Augmented(LENGTH))
+    loader = make_reading_by_batch(Augmented(LENGTH))
     assert [torch.stack(batch).tolist() for batch in loader] == epochs[0]
     take_two = iter(loader)
     next(take_two), next(take_two)
-    resumed = make(Augmented(LENGTH))
+    resumed = make_reading_by_batch(Augmented(LENGTH))
     resumed.load_state_dict(loader.state_dict())
     assert [torch.stack(batch).tolist() for batch in resumed] == epochs[1][2:]
 
 
-def test_random_numbers_differ_between_samples_batches_and_epochs(make, case):
+def test_random_numbers_differ_between_samples_batches_and_epochs(make_reading_by_batch, case):
     if not case.seeds_plain_datasets:
         pytest.skip("a thread reads the dataset here, with whatever state the global generators have")
-    loader = make(Augmented(LENGTH))
+    loader = make_reading_by_batch(Augmented(LENGTH))
     draws = torch.cat([torch.stack(batch[1:]) for _ in range(2) for batch in loader], dim=1)
     assert draws.shape == (3, 2 * LENGTH)
     assert all(len(set(generator.tolist())) == 2 * LENGTH for generator in draws)
@@ -563,8 +593,8 @@ def test_random_numbers_differ_between_samples_batches_and_epochs(make, case):
 
 
 @pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"world_size": 4}, {"batch_size": 99}])
-def test_the_length_is_the_number_of_batches(make, settings):
-    loader = make(**settings)
+def test_the_length_is_the_number_of_batches(make_any, settings):
+    loader = make_any(**settings)
     assert len(loader) == len(contents(loader))
 
 
@@ -577,8 +607,8 @@ def test_dataset_and_samplers_are_within_reach(make):
     assert sorted(np.concatenate([np.atleast_1d(part) for part in loader.sampler])) == list(range(LENGTH))
 
 
-def test_stats_are_plain_figures(make):
-    loader = make()
+def test_stats_are_plain_figures(make_any):
+    loader = make_any()
     contents(loader)
     assert isinstance(loader.stats(), dict)
     json.dumps(loader.stats())

@@ -178,12 +178,17 @@ def test_a_window_reads_as_a_sentence():
         (0.62, {"num_workers": 1}, ["data-bound", "62 %", "raise loader.num_workers (it is 1", "4 cores"]),
         (0.62, {"num_workers": 4}, ["data-bound", "cheaper to read", "sweep loader.num_workers"]),
         (0.62, {"name": "torch"}, ["data-bound", "62 %", "try loader=prefetch"]),
+        (0.62, {"name": "resident"}, ["data-bound", "62 %", "make augmentation and transform cheaper"]),
+        (0.01, {"name": "resident"}, ["compute-bound", "a faster loader cannot help"]),
+        (0.01, {"name": "cached"}, ["loader=cached: this is what training costs with free data", "1 %"]),
+        (0.62, {"name": "cached"}, ["loader=cached: this is what training costs with free data", "62 %"]),
     ],
 )
 def test_the_verdict_names_the_bottleneck_and_what_to_try(fraction, settings, says):
     sentence = verdict(fraction, LoaderConfig(**settings), cores=4)
     assert [words for words in says if words not in sentence] == []
     assert sentence.startswith(says[0])
+    assert ("num_workers" in sentence) == any("num_workers" in words for words in says)
 
 
 @pytest.mark.cuda

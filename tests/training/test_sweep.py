@@ -135,6 +135,24 @@ def test_a_cached_job_is_the_ceiling_and_not_the_setting_to_use(tmp_path, drawn)
     assert [list(line.get_xdata()) for line in speed.lines] == [[1000, 1000]]
 
 
+def test_a_cached_job_slower_than_another_is_called_a_bad_measurement(tmp_path):
+    add_job(tmp_path, 0, "loader=prefetch", speed=1040)
+    add_job(tmp_path, 1, "loader=cached", speed=1000)
+    assert "(104 % of what a free loader would give).\n" in Sweep(tmp_path).text()
+    add_job(tmp_path, 2, "loader=torch", speed=1500)
+    assert "(150 % of what a free loader would give). That cannot be: the machine was" in Sweep(tmp_path).text()
+
+
+@pytest.mark.parametrize("key", ["device", "train.batch_size"])
+def test_a_cached_job_is_no_ceiling_for_jobs_that_compute_otherwise(tmp_path, drawn, key):
+    for number, (loader, value) in enumerate([("torch", 1), ("torch", 2), ("cached", 1), ("cached", 2)]):
+        add_job(tmp_path, number, f"loader={loader} {key}={value}", speed=1000 + number)
+    write_report(tmp_path)
+    assert "Fastest: job 1, 1,001 images/s" in Sweep(tmp_path).text()
+    assert "free loader" not in Sweep(tmp_path).text()
+    assert len(drawn[0].axes[0].patches) == 4 and not drawn[0].axes[0].lines
+
+
 # What is written
 
 
