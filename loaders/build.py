@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from loaders.choices import check_choice
 from loaders.preloader import Preloader
-from loaders.staging import Transform
+from loaders.staging import Transform, present_device
 from loaders.torch_loader import TorchLoader
 from loaders.worker_loader import WorkerLoader
 
@@ -66,13 +66,14 @@ def build_loader(
 
     `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread,
     `threads` has worker threads in place of processes; `torch` is the stock DataLoader.
-    Raises LoaderConfigError for a combination that makes no sense.
+    Raises LoaderConfigError for a combination that makes no sense, RuntimeError for a device that is not there.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise LoaderConfigError(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is none: "
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
+    device = present_device(device)
     settings = {
         "batch_size": batch_size,
         "shuffle": shuffle,
@@ -81,7 +82,7 @@ def build_loader(
         "prefetch_factor": config.prefetch_factor,
         "timeout": config.timeout,
         "drop_last": drop_last,
-        "pin_memory": torch.device(device).type == "cuda",
+        "pin_memory": device.type == "cuda",
         "rank": rank,
         "world_size": world_size,
         "pad": pad,
