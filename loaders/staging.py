@@ -101,11 +101,10 @@ class Stage:
 
     def _moved(self, batch: Any) -> Any:
         found = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-        devices = sorted({str(leaf.device) for leaf in found})
-        if len(devices) > 1:
+        if len(devices := {leaf.device for leaf in found}) > 1:
+            where = " and ".join(sorted(map(str, devices)))
             raise ValueError(
-                f"a batch has tensors on {' and '.join(devices)}: have the loader give all of them on one device, "
-                "best the CPU"
+                f"a batch has tensors on {where}: have the loader give all of them on one device, best the CPU"
             )
         copied = copied_together(found, self._to_device) if self.device.type != "cpu" else {}
         return move(batch, lambda leaf: copied[id(leaf)] if id(leaf) in copied else self._to_device(leaf))
