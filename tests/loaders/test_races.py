@@ -248,7 +248,9 @@ def compiled() -> Callable[..., torch.Tensor]:
 
 
 @pytest.mark.parametrize("consumer", [Graphed, compiled])
-def test_a_consumer_that_is_compiled_or_captured_gets_the_same_batches(make, consumer):
+def test_a_consumer_that_is_compiled_or_captured_gets_the_same_batches(make, consumer, monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # a pool of compilers would be left behind
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # and so would the thread of their progress bar
     loader, consume = make(depth=2), consumer()
     for _ in range(2):
         digests = [consume(batch["image"], batch["label"]).clone() for batch in loader]
