@@ -41,6 +41,18 @@ def move(batch: Any, to: Callable[[Any], Any]) -> Any:
     return batch
 
 
+def leaves(batch: Any) -> list[Any]:
+    """What `move` moves: each tensor, and each object that has a `.to` method of its own."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    move(batch, note)
+    return found
+
+
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the nest, those inside objects that are moved by their own `.to` included."""
     if isinstance(batch, torch.Tensor):
@@ -60,6 +72,16 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 def rows(batch: Any) -> int:
     """How many samples a batch holds: the length of its first tensor (0 where it has none)."""
     return next((len(tensor) if tensor.dim() else 1 for tensor in tensors(batch)), 0)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a stretch of memory without gaps or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:

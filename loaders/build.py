@@ -13,7 +13,7 @@ from loaders.cached import CachedLoader
 from loaders.choices import check_choice
 from loaders.preloader import Preloader
 from loaders.resident import ResidentLoader
-from loaders.staging import Transform
+from loaders.staging import Transform, present_device
 from loaders.torch_loader import TorchLoader
 from loaders.worker_loader import WorkerLoader
 
@@ -71,13 +71,14 @@ def build_loader(
     `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread,
     `threads` has worker threads in place of processes; `torch` is the stock DataLoader; `resident` keeps the whole
     set on the device; `cached`, where it shuffles, gives the first few batches of `prefetch` again and again.
-    Raises LoaderConfigError for a combination that makes no sense.
+    Raises LoaderConfigError for a combination that makes no sense, RuntimeError for a device that is not there.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise LoaderConfigError(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is none: "
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
+    device = present_device(device)
     order = {
         "batch_size": batch_size,
         "shuffle": shuffle,
@@ -93,7 +94,7 @@ def build_loader(
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
         "timeout": config.timeout,
-        "pin_memory": torch.device(device).type == "cuda",
+        "pin_memory": device.type == "cuda",
     }
     if config.name == "torch":
         return Preloader(TorchLoader(dataset, **order, **reading), device, 0, transform)

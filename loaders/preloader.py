@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from loaders.batch import rows
 from loaders.channel import Channel, Closed
 from loaders.randomness import Random
 from loaders.staging import Stage, Transform
@@ -38,8 +39,10 @@ class Preloader:
     out on `device`, everything else as it was. `transform(batch, random)` runs once a batch on the device, on the
     side stream, with a `loaders.randomness.Random` keyed by (seed, epoch, batch). Errors of the loader and of the
     transform come out of `next()` in their order, with their traceback; the epoch goes on after them if the
-    loader's does. One epoch at a time: `iter()` ends the one before. Raises ValueError for a bad depth,
-    RuntimeError for a device that is not there.
+    loader's does. A batch on several devices is such an error, a ValueError; so is a device without memory for it,
+    a torch.OutOfMemoryError. One epoch at a time: `iter()` ends the one before. What a consumer has to know of
+    streams, CUDA graphs and autocast is said in `loaders.staging`.
+    Raises ValueError for a bad depth, RuntimeError for a device that is not there.
     """
 
     def __init__(
@@ -156,7 +159,8 @@ class Preloader:
 
     def _open_source(self) -> _Source:
         """Begins the loader's epoch in the calling thread, from which its workers are started."""
-        batches = iter(self.loader)
+        with self._stage.on_device():
+            batches = iter(self.loader)
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
         except (
@@ -170,7 +174,7 @@ class Preloader:
             epoch, first = state["epoch"], state["samples"] // state["global_batch_size"]
         self._epoch_number = epoch + 1
         seed = getattr(self.loader, "seed", None) or 0
-        return _Source(batches, self._stage, state, state_of, (seed, epoch), first)
+        return _Source(batches, self._stage, self.depth, state, state_of, (seed, epoch), first)
 
     def _receive(self, epoch: _Inline | _Threaded) -> Any:
         began = time.perf_counter()
@@ -252,12 +256,13 @@ class _Source:
         self,
         batches: Iterator[Any],
         stage: Stage,
+        depth: int,
         state: dict[str, Any] | None,
         state_of: Callable[[], dict[str, Any] | None],
         key: tuple[int, int],
         first: int,
     ) -> None:
-        self.stage, self.state = stage, state
+        self.stage, self.depth, self.state = stage, depth, state
         self._batches, self._state_of = batches, state_of
         self._key, self._number = key, first
 
@@ -276,6 +281,13 @@ class _Source:
         except StopIteration as error:  # out of next() it would pass for the epoch's end
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error
+        except torch.OutOfMemoryError as error:
+            item.error = torch.OutOfMemoryError(
+                f"out of memory on {self.stage.device} while preparing a batch of {rows(batch)} samples with "
+                f"depth={self.depth} (up to {self.depth + 2} batches on the device at once): "
+                "lower the batch size or the depth (loader.preload_depth)"
+            )
+            item.error.__cause__ = error
         except Exception as error:
             item.error = item.error or error
         self._number += 1
@@ -289,6 +301,7 @@ class _Inline:
 
     def __init__(self, source: _Source) -> None:
         self._source: _Source | None = source
+        self._stage = source.stage
         self.state = source.state
         self.finished = False
 
@@ -304,6 +317,7 @@ class _Inline:
 
     def close(self, unblock: Callable[[], None] | None = None) -> None:
         self._source = None
+        self._stage.release_copied(wait=True)
 
     def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
         pass

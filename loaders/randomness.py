@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,8 +43,13 @@ class Random:
     """
 
     def __init__(self, *key: int | np.ndarray) -> None:
-        self.key = fold(*key)
+        self._parts = key
         self._drawn = 0
+
+    @cached_property
+    def key(self) -> np.ndarray:
+        """uint64, hashed from the key's parts at the first draw: not everyone draws."""
+        return fold(*self._parts)
 
     def uniform(self, k: int) -> np.ndarray:
         """Fresh float64 numbers in [0, 1), of shape (*key.shape, k): (rows, k) for a key of rows, else (k,)."""

@@ -25,7 +25,7 @@ from loaders.pools.inline import Inline
 from loaders.randomness import Random
 from loaders.reading import Reader, Task, spec_of
 from loaders.slots import MachineFull
-from loaders.staging import present
+from loaders.staging import present_device
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ResidentLoader(EpochLoader):
         super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad)
         if not (augment is None or isinstance(augment, bool) or callable(augment)):
             raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
-        self.device = present(device)
+        self.device = present_device(device)
         own = getattr(dataset, "augment_batch", None) if hasattr(dataset, "arrays") else None
         self._augment: Augment | None = own if augment is True else augment or None
         if not augment and own is not None:

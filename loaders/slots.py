@@ -16,7 +16,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,7 @@ class Slot:
 
     memory: mmap.mmap | np.ndarray
     offset: int = 0
+    is_locked: bool = False  # into physical memory, for a GPU
 
     @classmethod
     def for_writing(cls, fd: int, offset: int, capacity: int) -> Slot:
@@ -175,7 +176,10 @@ class SlotRing:
 
     def _make(self) -> Slot:
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
-            if self.fd is None:
+            if self.fd is None and self._page_locked:
+                # Whole pages, which no other slot lies in and which stay where they are when this process forks.
+                slot = Slot(mmap.mmap(-1, self.capacity))
+            elif self.fd is None:
                 slot = Slot(np.empty(self.capacity, np.uint8))
             else:
                 os.ftruncate(self.fd, self._end + self.capacity)
@@ -197,10 +201,14 @@ class SlotRing:
         try:
             address = slot.array().ctypes.data
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, slot.capacity, 0))
+            slot.is_locked = True
         except RuntimeError as error:
             self._page_locked = False
             log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
+            with suppress(RuntimeError):  # CUDA tells the thread's next kernel of the failure too: this one
+                torch.zeros(1, device="cuda")
 
     def _unlock(self, slot: Slot) -> None:
-        if self._page_locked:
+        if slot.is_locked:
+            slot.is_locked = False
             torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaders.batch import is_dense
 from loaders.reading import Room
 from loaders.slots import align, full_machine_explained
 
@@ -55,7 +56,7 @@ class SharedRoom(Room):
 
     def _refer(self, tensor: torch.Tensor) -> Reference:
         if (offset := self._find(tensor)) is None:
-            tensor = tensor if _is_dense(tensor) else tensor.contiguous()
+            tensor = tensor if is_dense(tensor) else tensor.contiguous()
             flat = self.empty((tensor.numel(),), tensor.dtype)
             torch.as_strided(flat, tensor.size(), tensor.stride()).copy_(tensor)
             offset = self._find(flat)
@@ -131,13 +132,3 @@ class _BatchUnpickler(pickle.Unpickler):
 
 def _mapped(fd: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(mmap.mmap(fd, 0), np.uint8))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a stretch of memory without gaps or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -407,6 +407,51 @@ def test_errors_of_the_transform_come_out_in_their_place_with_their_traceback(ma
 
 
 @DEPTHS
+def test_a_batch_on_two_devices_is_refused_in_its_place(make, depth):
+    mixed = [torch.tensor(1), torch.ones(2, device="meta")]
+    iterator = iter(make([torch.tensor(0), mixed, torch.tensor(2)], depth))
+    assert next(iterator).item() == 0
+    with pytest.raises(ValueError, match="a batch has tensors on cpu and meta"):
+        next(iterator)
+    assert next(iterator).item() == 2
+
+
+def needs_too_much(batch: torch.Tensor, random) -> torch.Tensor:
+    if batch[0] == 2:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+    return batch
+
+
+@DEPTHS
+def test_out_of_memory_says_of_which_device_and_what_to_lower(make, depth):
+    batches = [torch.full((5,), number) for number in (1, 2, 3)]
+    iterator = iter(make(batches, depth, transform=needs_too_much))
+    next(iterator)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        next(iterator)
+    assert str(caught.value) == (
+        f"out of memory on cpu while preparing a batch of 5 samples with depth={depth} (up to {depth + 2} batches on "
+        "the device at once): lower the batch size or the depth (loader.preload_depth)"
+    )
+    assert "tried to allocate 20 GiB" in str(caught.value.__cause__)
+    assert "in needs_too_much" in text(caught.value)
+    assert next(iterator)[0] == 3
+
+
+@pytest.mark.cuda
+@DEPTHS
+def test_out_of_memory_on_the_device_comes_out_of_next_and_the_epoch_goes_on(make, depth):
+    def greedy(batch: torch.Tensor, random) -> torch.Tensor:
+        return torch.empty(1 << 50, dtype=torch.uint8, device=batch.device) if len(batch) == 4 else batch
+
+    iterator = iter(make([torch.zeros(3), torch.zeros(4), torch.zeros(5)], depth, "cuda", greedy))
+    assert len(next(iterator)) == 3
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory on cuda:\d while preparing a batch of 4 samples"):
+        next(iterator)
+    assert next(iterator).tolist() == [0] * 5
+
+
+@DEPTHS
 def test_a_batch_that_the_transform_refused_has_its_place_in_the_state(make, depth):
     loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
     iterator = iter(loader)

@@ -1,0 +1,82 @@
+"""scripts/bench_device.py on next to no work: what it writes, and what it refuses."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_device.py"
+FIELDS = {"loader", "steps_per_second", "images_per_second", "ratio_to_limit", "idle"}
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_device", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_every_row_is_measured_and_compared_with_the_limit(bench, tmp_path, capsys, device):
+    path = tmp_path / "rows.json"
+    bench.main(["--tiny", "--device", device, "--workers", "1", "--steps", "2", "--json", str(path)])
+    result, table = json.loads(path.read_text()), capsys.readouterr().out
+    assert (result["model"], result["batch_size"], result["num_workers"]) == ("tiny", 8, 1)
+    assert [row["loader"] for row in result["rows"]] == ["limit", "ready", "torch", "workers", "prefetch"]
+    for row in result["rows"]:
+        assert row.keys() == FIELDS
+        assert row["steps_per_second"] > 0
+        assert row["images_per_second"] == pytest.approx(8 * row["steps_per_second"])
+        assert 0 <= row["idle"] <= 1
+        assert row["loader"] in table
+    assert result["rows"][0]["ratio_to_limit"] == 1
+    rates = result["bytes_per_second"]
+    assert rates is None if device == "cpu" else rates.keys() == {"ready", "prefetch", "one piece"}
+
+
+def test_every_row_gives_the_same_kind_of_batch(bench):
+    tiny = bench.Bench("tiny", None, 2, 1, torch.device("cpu"))
+    for name in bench.LOADERS:
+        with tiny.loader(name, bench.Normalize(tiny.dataset.mean, tiny.dataset.std)) as loader:
+            batch = next(loader)
+        image, label = batch["image"], batch["label"]
+        assert (image.shape, image.dtype) == ((8, 3, 32, 32), torch.float32), name
+        assert image.is_contiguous(memory_format=torch.channels_last), name
+        assert (label.shape, label.dtype) == ((8,), torch.int64), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "resnet5"], "--model=resnet5: did you mean resnet50?"),
+        (["--tiny", "--device", "gpu"], "--device='gpu' is none that torch knows"),
+        (["--tiny", "--workers", "0"], "--workers 0: give a number above 0"),
+        (["--tiny", "--batch-size", "-1"], "--batch-size -1: give a number above 0"),
+        (["--tiny", "--steps", "0"], "--steps 0: give a number above 0"),
+        (["--tiny", "--seconds", "nan"], "--seconds nan: give a number above 0"),
+        (["--tiny", "--json", "/nowhere/rows.json"], "--json /nowhere/rows.json: there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(bench, arguments, message):
+    with pytest.raises(bench.BenchError, match=message):
+        bench.main(arguments)
+
+
+def test_a_device_that_is_not_there_ends_it_with_one_line():
+    command = [sys.executable, str(SCRIPT), "--device", "cuda:99"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: --device='cuda:99', but torch finds ")
+    assert done.stderr.count("\n") == 1
