@@ -8,8 +8,9 @@
 Loaders take turns, a round of some seconds each in a process of its own, and medians over the rounds are compared: so
 what else happens on the machine strikes all alike. Each row is a loader: `torch`, the stock DataLoader with persistent
 workers; `workers` and `threads`, WorkerLoader with a seed, through the dataset's read_batch where it has one;
-`workers-plain` and `threads-plain`, WorkerLoader in torch's place, over `__getitem__`. All have the same batch size
-and prefetch factor, and nobody uses the batches. In `overhead`, rows ending in `-1` have batches of 1, others of 64.
+`workers-plain` and `threads-plain`, WorkerLoader in torch's place, over `__getitem__`; `prefetch`, `workers` with the
+preloader's thread; `resident`, ResidentLoader, where the data are in memory. All have the same batch size and prefetch
+factor, and nobody uses the batches. In `overhead`, rows ending in `-1` have batches of 1, others of 64.
 
 Memory is the peak over all processes, pages that they share counted once, libraries left out, and what lies in
 /dev/shm unmapped counted in.
@@ -47,11 +48,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
+from data.fashion import FashionMini
 from data.image_folder import ImageFolder
 from data.packed import Packed
 from data.synthetic import Synthetic
 from data.transform import Normalize
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, ResidentLoader, WorkerLoader
 from loaders.batch import rows
 from loaders.choices import check_choice
 
@@ -137,19 +139,20 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
     def of_torch(dataset: Any) -> Maker:
         return lambda n: DataLoader(dataset, num_workers=n, multiprocessing_context="fork", **common)
 
-    def of_ours(dataset: Any, seed: int | None, method: str) -> Maker:
+    def of_ours(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
         def make(n: int) -> Preloader:
             loader = WorkerLoader(dataset, num_workers=n, seed=seed, worker_method=method, **common)
-            return Preloader(loader, "cpu", 0, transform)
+            return Preloader(loader, "cpu", depth, transform)
 
         return make
 
     return {
         **{name: of_torch(dataset) for name, dataset in stock.items()},
-        "workers": of_ours(ours, 0, "multiprocessing"),
-        "workers-plain": of_ours(Plain(ours), None, "multiprocessing"),
+        "workers": of_ours(ours, 0),
+        "workers-plain": of_ours(Plain(ours), None),
         "threads": of_ours(ours, 0, "thread"),
         "threads-plain": of_ours(Plain(ours), None, "thread"),
+        "prefetch": of_ours(ours, 0, depth=2),
     }
 
 
@@ -167,15 +170,26 @@ def overhead(*_: Path) -> dict[str, Maker]:
 def cifar(*_: Path, length: int = 50_000) -> dict[str, Maker]:
     generator = np.random.default_rng(0)
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
+    about = {"classes": range(10), "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.244, 0.262)}
     labels = generator.integers(10, size=length)
-    mean, std = (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)
-    classes = [str(label) for label in range(10)]
-    ours = ArrayDataset(images, labels, classes=classes, mean=mean, std=std, train=True, pad=4, flip=True)
-    steps = [v2.RandomCrop(32, padding=4, padding_mode="reflect"), v2.RandomHorizontalFlip()]
-    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+    return in_memory(ArrayDataset(images, labels, **about, train=True, pad=4, flip=True), images, 512)
+
+
+def fashion(*_: Path) -> dict[str, Maker]:
+    return in_memory(FashionMini(train=True), FashionMini(train=True, pad=0).images, 128)
+
+
+def in_memory(ours: ArrayDataset, images: np.ndarray, batch_size: int) -> dict[str, Maker]:
+    """Random crops of small images, mirrored and normalised: float32 batches in the end."""
+    size = ours.image_shape[0]
+    steps = [v2.RandomCrop(size, padding=ours.pad, padding_mode="reflect"), v2.RandomHorizontalFlip()]
+    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
     planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-    stock = Transformed(planes, labels.tolist(), v2.Compose(steps))
-    return loader_rows(ours, {"torch": stock}, 512, Normalize(mean, std))
+    stock = Transformed(planes, ours.labels.tolist(), v2.Compose(steps))
+    normalize = Normalize(ours.mean, ours.std)
+    resident = ResidentLoader(ours, batch_size, shuffle=True, drop_last=True)
+    made = loader_rows(ours, {"torch": stock}, batch_size, normalize)
+    return made | {"resident": lambda _: Preloader(resident, "cpu", 0, normalize)}
 
 
 def jpeg(root: Path, _: Path) -> dict[str, Maker]:
@@ -223,6 +237,7 @@ def costly(kind: str) -> Workload:
 WORKLOADS = {
     "transport": transport,
     "cifar": cifar,
+    "fashion": fashion,
     "jpeg": jpeg,
     "evaluation": evaluation,
     "packed": packed,

@@ -1,24 +1,15 @@
 """scripts/bench_device.py on next to no work: what it writes, and what it refuses."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_device.py"
+from scripts import bench_device as bench
+
 FIELDS = {"loader", "steps_per_second", "images_per_second", "ratio_to_limit", "idle"}
-
-
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("bench_device", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +20,7 @@ def as_many_threads_as_before():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_every_row_is_measured_and_compared_with_the_limit(bench, tmp_path, capsys, device):
+def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, device):
     path = tmp_path / "rows.json"
     bench.main(["--tiny", "--device", device, "--workers", "1", "--steps", "2", "--json", str(path)])
     result, table = json.loads(path.read_text()), capsys.readouterr().out
@@ -46,7 +37,7 @@ def test_every_row_is_measured_and_compared_with_the_limit(bench, tmp_path, caps
     assert rates is None if device == "cpu" else rates.keys() == {"ready", "prefetch", "one piece"}
 
 
-def test_every_row_gives_the_same_kind_of_batch(bench):
+def test_every_row_gives_the_same_kind_of_batch():
     tiny = bench.Bench("tiny", None, 2, 1, torch.device("cpu"))
     for name in bench.LOADERS:
         with tiny.loader(name, bench.Normalize(tiny.dataset.mean, tiny.dataset.std)) as loader:
@@ -69,13 +60,13 @@ def test_every_row_gives_the_same_kind_of_batch(bench):
         (["--tiny", "--json", "/nowhere/rows.json"], "--json /nowhere/rows.json: there is no folder /nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_sentence(bench, arguments, message):
+def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
     with pytest.raises(bench.BenchError, match=message):
         bench.main(arguments)
 
 
 def test_a_device_that_is_not_there_ends_it_with_one_line():
-    command = [sys.executable, str(SCRIPT), "--device", "cuda:99"]
+    command = [sys.executable, bench.__file__, "--device", "cuda:99"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --device='cuda:99', but torch finds ")

@@ -1,14 +1,13 @@
 """scripts/bench_loaders.py on next to no work: what it writes, and what it refuses."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from torchvision.io import decode_jpeg, read_file
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_loaders.py"
+from scripts import bench_loaders as bench
+
 FIELDS = {
     "loader",
     "images_per_second",
@@ -19,14 +18,6 @@ FIELDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("bench_loaders", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
 def as_many_threads_as_before():
     before = torch.get_num_threads()
@@ -34,14 +25,14 @@ def as_many_threads_as_before():
     torch.set_num_threads(before)
 
 
-def run(bench, tmp_path, *arguments: str) -> list[dict]:
+def run(tmp_path, *arguments: str) -> list[dict]:
     bench.main([*arguments, "--seconds", "0.3", "--workers", "1", "--json", str(tmp_path / "rows.json")])
     return json.loads((tmp_path / "rows.json").read_text())
 
 
-def test_every_row_is_measured_and_compared_with_the_stock_loader(bench, tmp_path, capsys):
+def test_every_row_is_measured_and_compared_with_the_stock_loader(tmp_path, capsys):
     names = "torch,workers,threads-plain,torch-1,workers-1"
-    result = run(bench, tmp_path, "--workload", "overhead", "--loaders", names)
+    result = run(tmp_path, "--workload", "overhead", "--loaders", names)
     assert (result["workload"], result["num_workers"]) == ("overhead", 1)
     table = capsys.readouterr().out
     for row in result["rows"]:
@@ -53,12 +44,12 @@ def test_every_row_is_measured_and_compared_with_the_stock_loader(bench, tmp_pat
     assert ratios["torch"] == ratios["torch-1"] == 1
 
 
-def test_without_the_stock_loader_there_is_no_ratio(bench, tmp_path):
-    (row,) = run(bench, tmp_path, "--workload", "overhead", "--loaders", "workers")["rows"]
+def test_without_the_stock_loader_there_is_no_ratio(tmp_path):
+    (row,) = run(tmp_path, "--workload", "overhead", "--loaders", "workers")["rows"]
     assert row["ratio_to_torch"] is None
 
 
-def test_all_rows_of_cifar_end_in_the_same_kind_of_batch(bench):
+def test_all_rows_of_cifar_end_in_the_same_kind_of_batch():
     for name, make in bench.cifar(length=1024).items():
         loader = make(1)
         batch = next(iter(loader))
@@ -68,7 +59,7 @@ def test_all_rows_of_cifar_end_in_the_same_kind_of_batch(bench):
             loader.close()
 
 
-def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(bench, tmp_path):
+def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(tmp_path):
     bench.make_pictures(tmp_path, count=160)
     files = list(tmp_path.rglob("*.jpg"))
     assert len(files) == 160
@@ -96,12 +87,12 @@ def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(bench, tm
         (["--workload", "cifar", "--data-root", "."], "and only to jpeg, evaluation, packed"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_sentence(bench, arguments, message):
+def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
     with pytest.raises(bench.BenchError, match=message):
         bench.main(arguments)
 
 
-def test_a_loader_that_fails_ends_the_bench_with_its_name_and_error(bench):
+def test_a_loader_that_fails_ends_the_bench_with_its_name_and_error():
     def make(num_workers: int):
         raise OSError("no such camera")
 
