@@ -284,8 +284,7 @@ class _Source:
         except torch.OutOfMemoryError as error:
             item.error = torch.OutOfMemoryError(
                 f"out of memory on {self.stage.device} while preparing a batch of {rows(batch)} samples with "
-                f"depth={self.depth} (up to {self.depth + 2} batches on the device at once): "
-                "lower the batch size or the depth (loader.preload_depth)"
+                f"depth={self.depth}: lower the batch size or the depth (loader.preload_depth)"
             )
             item.error.__cause__ = error
         except Exception as error:

@@ -28,7 +28,7 @@ from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ConfigError, DataError, WorkerFailure, MachineFull)
+EXPECTED = (ConfigError, DataError, WorkerFailure, MachineFull, torch.OutOfMemoryError)
 
 
 class Launcher:
