@@ -43,7 +43,7 @@ class ImageFolder(CroppedDataset):
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):
             if not folder.is_dir():
-                raise DataError(f"{folder} is not a folder; data.root must name one laid out as {LAYOUT}")
+                raise DataError(f"{folder} is not a folder; images must be laid out as {LAYOUT}")
         self.classes = class_names(root / "train")
         if train and len(self.classes) == 1:
             log.warning("%s has a single class, %s: there is nothing to tell apart", self.folder, self.classes[0])
@@ -78,7 +78,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
-        raise DataError(f"{folder} has no class folders in it; data.root must be laid out as {LAYOUT}")
+        raise DataError(f"{folder} has no class folders in it; images must be laid out as {LAYOUT}")
     return tuple(names)
 
 

@@ -126,6 +126,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise damaged(path, str(error)) from error
     if not isinstance(about, dict) or about.get("version") != VERSION:
         raise damaged(path, f"it is not of version {VERSION}")
+    if missing := {"classes", "bytes", "crc32"} - set(about):
+        raise damaged(path, f"it has no {min(missing)}")
     return about
 
 

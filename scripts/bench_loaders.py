@@ -2,7 +2,7 @@
 
     python scripts/bench_loaders.py --workload transport                # ready-made 3x224x224 images: moving bytes
     python scripts/bench_loaders.py --workload jpeg --data-root DIR     # DIR/train/CLASS/*.jpg; without it, made ones
-    python scripts/bench_loaders.py --workload packed                   # the same pictures, by data=packed
+    python scripts/bench_loaders.py --workload packed                 # the same pictures, packed in a temporary folder
     python scripts/bench_loaders.py --workload cifar --workers 4 --json cifar.json
 
 Loaders take turns, a round of some seconds each in a process of its own, and medians over the rounds are compared: so

@@ -5,7 +5,7 @@
     python scripts/pack_images.py --verify PACK               # compares all images with their checksums
 
 IMAGES is laid out as for data=image_folder. It may be interrupted at any time: the same command goes on from the last
-shard that was finished. data/packed.py says what a pack consists of.
+shard that was finished. Images that have changed since need a new pack. data/packed.py says what a pack consists of.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import math
 import os
 import sys
 import zlib
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout  # comes with torch
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,7 +31,7 @@ from data.crops import resize
 from data.decoding import Box, Size
 from data.errors import DataError, check_choice
 from data.image_folder import ImageFolder
-from data.packed import VERSION, Packed, check_size, entry_type, shard_name
+from data.packed import VERSION, Packed, check_size, damaged, entry_type, shard_name
 from loaders import WorkerLoader
 from training.files import replacing, write_whole
 
@@ -67,79 +68,125 @@ def whole(size: Size) -> Box:
 
 
 class Packing:
-    """A pack in the making. `unfinished.json` says what it is made of and which shards are done."""
+    """A pack in the making. `unfinished.json` says what it is made of and which shards are done.
+
+    Raises DataError where the folder has something else in it, or another process that packs into it.
+    """
 
     def __init__(self, images: Path, folder: Path, form: str, short_side: int) -> None:
         self.folder = folder
         self.splits = {split: ImageFolder(train=split == "train", root=images) for split in SPLITS}
-        self.about: dict[str, Any] = {
+        about: dict[str, Any] = {
             "version": VERSION,
             "format": form,
             "short_side": short_side if form == "raw" else None,
             "classes": self.splits["train"].classes,
-            "images": {split: [len(data), zlib.crc32(data.files.tobytes())] for split, data in self.splits.items()},
+            "images": {split: fingerprint(data) for split, data in self.splits.items()},
         }
-        self.about = json.loads(json.dumps(self.about))  # as it is read again
-        self.done = {split: {"images": 0, "shards": 0} for split in SPLITS}
+        self.about = json.loads(json.dumps(about))  # as it is read again
+        self.done: dict[str, list[int]] = {split: [] for split in SPLITS}  # images behind the end of each shard
         self.finished = (folder / "pack.json").exists()
+        if folder.is_file():
+            raise DataError(f"{folder} is a file; give a new folder for the pack")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / ".lock")
+        if not self.finished:
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise DataError(f"{folder} is being packed by another process; wait for it") from None
         self._take_up()
 
     def _take_up(self) -> None:
-        """Goes on with what is in the folder already. Raises DataError where that is something else."""
         path = self.folder / ("pack.json" if self.finished else "unfinished.json")
         if path.exists():
-            found = json.loads(path.read_text())
-            if {key: found.get(key) for key in self.about} != self.about:
+            try:
+                found = json.loads(path.read_text())
+                same = {key: found[key] for key in self.about} == self.about
+            except (ValueError, TypeError, KeyError) as error:
+                raise damaged(path, f"{type(error).__name__}: {error}") from error
+            if not same:
                 raise DataError(f"{self.folder} has a pack of other images or settings in it; give another folder")
-            self.done = found.get("done", self.done)
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.iterdir()):
+            self.done = found["done"]
+        elif any(entry.name[0] != "." for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} is not empty; give a new folder for the pack")
-        write_whole(path, json.dumps({**self.about, "done": self.done}))
+        if not self.finished:
+            self._remove(".*.bin.*", ".*.npy.*", ".*.json.*")  # what a killed process was writing
+            for split, done in self.done.items():
+                whole = takewhile(lambda shard, split=split: self._is_whole(split, shard), range(len(done)))
+                del done[len(list(whole)) :]
+            self._note()
+
+    def _is_whole(self, split: str, shard: int) -> bool:
+        try:
+            entries = np.load(self._part(split, shard))
+            check_size(self.folder / shard_name(split, shard), int(entries["bytes"].sum()))
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def images_done(self, split: str) -> int:
+        return self.done[split][-1] if self.done[split] else 0
 
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
         """Writes the shards of a split that are not there yet. Raises DataError for an image that cannot be read."""
         images, done = self.splits[split], self.done[split]
-        rest = range(done["images"], len(images))
+        rest = range(self.images_done(split), len(images))
         encoded = Encoded(images, self.about["format"], self.about["short_side"] or 0)
         with WorkerLoader(encoded, 8, sampler=rest, num_workers=num_workers, collate_fn=list) as loader:
             source = zip(rest, chain.from_iterable(loader), strict=True)
-            while done["images"] < len(images):
+            number = rest.start - 1
+            while number + 1 < len(images):
                 entries = []
-                with replacing(self.folder / shard_name(split, done["shards"])) as file:
-                    while file.tell() < shard_bytes and done["images"] < len(images):
+                with replacing(self.folder / shard_name(split, len(done))) as file:
+                    while file.tell() < shard_bytes and number + 1 < len(images):
                         number, item = next(source)
-                        done["images"] += 1
                         bar.update()
                         if not isinstance(item, DataError):
-                            entries.append(self._entry(images, number, file.tell(), done["shards"], item))
+                            entries.append(self._entry(images, number, file.tell(), len(done), item))
                             file.write(item[0])
                         elif skip:
                             bar.write(f"left out: {item}")
                         else:
                             raise DataError(f"{item}, or leave it out by --skip")
-                with replacing(self._part(split, done["shards"])) as file:
+                with replacing(self._part(split, len(done))) as file:
                     np.save(file, np.array(entries, self._entry_type(images)))
-                done["shards"] += 1
-                write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
+                done.append(number + 1)
+                self._note()
 
     def finish(self) -> None:
-        """Joins the parts of the indices, and writes pack.json. Raises DataError for a shard that has changed."""
+        """Joins the parts of the indices, and writes pack.json. Raises DataError for a split of no images."""
         files = []
-        for split in SPLITS:
-            parts = [np.load(self._part(split, shard)) for shard in range(self.done[split]["shards"])]
-            for shard, part in enumerate(parts):
-                files.append(self.folder / shard_name(split, shard))
-                check_size(files[-1], int(part["bytes"].sum()))
+        for split, done in self.done.items():
+            entries = np.concatenate([np.load(self._part(split, shard)) for shard in range(len(done))])
+            if not len(entries):
+                raise DataError(
+                    f"none of the {len(self.splits[split]):,} {split} images can be read: is the folder right?"
+                )
+            files += [self.folder / shard_name(split, shard) for shard in range(len(done))]
             files.append(self.folder / f"{split}.npy")
             with replacing(files[-1]) as file:
-                np.save(file, np.concatenate(parts))
+                np.save(file, entries)
         sizes = {path.name: path.stat().st_size for path in files}
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in files if path.suffix == ".npy"}
         about = {**self.about, "done": self.done, "bytes": sizes, "crc32": checksums}
-        write_whole(self.folder / "pack.json", json.dumps(about, indent=1) + "\n")
-        for path in [self.folder / "unfinished.json", *self.folder.glob("*.part.npy")]:
+        write_whole(self.folder / "pack.json", json.dumps(about) + "\n")
+
+    def clean(self) -> None:
+        """Removes what only an unfinished pack needs."""
+        self._remove("unfinished.json", "*.part.npy", ".lock")
+
+    def __enter__(self) -> Packing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _note(self) -> None:
+        write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
+
+    def _remove(self, *patterns: str) -> None:
+        for path in chain.from_iterable(map(self.folder.glob, patterns)):
             path.unlink()
 
     def _part(self, split: str, shard: int) -> Path:
@@ -152,6 +199,13 @@ class Packing:
         (data, height, width), label = item, images.labels[number]
         name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
         return offset, shard, len(data), height, width, label, zlib.crc32(data), name
+
+
+def fingerprint(images: ImageFolder) -> list[int]:
+    """Their number, and a checksum of their names, labels, sizes and times of change."""
+    stats = [os.stat(images.path(index)) for index in range(len(images))]
+    times = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats])
+    return [len(images), zlib.crc32(images.files.tobytes() + images.labels.tobytes() + times.tobytes())]
 
 
 def verify(folder: Path) -> None:
@@ -177,21 +231,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = parser.parse_args(arguments)
-    if given.verify:
+    if given.verify and given.images is None:
         return verify(given.pack)
+    if given.verify:
+        raise DataError(f"--verify {given.images} {given.pack}: give a single folder, that of the pack")
     if given.images is None:
         raise DataError("two folders are needed: that of the images, and that of the pack")
     check_choice("--format", given.format, ("raw", "jpeg"))
     for name, least in (("short_side", 1), ("shard_mb", 1), ("workers", 0)):
         if getattr(given, name) < least:
             raise DataError(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number from {least}")
-    packing = Packing(given.images, given.pack, given.format, given.short_side)
-    if not packing.finished:
-        total, done = sum(map(len, packing.splits.values())), sum(done["images"] for done in packing.done.values())
-        with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
-            for split in SPLITS:
-                packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
-        packing.finish()
+    with Packing(given.images, given.pack, given.format, given.short_side) as packing:
+        if not packing.finished:
+            total, done = sum(map(len, packing.splits.values())), sum(map(packing.images_done, SPLITS))
+            with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
+                for split in SPLITS:
+                    packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
+            packing.finish()
+        packing.clean()
     counts = [f"{len(Packed(train=split == 'train', root=given.pack)):,} {split}" for split in SPLITS]
     print(f"{given.pack} has {' and '.join(counts)} images: python train.py data=packed data.root={given.pack}")
 
@@ -202,5 +259,6 @@ if __name__ == "__main__":
     except (DataError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on with the next shard", file=sys.stderr)
+        goes_on = "" if "--verify" in sys.argv else ": the same command goes on from the last finished shard"
+        print(f"interrupted{goes_on}", file=sys.stderr)
         sys.exit(130)

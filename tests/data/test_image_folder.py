@@ -291,7 +291,7 @@ def test_names_need_not_be_utf_8(one_image):
 @pytest.mark.parametrize(
     "spoil, train, words",
     [
-        (lambda root: shutil.rmtree(root), True, "ROOT is not a folder; data.root must name"),
+        (lambda root: shutil.rmtree(root), True, "ROOT is not a folder; images must be laid out as"),
         (lambda root: shutil.rmtree(root / "train"), False, "ROOT/train is not a folder"),
         (lambda root: shutil.rmtree(root / "val"), False, "ROOT/val is not a folder"),
         (

@@ -90,6 +90,7 @@ def flip_a_byte(path):
         (lambda pack: (pack / "pack.json").rename(pack / "unfinished.json"), "PACK is an unfinished pack; finish it"),
         (lambda pack: (pack / "pack.json").write_text("{"), "PACK/pack.json is damaged"),
         (lambda pack: (pack / "pack.json").write_text("[]"), "PACK/pack.json is damaged .it is not of version 1"),
+        (lambda pack: (pack / "pack.json").write_text('{"version": 1}'), "pack.json is damaged .it has no bytes"),
         (lambda pack: (pack / "train.npy").unlink(), "PACK/train.npy is damaged .No such file"),
         (lambda pack: flip_a_byte(pack / "train.npy"), "PACK/train.npy is damaged .its checksum is wrong"),
         (lambda pack: (pack / "train-00000.bin").unlink(), "PACK/train-00000.bin is damaged .No such file"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 from data.errors import DataError
@@ -80,24 +81,82 @@ def test_after_an_interruption_the_same_command_makes_the_same_pack(
     assert content(folder) == content(whole)
 
 
-def test_a_killed_run_goes_on_where_it_was(images, tmp_path):
-    """Killed for real, in a process of its own that stops where its third shard would begin."""
+@pytest.mark.parametrize("where", ["between shards", "inside a shard"])
+def test_a_killed_run_goes_on_where_it_was(images, tmp_path, where):
+    """Killed for real, in a process of its own, when its third shard would begin or in the middle of it."""
     whole, folder = tmp_path / "whole", tmp_path / "pack"
     program = (
-        "import os, signal, sys; from scripts import pack_images as p; write, packs = p.write_whole, []\n"
+        "import os, signal, sys; from contextlib import contextmanager; from scripts import pack_images as p\n"
+        "die_at, replacing, shards = int(sys.argv[3]), p.replacing, []\n"
         "pack = p.Packing.pack; p.Packing.pack = lambda self, split, _, *rest: pack(self, split, 90_000, *rest)\n"
-        "def die(path, text):\n"
-        "    write(path, text); packs.append(path)\n"
-        "    len(packs) == int(sys.argv[3]) and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "p.write_whole = die; p.main([*sys.argv[1:3], '--workers', '2'])"
+        "@contextmanager\n"
+        "def dying(path):\n"
+        "    shards.append(path) if path.suffix == '.bin' else None\n"
+        "    with replacing(path) as file:\n"
+        "        len(shards) == die_at and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield file\n"
+        "if sys.argv[4] == 'between shards':\n"
+        "    note = p.Packing._note\n"
+        "    def die(self): note(self); len(self.done['train']) == die_at and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    p.Packing._note = die\n"
+        "else:\n"
+        "    p.replacing = dying\n"
+        "p.main([*sys.argv[1:3], '--workers', '2'])"
     )
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    for path, deaths, code in ((whole, 0, 0), (folder, 3, -signal.SIGKILL), (folder, 0, 0)):
-        command = [sys.executable, "-c", program, images, path, str(deaths)]
+    for path, deaths, code in ((whole, -1, 0), (folder, 3, -signal.SIGKILL), (folder, -1, 0)):
+        command = [sys.executable, "-c", program, images, path, str(deaths), where]
         assert subprocess.run(command, env=environment, timeout=100, stderr=subprocess.DEVNULL).returncode == code
         if code:
             assert {"train-00000.bin", "train-00001.bin"} <= set(content(folder))
     assert content(folder) == content(whole)
+
+
+def stopped_after_shards(images, folder, monkeypatch):
+    """A pack that was stopped when two or more shards were done."""
+    original, read = pack_images.Encoded.__getitem__, []
+
+    def interrupted(self, index):
+        read.append(index)
+        if len(read) == 10:
+            raise KeyboardInterrupt
+        return original(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_images.Encoded, "__getitem__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pack(images, folder)
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.part.npy"])
+def test_a_shard_that_was_spoilt_meanwhile_is_made_again(images, tmp_path, small_shards, monkeypatch, name):
+    whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
+    stopped_after_shards(images, folder, monkeypatch)
+    (folder / name).write_bytes(b"1")
+    pack(images, folder)
+    assert content(folder) == content(whole)
+
+
+def test_images_that_changed_meanwhile_are_not_mixed_with_those_before(images, tmp_path, small_shards, monkeypatch):
+    stopped_after_shards(images, tmp_path / "pack", monkeypatch)
+    pack(images, tmp_path / "whole")
+    (images / "train" / "class 0" / "18.png").rename(images / "train" / "class 1" / "00.png")  # the order stays
+    for folder in (tmp_path / "pack", tmp_path / "whole"):
+        with pytest.raises(DataError, match="has a pack of other images or settings"):
+            pack(images, folder)
+
+
+def test_two_processes_do_not_pack_into_one_folder(images, tmp_path, small_shards, monkeypatch):
+    stopped_after_shards(images, tmp_path / "pack", monkeypatch)
+    with FileLock(tmp_path / "pack" / ".lock"), pytest.raises(DataError, match="is being packed by another process"):
+        pack(images, tmp_path / "pack")
+
+
+def test_damaged_bookkeeping_is_named(images, tmp_path, small_shards, monkeypatch):
+    stopped_after_shards(images, tmp_path / "pack", monkeypatch)
+    (tmp_path / "pack" / "unfinished.json").write_text('{"version"')
+    with pytest.raises(DataError, match=r"unfinished\.json is damaged"):
+        pack(images, tmp_path / "pack")
 
 
 def test_a_finished_pack_is_left_as_it_is(images, tmp_path, monkeypatch):
@@ -125,6 +184,13 @@ def test_images_that_cannot_be_read_end_it_or_are_left_out(images, tmp_path, cap
     assert "left out" in "".join(capsys.readouterr())
 
 
+def test_a_split_without_any_image_that_can_be_read_is_no_pack(images, tmp_path):
+    for path in images.glob("val/*/*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="none of the 4 val images can be read"):
+        pack(images, tmp_path / "pack", "--skip")
+
+
 def test_verifying_finds_a_changed_byte(images, tmp_path, capsys):
     folder = pack(images, tmp_path / "pack")
     pack_images.main(["--verify", str(folder)])
@@ -148,6 +214,8 @@ def test_what_cannot_be_packed_is_refused_in_a_sentence(images, tmp_path):
         ([images, tmp_path / "new", "--format", "raww"], "--format=raww is unknown; did you mean raw"),
         ([images, tmp_path / "new", "--shard-mb", "0"], "--shard-mb 0: give a number from 1"),
         ([tmp_path / "new"], "two folders are needed"),
+        (["--verify", images, tmp_path / "pack"], "give a single folder"),
+        ([images, tmp_path / "full" / "thesis.doc"], "thesis.doc is a file"),
     ):
         with pytest.raises(DataError, match=words):
             pack_images.main([str(argument) for argument in arguments])
