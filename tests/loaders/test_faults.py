@@ -253,9 +253,12 @@ def test_the_death_of_a_worker_is_seen_though_a_child_of_its_own_holds_its_pipes
 
 
 PARENT = """
+import signal
 import sys
 import torch
 from loaders import Preloader, WorkerLoader
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it ignored
 
 class Slow:
     def __len__(self):
