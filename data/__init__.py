@@ -9,7 +9,8 @@ To add one:
         def __init__(self, train, root): ...            root: null
 
 - `__getitem__(index)` returns {"image": uint8 tensor (H, W, C), "label": int64 tensor ()}. Normalising and
-  the change to (C, H, W) are done once a batch, on the device, by `data.transform.Normalize`.
+  the change to (C, H, W) are done once a batch, on the device, by `data.transform.Normalize`; what a training batch
+  is augmented with as a whole, by `data.augment.Augment`.
 - `sample_spec()` says so: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
 - `arrays()` and `augment_batch(batch, random)`, where a class has them, give loader=resident its samples as arrays
   in memory and augment whole batches of them on the device: see `data.array_dataset`, which has both.

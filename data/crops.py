@@ -115,14 +115,20 @@ def middle(size: Size) -> Box:
 
 def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
     """Writes the middle of `pixels` (C, H, W) into `image` (1, C, h, h)."""
-    size, shorter = image.shape[2], image.shape[2] * 256 // 224
-    height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
-    if pixels.shape[1:] != (height, width):
-        resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        resize(pixels, resized)
-        pixels = resized[0]
-    top, left = round((height - size) / 2), round((width - size) / 2)
+    size = image.shape[2]
+    pixels = with_shorter_side(pixels, size * 256 // 224)
+    top, left = (round((side - size) / 2) for side in pixels.shape[1:])
     image.copy_(pixels[None, :, top : top + size, left : left + size])
+
+
+def with_shorter_side(pixels: torch.Tensor, shorter: int) -> torch.Tensor:
+    """`pixels` (C, H, W), resized as a whole so that the shorter side has `shorter`; channels last."""
+    height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
+    if pixels.shape[1:] == (height, width):
+        return pixels
+    resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    resize(pixels, resized)
+    return resized[0]
 
 
 def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:

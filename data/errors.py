@@ -1,4 +1,4 @@
-"""The one exception of this package."""
+"""The one exception of this package, and the check of a choice that raises it."""
 
 import difflib
 from collections.abc import Collection

@@ -163,11 +163,7 @@ class Preloader:
             batches = iter(self.loader)
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
-        except (
-            AttributeError,
-            RuntimeError,
-            ValueError,
-        ):  # it keeps none or, as without a seed, refuses to give one
+        except (AttributeError, RuntimeError, ValueError):  # it keeps none or, without a seed, refuses to give one
             state, state_of = None, lambda: None
         epoch, first = self._epoch_number, 0
         if state is not None and "global_batch_size" in state:

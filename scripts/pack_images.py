@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout  # comes with torch
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.crops import resize
+from data.crops import with_shorter_side
 from data.decoding import Box, Size
 from data.errors import DataError, check_choice
 from data.image_folder import ImageFolder
@@ -54,12 +53,8 @@ class Encoded:
             return error
         if self._form == "jpeg":
             return Path(self._images.path(index)).read_bytes(), 0, 0
+        pixels = with_shorter_side(pixels, min(self._short_side, *pixels.shape[1:]))
         height, width = pixels.shape[1:]
-        if min(height, width) > self._short_side:
-            height, width = (side * self._short_side // min(pixels.shape[1:]) for side in (height, width))
-            smaller = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-            resize(pixels, smaller)
-            pixels = smaller[0]
         return pixels.permute(1, 2, 0).contiguous().numpy().tobytes(), height, width
 
 
@@ -102,12 +97,11 @@ class Packing:
         if path.exists():
             try:
                 found = json.loads(path.read_text())
-                same = {key: found[key] for key in self.about} == self.about
+                same, self.done = {key: found[key] for key in self.about} == self.about, found["done"]
             except (ValueError, TypeError, KeyError) as error:
                 raise damaged(path, f"{type(error).__name__}: {error}") from error
             if not same:
                 raise DataError(f"{self.folder} has a pack of other images or settings in it; give another folder")
-            self.done = found["done"]
         elif any(entry.name[0] != "." for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} is not empty; give a new folder for the pack")
         if not self.finished:
@@ -228,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--format", default="raw", help="raw or jpeg (raw)")
     parser.add_argument("--short-side", type=int, default=256, help="pixels, of raw images; smaller ones stay (256)")
     parser.add_argument("--shard-mb", type=int, default=1024, help="megabytes from which a shard is full (1024)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (as many as cores)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = parser.parse_args(arguments)
     if given.verify and given.images is None:
