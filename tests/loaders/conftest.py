@@ -12,6 +12,18 @@ import pytest
 
 BOUND = 30.0  # seconds; only ever spent by a test that is about to fail
 
+READERS = {
+    "inline": {"num_workers": 0},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+}
+
+
+@pytest.fixture(params=READERS.values(), ids=READERS)
+def reader(request) -> dict:
+    """The settings that say who reads a WorkerLoader's samples."""
+    return dict(request.param)
+
 
 @pytest.fixture
 def bound() -> float:

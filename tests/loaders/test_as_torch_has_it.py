@@ -1,0 +1,175 @@
+"""What a program that had a DataLoader meets: methods that are not there, arguments that torch takes, one sentence."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from example_datasets import Numbers, contents
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+import loaders
+from loaders import LoaderConfig, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
+
+ROOT = Path(loaders.__file__).parent.parent
+LENGTH, BATCH_SIZE = 24, 4
+
+
+class Stream(IterableDataset):
+    """Samples without a length."""
+
+    def __iter__(self):
+        return iter(range(6))
+
+
+# Without a seed
+
+
+OF_SEEDS = ("set_epoch", "state_dict", "load_state_dict")
+
+
+@pytest.mark.parametrize("dataset", [Numbers(LENGTH), Stream()], ids=["map-style", "iterable"])
+def test_without_a_seed_there_is_nothing_of_epochs_and_states(dataset):
+    with WorkerLoader(dataset, BATCH_SIZE) as loader:
+        assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
+        list(loader)
+        assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
+
+
+def test_with_a_seed_there_are_epochs_and_states():
+    with WorkerLoader(Numbers(LENGTH), BATCH_SIZE, seed=0) as loader:
+        assert [name for name in OF_SEEDS if hasattr(loader, name)] == list(OF_SEEDS)
+        with Preloader(loader, "cpu") as preloader:
+            assert [name for name in OF_SEEDS if hasattr(preloader, name)] == list(OF_SEEDS)
+
+
+@pytest.mark.parametrize("kind", [WorkerLoader, DataLoader])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_preloader_has_a_state_only_where_its_loader_has_one(kind, depth):
+    with Preloader(kind(Numbers(LENGTH), BATCH_SIZE), "cpu", depth) as preloader:
+        assert not hasattr(preloader, "state_dict") and not hasattr(preloader, "load_state_dict")
+        assert len(list(preloader)) == LENGTH // BATCH_SIZE
+        assert not hasattr(preloader, "state_dict") and not hasattr(preloader, "load_state_dict")
+
+
+def distributed() -> DistributedSampler:
+    return DistributedSampler(range(LENGTH), num_replicas=2, rank=0)
+
+
+GIVEN = {
+    "sampler": lambda sampler: {"sampler": sampler, "batch_size": BATCH_SIZE},
+    "batch_sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, BATCH_SIZE, drop_last=False)},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_set_epoch_of_a_preloader_without_a_seed_reaches_the_sampler(depth, given, reader):
+    sampler = distributed()
+    with Preloader(WorkerLoader(Numbers(LENGTH), **given(sampler), **reader), "cpu", depth) as preloader:
+        for epoch in (0, 2, 1):
+            preloader.set_epoch(epoch)
+            assert sampler.epoch == epoch
+            assert torch.cat(list(preloader)).tolist() == list(sampler)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_set_epoch_of_a_preloader_without_a_sampler_to_tell_does_no_harm(depth):
+    with Preloader(WorkerLoader(Numbers(LENGTH), BATCH_SIZE), "cpu", depth) as preloader:
+        preloader.set_epoch(3)
+        assert torch.cat(list(preloader)).tolist() == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_next_goes_through_an_iterable_dataset(num_workers):
+    with WorkerLoader(Stream(), 2, num_workers=num_workers) as loader:
+        for _ in range(2):
+            assert [next(loader).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+            with pytest.raises(StopIteration):
+                next(loader)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("kind", [WorkerLoader, TorchLoader, ResidentLoader])
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint64])
+def test_a_seed_may_be_numpys(integer, kind):
+    def epoch_and_state(seed) -> tuple[list, str]:
+        with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=seed) as loader:
+            return contents(loader), json.dumps(loader.state_dict())
+
+    assert epoch_and_state(integer(3)) == epoch_and_state(3)
+
+
+def test_a_seed_of_numpys_reaches_the_workers_and_transforms():
+    class Drawing(Numbers):
+        def __getitem__(self, index: int) -> float:
+            return torch.rand(()).item()
+
+    def epoch(seed) -> list:
+        config = LoaderConfig(name="prefetch", num_workers=2)
+        with build_loader(
+            config,
+            Drawing(LENGTH),
+            batch_size=BATCH_SIZE,
+            seed=seed,
+            transform=lambda batch, random: batch + torch.from_numpy(random.uniform(1)),
+        ) as loader:
+            return contents(loader)
+
+    assert epoch(np.int64(3)) == epoch(3) != epoch(4)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_lambda_as_worker_init_fn_is_named_where_workers_are_spawned(seed):
+    loader = WorkerLoader(
+        Numbers(4), num_workers=1, seed=seed, multiprocessing_context="spawn", worker_init_fn=lambda worker: None
+    )
+    with loader, pytest.raises(TypeError, match=r"worker_init_fn \(.*lambda.*cannot be pickled"):
+        iter(loader)
+    assert multiprocessing.active_children() == []
+
+
+# Other systems than Linux
+
+
+ELSEWHERE = """
+import logging
+import sys
+import loaders.worker_loader
+from loaders import WorkerLoader
+
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
+loaders.worker_loader.HAS_PROCESSES = False
+for settings in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
+    with WorkerLoader(list(range(8)), 4, seed=0, persistent_workers=True, **settings) as loader:
+        assert len(list(loader)) == 2
+sys.stderr.write("from here on there are to be worker processes\\n")
+for _ in range(2):
+    with WorkerLoader(list(range(8)), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+print("whole")
+"""
+
+
+def test_without_worker_processes_a_seeded_loader_says_once_that_the_calling_process_reads():
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "whole\n", done.stderr
+    before, after = done.stderr.split("from here on there are to be worker processes\n")
+    assert "calling process" not in before
+    assert after.count("calling process") == 1 and after.startswith("WARNING")

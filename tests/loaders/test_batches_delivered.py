@@ -1,0 +1,274 @@
+"""What a delivered batch is: as torch collates it, on the CPU, and no larger than its own tensors."""
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+import loaders
+from loaders import LoaderConfig, Preloader, ResidentLoader, WorkerLoader, build_loader
+
+ROOT = Path(loaders.__file__).parent.parent
+WORKERS = {"processes": {"num_workers": 2}, "threads": {"num_workers": 2, "worker_method": "thread"}}
+
+
+class Images:
+    """An image, a mask as large as it, and a small label."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict:
+        image = torch.full((3, 16, 16), index % 256, dtype=torch.uint8, device="cpu")
+        return {"image": image, "mask": image + 1, "label": torch.tensor(index, device="cpu")}
+
+
+class Written(Images):
+    """The same through read_batch."""
+
+    def sample_spec(self) -> dict:
+        return {
+            "image": ((3, 16, 16), torch.uint8),
+            "mask": ((3, 16, 16), torch.uint8),
+            "label": ((), torch.int64),
+        }
+
+    def read_batch(self, indices, out, random) -> None:
+        out["label"].copy_(torch.from_numpy(indices))
+        out["image"].copy_(out["label"][:, None, None, None].expand(-1, 3, 16, 16) % 256)
+        out["mask"].copy_(out["image"] + 1)
+
+
+class Arrays(Written):
+    """The same as arrays."""
+
+    def arrays(self) -> dict:
+        return {name: tensor.numpy() for name, tensor in default_collate([self[i] for i in range(len(self))]).items()}
+
+
+def check(batch: dict) -> None:
+    """Whether a batch's fields belong together, and lie on the CPU."""
+    assert {leaf.device.type for leaf in batch.values()} == {"cpu"}
+    assert torch.equal(batch["image"], (batch["label"] % 256)[:, None, None, None].expand(-1, 3, 16, 16))
+    assert torch.equal(batch["mask"], batch["image"] + 1)
+
+
+def over(dataset, batch_size: int = 8, depth: int | None = None, **settings):
+    loader = WorkerLoader(dataset, batch_size, **{"persistent_workers": True, **settings})
+    return loader if depth is None else Preloader(loader, "cpu", depth)
+
+
+preloaded = pytest.mark.parametrize("depth", [None, 0, 2], ids=lambda depth: f"preloader-{depth}")
+
+
+# Memory
+
+
+@preloaded
+@pytest.mark.parametrize("kind", [Images, Written])
+@pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+def test_who_keeps_labels_keeps_no_images(workers, kind, depth):
+    with over(kind(200 * 8), seed=0, shuffle=True, depth=depth, **workers) as loader:
+        labels = [batch["label"] for batch in loader]
+        stats = loader.stats()["workers"]
+    assert len(labels) == 200
+    assert all(label.untyped_storage().nbytes() == label.nbytes for label in labels)
+    assert sorted(torch.cat(labels).tolist()) == list(range(200 * 8))
+    # The slots are used again and again: no batch is copied for want of one, and only the first ones find none.
+    assert stats["copied_batches"] == stats["pickled_batches"] == 0
+    assert stats["overflowed_batches"] <= 4
+
+
+@pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+def test_who_keeps_labels_of_an_unseeded_loader_keeps_no_images(workers):
+    with over(Images(100 * 8), **workers) as loader:
+        labels = [batch["label"] for batch in loader]
+        assert loader.stats()["workers"]["copied_batches"] == 0
+    assert all(label.untyped_storage().nbytes() == label.nbytes for label in labels)
+    assert torch.cat(labels).tolist() == list(range(100 * 8))
+
+
+@preloaded
+@pytest.mark.parametrize("kind", [Images, Written])
+def test_a_tensor_that_is_saved_or_copied_takes_its_own_size(kind, depth, reader):
+    with over(kind(8 * 15 + 3), seed=0, depth=depth, **reader) as loader:
+        for _ in range(2):
+            for batch in loader:
+                for leaf in batch.values():
+                    assert leaf.untyped_storage().nbytes() == leaf.nbytes
+                    assert copy.deepcopy(leaf).untyped_storage().nbytes() == leaf.nbytes
+                saved = io.BytesIO()
+                torch.save(batch["image"], saved)
+                assert len(saved.getvalue()) < batch["image"].nbytes + 2048
+
+
+SMALL_SHM = """
+import sys
+import torch
+from torch.utils.data import default_collate
+from torchvision import tv_tensors
+from loaders import WorkerLoader
+
+class Images:
+    def __init__(self, kind):
+        self.kind = kind
+    def __len__(self):
+        return 32 * 12
+    def __getitem__(self, index):
+        return self.kind(torch.full((3, 128, 128), index % 256, dtype=torch.uint8)), index
+
+def mix(samples):
+    images, labels = default_collate(samples)
+    return images.float() + 1, labels
+
+for kind, collate_fn, more in ((torch.Tensor.clone, mix, 1), (tv_tensors.Image, None, 0), (tv_tensors.Image, mix, 1)):
+    for seed in (0, None):
+        with WorkerLoader(
+            Images(kind), 32, num_workers=2, seed=seed, collate_fn=collate_fn, persistent_workers=True
+        ) as loader:
+            for _ in range(2):
+                for images, labels in loader:
+                    assert type(images) is torch.Tensor
+                    assert (images == (labels % 256)[:, None, None, None] + more).all()
+            stats = loader.stats()["workers"]
+            assert stats["batches"] == 24 and stats["pickled_batches"] == 0, stats
+            assert stats["overflowed_batches"] <= 4, stats
+print("whole")
+"""
+
+
+def test_collating_in_a_worker_needs_no_dev_shm():
+    pytest.importorskip("torchvision")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare -m is not allowed here")
+    command = f'set -e; mount -t tmpfs -o size=1m tmpfs /dev/shm; exec "{sys.executable}" -c "$0"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, SMALL_SHM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "whole\n", done.stderr
+
+
+# Collating as torch does
+
+
+def padded(samples, *, collate_fn_map=None) -> torch.Tensor:
+    """Makes all samples seven long."""
+    return torch.stack([torch.nn.functional.pad(sample, (0, 7 - len(sample)), value=-1) for sample in samples])
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("length", [lambda index: 3, lambda index: 1 + index % 7], ids=["equal", "ragged"])
+def test_a_users_own_collating_of_tensors_is_what_collates_them(length, seed, reader, monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, padded)
+    samples = [{"x": torch.full((length(index),), index)} for index in range(12)]
+    with WorkerLoader(samples, 4, seed=seed, **reader) as loader:
+        batches = [batch["x"] for batch in loader]
+    for number, batch in enumerate(batches):
+        assert torch.equal(batch, padded([sample["x"] for sample in samples[4 * number : 4 * number + 4]]))
+    assert len(batches) == 3
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.int64, torch.float32), (torch.float32, torch.int64), (torch.uint8, torch.int32), (torch.bool, torch.half)],
+    ids=str,
+)
+def test_samples_of_several_dtypes_are_promoted_as_torch_does(dtypes, reader):
+    samples = [torch.tensor([index, 1]).to(dtypes[index % 2]) for index in range(8)]
+    with WorkerLoader(samples, 4, seed=0, **reader) as loader:
+        batches = list(loader)
+    expected = [default_collate(samples[:4]), default_collate(samples[4:])]
+    assert [batch.dtype for batch in batches] == [batch.dtype for batch in expected]
+    assert all(torch.equal(batch, other) for batch, other in zip(batches, expected, strict=True))
+
+
+def with_memoryview(samples: list) -> dict:
+    return {"number": torch.tensor(samples), "raw": memoryview(bytes(samples))}
+
+
+@preloaded
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, WORKERS["threads"]], ids=["inline", "threads"])
+def test_a_batch_may_hold_a_memoryview(workers, seed, depth):
+    settings = {"seed": seed, "persistent_workers": False, "collate_fn": with_memoryview, **workers}
+    with over(range(12), 4, depth=depth, **settings) as loader:
+        batches = list(loader)
+    assert [batch["number"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [list(batch["raw"]) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert {type(batch["raw"]) for batch in batches} == {memoryview}
+
+
+def test_a_preloader_passes_on_a_memoryview_of_the_stock_loader():
+    stock = DataLoader(range(4), 4, collate_fn=with_memoryview)
+    with Preloader(stock, "cpu", 2) as loader:
+        (batch,) = loader
+    assert type(batch["raw"]) is memoryview and list(batch["raw"]) == [0, 1, 2, 3]
+
+
+# The default device
+
+
+@pytest.fixture(params=["meta", "cuda"])
+def default_device(request):
+    """Makes another device the default, as a program does that builds its model there."""
+    torch.set_default_device(request.param)
+    yield
+    torch.set_default_device(None)
+
+
+@preloaded
+@pytest.mark.parametrize("kind", [Images, Written])
+def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader, default_device):
+    with over(kind(40), seed=0, shuffle=True, depth=depth, **reader) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            for batch in batches:
+                check(batch)
+            assert sorted(torch.cat([batch["label"] for batch in batches]).tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("kind", [Images, Written, Arrays])
+def test_a_resident_set_is_on_its_device_whatever_the_default_device(kind, default_device):
+    with ResidentLoader(kind(40), 8, shuffle=True, device="cpu") as loader:
+        for batch in loader:
+            check(batch)
+
+
+# What a transform draws
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("name", ["prefetch", "resident", "threads", "torch", "workers"])
+def test_each_rank_draws_other_numbers_for_its_transforms(name, depth):
+    def draws(rank: int) -> list[float]:
+        drawn: list[float] = []
+
+        def transform(batch, random):
+            drawn.extend(random.uniform(2).tolist())
+            return batch
+
+        config = LoaderConfig(name=name, num_workers=0, preload_depth=depth)
+        with build_loader(
+            config, Images(32), batch_size=4, seed=0, rank=rank, world_size=2, transform=transform
+        ) as loader:
+            for _ in range(2):
+                assert len(list(loader)) == 4
+        return drawn
+
+    first, second = draws(0), draws(1)
+    assert len({*first, *second}) == 2 * 2 * 4 * 2
+    assert draws(1) == second

@@ -1,0 +1,334 @@
+"""A user's sampler is told the epoch, iterated once when its epoch begins, and never written to."""
+
+import json
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from example_datasets import Numbers, contents
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from loaders import Preloader, WorkerLoader
+
+LENGTH, BATCH_SIZE = 24, 4
+
+# How a user hands a sampler over.
+GIVEN = {
+    "sampler": lambda sampler: {"sampler": sampler, "batch_size": BATCH_SIZE},
+    "batch_sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, BATCH_SIZE, drop_last=False)},
+}
+
+
+@pytest.fixture(params=GIVEN.values(), ids=GIVEN)
+def given(request):
+    return request.param
+
+
+def seeded(dataset=None, **settings) -> WorkerLoader:
+    dataset = Numbers(LENGTH) if dataset is None else dataset
+    if "batch_sampler" not in settings:
+        settings = {"batch_size": BATCH_SIZE, **settings}
+    return WorkerLoader(dataset, **{"seed": 0, "persistent_workers": True, **settings})
+
+
+def rows(loader) -> list:
+    """One epoch's samples in their order."""
+    return list(chain.from_iterable(contents(loader)))
+
+
+def distributed() -> DistributedSampler:
+    return DistributedSampler(range(LENGTH), num_replicas=2, rank=1, seed=3)
+
+
+def distributed_order(epoch: int) -> list[int]:
+    sampler = distributed()
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+# Epochs
+
+
+class EpochBatches(BatchSampler):
+    """A batch sampler that has a set_epoch."""
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        super().__init__(sampler, BATCH_SIZE, drop_last=False)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([[(index + self.epoch) % LENGTH for index in batch] for batch in super().__iter__()])
+
+
+@pytest.mark.parametrize("depth", [None, 0, 2], ids=lambda depth: f"preloader-{depth}")
+def test_set_epoch_reaches_the_given_sampler_at_once(given, reader, depth):
+    sampler = distributed()
+    with seeded(**given(sampler), **reader) as loader:
+        outer = loader if depth is None else Preloader(loader, "cpu", depth)
+        for epoch in (0, 1, 5, 5, 2):
+            outer.set_epoch(epoch)
+            assert sampler.epoch == epoch
+            assert rows(outer) == distributed_order(epoch)
+        if outer is not loader:
+            outer.close()
+
+
+def test_set_epoch_reaches_a_batch_sampler_that_has_one(reader):
+    batches = EpochBatches(SequentialSampler(range(LENGTH)))
+    with seeded(batch_sampler=batches, **reader) as loader:
+        for epoch in (0, 3, 1):
+            loader.set_epoch(epoch)
+            assert batches.epoch == epoch
+            assert rows(loader) == [(index + epoch) % LENGTH for index in range(LENGTH)]
+
+
+def test_a_loader_never_moves_a_users_sampler_to_another_epoch(given, reader):
+    sampler = distributed()
+    before = dict(vars(sampler))
+    with seeded(**given(sampler), **reader) as loader:
+        for _ in range(3):
+            assert rows(loader) == list(sampler) == distributed_order(0)
+    assert vars(sampler) == before
+
+
+class Counting:
+    """A sampler that counts how often it is iterated."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self):
+        self.count += 1
+        return iter(range(LENGTH))
+
+
+def test_a_sampler_is_iterated_once_an_epoch_and_not_before_it_begins(given, reader):
+    sampler = Counting()
+    with seeded(**given(sampler), **reader) as loader:
+        assert sampler.count == 0
+        for epoch in (1, 2, 3):
+            iterator = iter(loader)
+            next(iterator)
+            assert sampler.count == epoch
+            if epoch != 2:  # that one is broken off
+                contents(iterator)
+            assert sampler.count == epoch
+
+
+@pytest.mark.parametrize("depth", [None, 2], ids=lambda depth: f"preloader-{depth}")
+def test_a_sampler_changed_between_epochs_gives_the_new_order_in_the_next_one(given, reader, depth):
+    def only(index: int) -> torch.Tensor:
+        return torch.eye(LENGTH, dtype=torch.float64)[index]
+
+    sampler = WeightedRandomSampler(only(0), LENGTH)
+    with seeded(**given(sampler), **reader) as loader:
+        outer = loader if depth is None else Preloader(loader, "cpu", depth)
+        for index in (0, 5, 7):
+            sampler.weights = only(index)
+            assert rows(outer) == [index] * LENGTH
+        if outer is not loader:
+            outer.close()
+
+
+def test_independent_iterators_over_a_sampler_do_not_disturb_each_other(given, reader):
+    def loader() -> WorkerLoader:
+        return seeded(**given(RandomSampler(range(LENGTH))), persistent_workers=False, **reader)
+
+    with loader() as one_by_one:
+        expected = [contents(one_by_one), contents(one_by_one)]
+    with loader() as both:
+        first, second = iter(both), iter(both)
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
+    assert [list(batches) for batches in zip(*pairs, strict=True)] == expected
+    assert expected[0] != expected[1]
+
+
+def test_set_epoch_leaves_an_independent_iterator_alone(given, reader):
+    with seeded(**given(distributed()), persistent_workers=False, **reader) as loader:
+        first = iter(loader)
+        start = next(first).tolist()
+        loader.set_epoch(4)
+        second = iter(loader)
+        assert start + rows(first) == distributed_order(0)
+        assert rows(second) == distributed_order(4)
+
+
+# Random samplers
+
+
+class Drawn:
+    """A sampler that draws each index when it is asked for it."""
+
+    def __init__(self, draw) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self):
+        for _ in range(LENGTH):
+            yield self.draw()
+
+
+RANDOM = {
+    "RandomSampler": lambda: RandomSampler(range(LENGTH)),
+    "WeightedRandomSampler": lambda: WeightedRandomSampler(torch.ones(LENGTH), LENGTH),
+    "torch": lambda: Drawn(lambda: torch.randint(LENGTH, ()).item()),
+    "numpy": lambda: Drawn(lambda: int(np.random.randint(LENGTH))),
+    "python": lambda: Drawn(lambda: random.randrange(LENGTH)),
+}
+
+
+@pytest.fixture(params=RANDOM.values(), ids=RANDOM)
+def random_sampler(request):
+    """Makes a sampler that draws from one of the global generators."""
+    return request.param
+
+
+def seed_globals(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def draw_globals() -> list[float]:
+    return [torch.rand(()).item(), np.random.random(), random.random()]
+
+
+def two_epochs_among_draws(loader, seed: int) -> tuple[list, list]:
+    """Two epochs of a loader, and what a training loop draws from the global generators at each step."""
+    seed_globals(seed)
+    epochs, drawn = [], []
+    with loader:
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(batch.tolist())
+                drawn.append(draw_globals())
+    return epochs, drawn
+
+
+def test_the_order_of_a_random_sampler_depends_on_seed_and_epoch_alone(random_sampler, given, reader):
+    epochs, _ = two_epochs_among_draws(seeded(**given(random_sampler()), **reader), 1)
+    assert epochs == two_epochs_among_draws(seeded(**given(random_sampler()), num_workers=0), 2)[0]
+    assert epochs[0] != epochs[1]
+    assert epochs != two_epochs_among_draws(seeded(**given(random_sampler()), seed=9, **reader), 1)[0]
+
+
+def test_a_random_sampler_takes_nothing_from_the_global_generators(random_sampler, given, reader):
+    _, drawn = two_epochs_among_draws(seeded(**given(random_sampler()), **reader), 1)
+    seed_globals(1)
+    assert drawn == [draw_globals() for _ in drawn]
+
+
+def test_an_epoch_of_a_random_sampler_is_resumed_exactly(random_sampler, given, reader):
+    with seeded(**given(random_sampler()), **reader) as loader:
+        rows(loader)
+        iterator = iter(loader)
+        next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = contents(iterator)
+    with seeded(**given(random_sampler()), **reader) as resumed:
+        resumed.load_state_dict(state)
+        assert contents(resumed) == rest
+
+
+def test_a_sampler_serves_two_loaders_and_stays_as_it_was(given, reader):
+    sampler = RandomSampler(range(LENGTH))
+    before = dict(vars(sampler))
+    orders = []
+    for _ in range(2):
+        with seeded(**given(sampler), **reader) as loader:
+            orders.append([rows(loader), rows(loader)])
+    assert orders[0] == orders[1]
+    assert vars(sampler) == before
+
+
+class OwnGenerator(Numbers):
+    """A sampler that shuffles with a generator of its own."""
+
+    def __init__(self, generator) -> None:
+        super().__init__(LENGTH)
+        self._generator = generator
+
+    def __iter__(self):
+        order = list(range(LENGTH))
+        self._generator.shuffle(order)
+        return iter(order)
+
+
+OWN_GENERATORS = {
+    "RandomSampler": lambda: RandomSampler(range(LENGTH), generator=torch.Generator()),
+    "WeightedRandomSampler": lambda: WeightedRandomSampler(torch.ones(LENGTH), LENGTH, generator=torch.Generator()),
+    "numpy": lambda: OwnGenerator(np.random.default_rng(0)),
+    "python": lambda: OwnGenerator(random.Random(0)),
+}
+
+
+@pytest.mark.parametrize("make", OWN_GENERATORS.values(), ids=OWN_GENERATORS)
+def test_a_sampler_with_a_generator_of_its_own_has_no_state_and_the_error_says_why(make, given):
+    with seeded(**given(make()), num_workers=2) as loader:
+        with pytest.raises(ValueError, match=r"(?i)generator|random\.Random"):
+            loader.state_dict()
+        assert len(rows(loader)) == LENGTH
+        with pytest.raises(ValueError, match=r"(?i)generator|random\.Random"):
+            loader.state_dict()
+        with Preloader(loader, "cpu", 2) as preloader:
+            assert len(rows(preloader)) == LENGTH
+            with pytest.raises(ValueError, match=r"(?i)generator|random\.Random"):
+                preloader.state_dict()
+
+
+# Indices of all kinds, and no length
+
+
+class Cells:
+    """A sample for each (row, column)."""
+
+    def __getitem__(self, index: tuple) -> list:
+        row, column = index
+        return [row, float(column), random.random(), np.random.random(), torch.rand(()).item()]
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_indices_may_be_tuples(kind, given, reader):
+    cells = [(row, kind(column)) for row in range(5) for column in range(3)]
+    with seeded(Cells(), **given(cells), **reader) as loader:
+        batches = [list(zip(*batch, strict=True)) for batch in loader]
+    read = list(chain.from_iterable(batches))
+    assert [(row, kind(int(column))) for row, column, *_ in read] == cells
+    if reader.get("worker_method") != "thread":  # threads seed no global generator
+        with seeded(Cells(), **given(cells), num_workers=1) as other:
+            assert [list(zip(*batch, strict=True)) for batch in other] == batches
+        assert len({draws for _, _, *draws in map(tuple, read) for draws in draws}) == 3 * len(cells)
+
+
+class Unsized:
+    """A batch sampler without a length."""
+
+    def __iter__(self):
+        return iter([[0, 1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_next_needs_no_length(seed, reader):
+    persistent = reader["num_workers"] > 0
+    with seeded(batch_sampler=Unsized(), seed=seed, **{**reader, "persistent_workers": persistent}) as loader:
+        for _ in range(2):
+            assert [next(loader).tolist(), next(loader).tolist()] == [[0, 1, 2], [3, 4]]
+            with pytest.raises(StopIteration):
+                next(loader)
