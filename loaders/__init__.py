@@ -1,20 +1,32 @@
-"""Feeding the accelerator: loaders that keep the training step from waiting.
+"""Loaders that keep the training step from waiting for data.
 
-This folder stands alone: it imports nothing of the rest of the repository, so it can be lifted out whole.
+This folder imports nothing of the rest of the repository: it can be copied into another project as it is.
 """
 
-from loaders.build import LoaderConfig, LoaderConfigError, build_loader
-from loaders.preloader import Preloader
-from loaders.resident import ResidentLoader
-from loaders.torch_loader import TorchLoader
-from loaders.worker_loader import WorkerLoader
+from .base import check_choice, did_you_mean
+from .build import LoaderConfig, LoaderConfigError, build_loader
+from .preload.preloader import Preloader
+from .randomness import Random
+from .resident_loader import ResidentLoader
+from .timing import StepTimer, verdict
+from .torch_loader import TorchLoader
+from .worker_loader import WorkerLoader
+from .workers.pool import WorkerFailure
+from .workers.shared_memory import MachineFull
 
 __all__ = [
     "LoaderConfig",
     "LoaderConfigError",
+    "MachineFull",
     "Preloader",
+    "Random",
     "ResidentLoader",
+    "StepTimer",
     "TorchLoader",
+    "WorkerFailure",
     "WorkerLoader",
     "build_loader",
+    "check_choice",
+    "did_you_mean",
+    "verdict",
 ]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from loaders.cached import CachedLoader
-from loaders.choices import check_choice
-from loaders.preloader import Preloader
-from loaders.resident import ResidentLoader
-from loaders.staging import Transform, present_device
-from loaders.torch_loader import TorchLoader
-from loaders.worker_loader import WorkerLoader
+from .base import check_choice
+from .cached_loader import CachedLoader
+from .preload.device_copy import Transform, present_device
+from .preload.preloader import Preloader
+from .resident_loader import ResidentLoader
+from .torch_loader import TorchLoader
+from .worker_loader import WorkerLoader
 
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 ON_ERROR = ("raise", "skip")

@@ -1,28 +1,29 @@
 """Which indices make which batch: pure functions of (seed, epoch, batch number, rank).
 
-An epoch's shuffle is a keyed permutation evaluated where it is needed, so that the first batch of a hundred
-million samples costs as little as any other, a resume skips to its batch at once, and nothing is stored.
+An epoch's shuffle is a keyed permutation that is computed a batch at a time. So the first batch of a hundred million
+samples costs as little as any other, a resumed epoch starts at its batch at once, and no permutation is stored.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from loaders.randomness import fold, mix
+from .randomness import fold, mix
 
 ROUNDS = 6
-BLOCK = 4096  # samples whose indices are worked out together: numpy's calls cost more than its arithmetic
+BLOCK = 4096  # samples whose indices are computed together: numpy's calls cost more than its arithmetic
 
 
 def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
-    """The images of `positions` under a permutation of 0..length-1 chosen by `key` (uint64), as int64.
+    """Maps `positions` by a permutation of 0..length-1 that `key` (uint64) chooses; returns int64.
 
-    A Feistel network (Luby and Rackoff, 1988) permutes the next even number of bits; whatever falls outside the
-    range is permuted again until it falls inside ("cycle walking", Black and Rogaway, 2002), under four times on
-    average.
+    A Feistel network (Luby and Rackoff, 1988) permutes the next even number of bits. A result outside the range is
+    permuted again until it is inside ("cycle walking", Black and Rogaway, 2002), less than four times on average.
     """
     half = np.uint64(max(3, (max(length - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -40,13 +41,26 @@ def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
     return out.astype(np.int64)
 
 
+def checked_seed(seed: Any) -> int:
+    """Returns the seed as an int; takes numpy's integers too. Raises ValueError."""
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**64:
+        raise ValueError(f"seed={seed!r}: give an integer from 0 to 2^64 - 1")
+    return number
+
+
 @dataclass(frozen=True)
 class Order:
     """The batches of every epoch, as one rank of `world_size` sees them.
 
-    The global batch has batch_size * world_size samples and rank r takes its r-th part. A short last global batch
-    is dropped (`drop_last`) or split evenly: with `pad`, wrapping round to the epoch's first samples where it does
-    not divide, so that all ranks have as many batches of as many rows; without, each sample goes to one rank.
+    The global batch has batch_size * world_size samples, and rank r takes its r-th part. A short last global batch is
+    dropped (`drop_last`) or split among the ranks. If it does not divide evenly, `pad` fills it up with the epoch's
+    first samples, so that all ranks have equally many batches of equally many rows; without `pad`, each sample goes
+    to exactly one rank.
+    Raises ValueError for a seed or a rank out of range.
     """
 
     length: int
@@ -59,8 +73,7 @@ class Order:
     pad: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed={self.seed!r}: give an integer from 0 to 2^64 - 1")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"rank={self.rank} and world_size={self.world_size}: ranks are numbered from 0 to world_size - 1"
@@ -76,7 +89,7 @@ class Order:
         return full + int(stop > start)
 
     def positions(self, number: int) -> np.ndarray:
-        """Where in the epoch, as int64 from 0, the rows of this rank's batch `number` stand."""
+        """Returns the positions in the epoch, int64 from 0, of the rows of this rank's batch `number`."""
         first = number * self.global_batch_size
         rest = self.length - first
         if rest >= self.global_batch_size:
@@ -86,13 +99,13 @@ class Order:
         return np.arange(first + start, first + stop, dtype=np.int64) % self.length
 
     def indices(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The dataset indices, int64, that stand at `positions` of epoch `epoch`."""
+        """Returns the dataset indices, int64, at `positions` of epoch `epoch`."""
         if not self.shuffle:
             return positions
         return permute(positions, self.length, fold(self.seed, epoch))
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """The number, positions and indices of each batch of epoch `epoch`, from number `first` on."""
+        """Yields the number, positions and indices of each batch of epoch `epoch`, from number `first` on."""
         block = max(1, BLOCK // self.batch_size)
         for start in range(first, len(self), block):
             numbers = range(start, min(start + block, len(self)))
@@ -102,11 +115,11 @@ class Order:
             yield from zip(numbers, positions, np.split(indices, ends[:-1]), strict=True)
 
     def samples_before(self, number: int) -> int:
-        """How many samples of the epoch all ranks together have had before batch `number`."""
+        """Returns how many samples of the epoch all ranks together have received before batch `number`."""
         return min(number * self.global_batch_size, self.length)
 
     def _share(self, rest: int) -> tuple[int, int]:
-        """The rows that this rank takes of a last global batch of `rest` samples."""
+        """Returns the range of rows that this rank takes of a last global batch of `rest` samples."""
         if self.drop_last:
             return 0, 0
         if self.pad:

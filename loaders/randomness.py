@@ -1,8 +1,8 @@
 """Random numbers as a pure function of a key such as (seed, epoch, position, index).
 
-Nothing here has state that outlives an object, and nothing draws from a global generator: the same key gives
-the same numbers in any process, thread or worker. A key is folded by SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", 2014), whole arrays of keys at once.
+The same key gives the same numbers in any process, thread or worker: nothing here draws from a global generator.
+Keys are hashed by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), whole
+arrays of keys at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,13 +72,23 @@ def seed_globals(key: int) -> None:
     torch.default_generator.manual_seed(key)
 
 
+def global_states() -> tuple[Any, Any, torch.Tensor]:
+    """Returns the states of the three global generators."""
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def restore_globals(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Puts the states of the three global generators back."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.default_generator.set_state(states[2])
+
+
 @contextmanager
 def preserved_globals() -> Iterator[None]:
     """Leaves the three global generators as it found them."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    states = global_states()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        restore_globals(states)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaders.batch import rows
+from .nested import rows
 
 
 @dataclass(frozen=True)

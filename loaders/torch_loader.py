@@ -1,14 +1,12 @@
-"""The stock torch.utils.data.DataLoader, given its best settings: the baseline that others are compared with.
+"""The stock torch.utils.data.DataLoader with its best settings: the baseline that others are compared with.
 
-A thin adapter: the order is ours (its batch sampler), so are epochs and state; fetching, workers, collating and
-pinning are torch's. The dataset's random numbers are seeded once a batch from (seed, epoch, batch), so that its
-bytes do not depend on the number of workers and a resumed epoch goes on as it would have.
+A thin adapter: order, epochs and state are ours (a batch sampler); fetching, workers, collating and pinning are
+torch's. The dataset's random numbers are seeded once per batch from (seed, epoch, batch), so that its bytes do not
+depend on the number of workers, and a resumed epoch continues with the same bytes.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,10 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from loaders.epochs import EpochIterator, EpochLoader
-from loaders.order import Order
-from loaders.pools.inline import warn_of_unseeded_reading
-from loaders.randomness import fold, preserved_globals, seed_globals
+from .background import default_context
+from .base import Delivery, EpochLoader
+from .order import Order
+from .randomness import fold, preserved_globals, seed_globals
+from .workers.thread_pool import warn_of_unseeded_reading
 
 
 class TorchLoader(EpochLoader):
@@ -48,15 +47,14 @@ class TorchLoader(EpochLoader):
         self._batches = _KeyedBatches(self._order)
         workers: dict[str, Any] = {}
         if num_workers > 0:
-            # Fork is the fastest start, and since Python 3.14 no longer the default where it is safe enough.
-            context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
             workers = {
                 "prefetch_factor": prefetch_factor,
                 "persistent_workers": True,
-                "multiprocessing_context": context,
+                "multiprocessing_context": default_context(),
                 "timeout": timeout,
             }
         self._seeded = _Seeded(dataset)
+        self._source: _TorchSource | None = None
         self._loader: DataLoader[Any] | None = DataLoader(
             self._seeded,
             batch_sampler=self._batches,
@@ -67,38 +65,49 @@ class TorchLoader(EpochLoader):
             **workers,
         )
 
-    def _open(self, epoch: int, first: int) -> _Iterator:
+    def _open(self, epoch: int, first: int) -> _TorchSource:
         self._batches.epoch, self._batches.first = epoch, first
         self._seeded.thread = threading.get_ident()
-        return _Iterator(iter(self._loader), self._progress)
+        self._source = _TorchSource(iter(self._loader))
+        return self._source
 
     def close(self) -> None:
         """Ends the workers, also those that hang. Idempotent."""
-        iterator = self._iterator
         super().close()
         workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
         if workers is not None:
-            if iterator is not None and iterator.is_waiting:
+            if self._source is not None and self._source.is_waiting:
                 for worker in workers._workers:  # the thread that waits in vain finds them gone, and does the rest
                     worker.terminate()
-            else:  # asked to: one that is killed inside an event that they share with us would hold us up for ever
+            else:  # they are asked to leave: one that is killed while it holds a lock that we share would block us
                 workers._shutdown_workers()
         self._loader = None
 
 
-class _Iterator(EpochIterator):
-    """One epoch; when it is closed under a thread that waits for a batch, that thread ends the workers."""
+class _TorchSource:
+    """One epoch. If it is closed while a thread waits for a batch, that thread ends the workers."""
 
-    def __next__(self) -> Any:
-        batches = self._batches
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._closed = False
+        self.is_waiting = False  # a thread is inside next()
+
+    def next(self) -> Delivery | None:
+        self.is_waiting = True
         try:
-            return super().__next__()
+            numbered = next(self._batches)
         except StopIteration:
-            raise
+            return None
         except Exception:
-            if batches is not None and self._batches is None:
-                batches._shutdown_workers()
+            if self._closed:
+                self._batches._shutdown_workers()
             raise
+        finally:
+            self.is_waiting = False
+        return Delivery(*numbered)
+
+    def close(self) -> None:
+        self._closed = True
 
 
 class _Numbered(list):
@@ -139,15 +148,18 @@ class _Seeded(Dataset):
             seed_globals(batch.key)
             return self._read(batch)
         if threading.get_ident() == self.thread:
-            with preserved_globals():  # the model's own draws must not notice
+            with preserved_globals():  # the model's own draws must not change with the loader
                 seed_globals(batch.key)
                 return self._read(batch)
         warn_of_unseeded_reading()
         return self._read(batch)
 
     def _read(self, batch: _Numbered) -> _Numbered:
-        if self._read_all is not None:
-            samples = self._read_all(list(batch))
-        else:
-            samples = [self._dataset[index] for index in batch]
+        try:
+            if self._read_all is not None:
+                samples = self._read_all(list(batch))
+            else:
+                samples = [self._dataset[index] for index in batch]
+        except StopIteration as error:  # out of next() it would end the epoch without a word
+            raise RuntimeError(f"the dataset raised StopIteration while reading {list(batch)}") from error
         return _Numbered(samples, batch.number, batch.key)

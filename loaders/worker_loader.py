@@ -12,30 +12,42 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from loaders.choices import check_choice
-from loaders.dispatch import LEASES, Dispatcher
-from loaders.order import Order
-from loaders.pools.inline import Inline
-from loaders.pools.thread import ThreadPool
-from loaders.progress import Progress
-from loaders.randomness import fold
-from loaders.reading import Reader, Task, batch_bytes, spec_of
-from loaders.slots import SlotRing
-from loaders.stream import OwnOrder, TaskStream
+from .background import default_context
+from .base import (
+    Delivery,
+    EpochIterator,
+    Epochs,
+    OrderBatchSampler,
+    OrderSampler,
+    Position,
+    available_if,
+    check_choice,
+    order_kind,
+    pass_on_epoch,
+)
+from .order import Order, checked_seed
+from .randomness import fold
+from .workers.dispatcher import INTERRUPTED, SPARE_SLOTS, Dispatcher
+from .workers.inline_pool import InlinePool
+from .workers.pool import Pool
+from .workers.reader import Reader, batch_bytes, spec_of
+from .workers.slots import SlotRing
+from .workers.tasks import BatchSamplerTasks, OwnTasks, SamplerTasks, Task, Tasks, length_of, own_generator_of
+from .workers.thread_pool import ThreadPool
 
-HAS_PROCESSES = sys.platform == "linux"  # memfd and pidfd; elsewhere torch's own workers serve, or with a seed none
+HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers serve, or with a seed none
 if HAS_PROCESSES:
-    from loaders.pools.process import ProcessPool
+    from .workers.process_pool import ProcessPool
 
 log = logging.getLogger(__name__)
 T_co = TypeVar("T_co", covariant=True)
@@ -46,20 +58,25 @@ WORKER_METHODS = ("multiprocessing", "thread")
 class WorkerLoader(DataLoader[T_co]):
     """Batches of a map-style dataset, on the host; takes torch's arguments, and:
 
-    seed: None for torch's behaviour, an int for ours; it excludes `generator`.
+    seed: None for torch's behaviour, an int for ours; not together with `generator`.
     rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
-    prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which is each worker's share.
+    prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
     worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
-    max_restarts: how many times in a row a worker that died or hung at a batch is replaced, and the batch read again.
+    max_restarts: how often in a row a worker that died or hung while reading a batch is restarted, and the batch retried.
 
     With a seed, a dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the
     batch itself: `out` has a tensor (len(indices), *shape) for each field of the spec, `random` is a
-    loaders.randomness.Random with a stream a row. Batches lie in shared memory that is used again when the last tensor
-    on it has died; one that is kept stays as it is for ever.
+    loaders.randomness.Random with a stream per row. Batches lie in shared memory that is used again when the last
+    tensor on it has died; a batch that is kept stays as it is for ever.
 
     Raises what DataLoader raises, and ValueError for what goes against the above.
     """
+
+    # Set by a consumer that holds each batch until its copies to the GPU are done, as Preloader does: with
+    # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
+    # does not use again while a copy from it is under way.
+    holds_batches_until_copied = False
 
     def __init__(
         self,
@@ -105,17 +122,19 @@ class WorkerLoader(DataLoader[T_co]):
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
                 "and leave out prefetch_factor, which counts each worker's"
             )
+        own_order = None
         if seed is not None:
             if generator is not None:
                 raise ValueError(f"seed={seed} and a generator were given: with a seed nothing draws from a generator")
             if isinstance(dataset, IterableDataset):
-                raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has an order of its own")
+                raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has its own order")
+            seed = checked_seed(seed)
             self._one_at_a_time = persistent_workers
             if num_workers == 0:  # what concerns only workers is ignored
                 prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
             if sampler is None and batch_sampler is None:
-                order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
-                shuffle, sampler = None, OwnOrder(order)
+                own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
+                shuffle, sampler = None, OrderSampler(own_order)
         elif (rank, world_size) != (0, 1):
             raise ValueError(
                 f"rank={rank} and world_size={world_size} need a seed, from which all ranks get one order"
@@ -143,235 +162,332 @@ class WorkerLoader(DataLoader[T_co]):
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
         self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
-        self._source: Dispatcher | Inline | None = None  # of persistent workers with a seed
+        self._engine: Dispatcher | None = None  # of persistent workers with a seed
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # that are running
         self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
         self._current: Any = None  # the iterator behind next(loader)
         if seed is not None:
-            self._stream = TaskStream(self)
-            self._progress = Progress(self._stream.order)
-            if isinstance(sampler, OwnOrder):
-                sampler.progress = self._progress
+            self._tasks, kind = self._choose_tasks(own_order)
+            self._epochs = Epochs(self._tasks.order, kind)
+            if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
+                vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler)
 
     def __len__(self) -> int:
-        """Batches an epoch, of this rank."""
-        return super().__len__() if self.seed is None else len(self._stream.order)
+        """Batches per epoch, on this rank."""
+        if self.seed is None:
+            return super().__len__()
+        if (length := self._epoch_length()) is None:
+            raise TypeError("the sampler has no length, so the loader has none either")
+        return length
 
     def __iter__(self) -> Any:
         if self._closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         self._current = None
         iterator = super().__iter__() if self.seed is None else self._begin_epoch()
+        self._iterators.add(iterator)
         self._newest = weakref.ref(iterator)
         return iterator
 
     def __next__(self) -> Any:
-        """Goes on with the newest iterator, or with a new one where that is at its end."""
-        self._current = self._newest() or iter(self)
+        """Continues the newest iterator, or begins a new one if that is at its end."""
+        newest = self._newest()
+        self._current = iter(self) if newest is None else newest
         try:
             return next(self._current)
         except StopIteration:
             self._current, self._newest = None, _nothing
             raise
 
+    @available_if(lambda loader: loader.seed is not None)
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs."""
-        self._needs_seed("set_epoch")
-        self._progress.set_epoch(epoch)
+        """Names the epoch that the next `iter()` runs, also to a given sampler that has `set_epoch`."""
+        self._epochs.set_epoch(epoch)
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the newest epoch stands, counted in global samples delivered: plain JSON."""
-        self._needs_seed("state_dict")
+    @available_if(lambda loader: loader.seed is not None)
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest epoch stands, counted in global samples delivered: plain JSON.
+
+        Raises ValueError where an epoch cannot be resumed: in_order=False, or a sampler with its own generator.
+        """
         if not self.in_order:
-            raise ValueError("in_order=False has no state to resume from: what was delivered is not a first part")
-        return self._progress.state_dict()
+            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
+        generator = own_generator_of(self.batch_sampler, self.sampler)
+        if generator is not None:
+            raise ValueError(
+                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the sampler "
+                "is drawn with the global generators seeded from the loader's seed, or use the loader's own shuffle=True"
+            )
+        return self._epochs.state_dict()
 
+    @available_if(lambda loader: loader.seed is not None)
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length or global batch."""
-        self._needs_seed("load_state_dict")
-        self._progress.load_state_dict(state)
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._epochs.load_state_dict(state)
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start} (loaders.stats.Stats); empty without our workers and after close()."""
-        source = self._source or getattr(self._newest(), "source", None)
-        return {} if source is None else {"workers": source.stats.as_dict()}
+        """{"workers": totals since the start} (loaders.workers.stats.Stats); empty without workers and after close()."""
+        engine = self._engine or getattr(self._newest(), "engine", None)
+        return {} if engine is None else {"workers": engine.stats.as_dict()}
 
     def close(self) -> None:
-        """Ends workers and epochs; batches that were delivered stay valid. Idempotent, in any state."""
+        """Ends the workers and all iterators; delivered batches stay valid. Idempotent, in any state."""
         self._closed = True
-        owners = self._source, self._newest()
-        self._end_epoch()
-        for owner in owners:
-            if hasattr(owner, "close"):
-                owner.close()
-        self._source = self._iterator = None
+        for iterator in list(self._iterators):
+            getattr(iterator, "end", _nothing)()
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._iterator = self._current = None
+        self._newest = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a loader that is pickled: without its workers and iterators."""
-        return {**self.__dict__, "_source": None, "_newest": _nothing, "_current": None, "_iterator": None}
+        running = ("_engine", "_iterators", "_newest", "_current")
+        return {**{name: value for name, value in vars(self).items() if name not in running}, "_iterator": None}
 
-    def __enter__(self) -> WorkerLoader:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._engine, self._iterators, self._newest, self._current = None, weakref.WeakSet(), _nothing, None
+
+    def __enter__(self) -> WorkerLoader[T_co]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _needs_seed(self, method: str) -> None:
-        if self.seed is None:
-            raise ValueError(
-                f"{method}() needs a seed: without one the order is torch's, and cannot be taken up again"
-            )
+    def _choose_tasks(self, own_order: Order | None) -> tuple[Tasks, str]:
+        """Returns the tasks of a seeded loader, and what makes their order."""
+        if own_order is not None:
+            return OwnTasks(own_order, self._auto_collation), order_kind(own_order)
+        gives_batches = self.batch_size is None
+        if gives_batches and self.world_size > 1:
+            raise ValueError("world_size > 1 shares out batches of batch_size: it does not go with a batch_sampler")
+        sampler = self._index_sampler if gives_batches else self.sampler
+        parts = self.drop_last, self.rank, self.world_size, self.pad
+        order = Order(length_of(sampler), self.batch_size or 1, False, self.seed, *parts)
+        if gives_batches:
+            return BatchSamplerTasks(sampler, order, self._auto_collation), "batch_sampler"
+        return SamplerTasks(sampler, order), "sampler"
 
     def _get_iterator(self) -> Any:
-        """torch asks this for an iterator where there is no seed."""
+        """Torch asks this for an iterator if there is no seed."""
         iterable = isinstance(self.dataset, IterableDataset)
         if iterable or not (self._has_pool() or self.on_error == "skip"):
             if self.num_workers > 0:
-                _say_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
+                _warn_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return _TorchEpoch(self)
+        return _UnseededIterator(self)
 
     def _has_pool(self) -> bool:
         return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
 
-    def _begin_epoch(self) -> _Epoch:
+    def _begin_epoch(self) -> EpochIterator:
         self._end_epoch()
-        source = self._source or self._make_source()
-        epoch, first = self._progress.begin()
-        if not self._one_at_a_time:
-            source.begin(self._stream.tasks(epoch, first))
-            return _Epoch(self, source, epoch)
-        self._source = source
-        head = source.head()
-        if head is None or (head.epoch, head.number) != (epoch, first):
-            # Out of order, batches of the next epoch would come out in this one.
-            tasks = self._stream.onwards if self.in_order else self._stream.tasks
-            source.begin(tasks(epoch, first))
-        return _Epoch(self, source, epoch)
+        self._follow_dataset()
+        if self.num_workers > 0 and not self._has_pool():
+            _warn_once(
+                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
+                "them in threads"
+            )
+        engine = self.open_engine(*self._epochs.upcoming())
+        position = self._epochs.begin()
+        return _SeededIterator(_EpochSource(self, engine, position), position, self._epoch_length())
+
+    def open_engine(self, epoch: int, first: int) -> Dispatcher:
+        """Returns the engine that delivers the epoch from batch `first` on: a new one, or that of persistent workers."""
+        engine = self._engine
+        if engine is not None and engine.is_interrupted:
+            engine.close()
+            engine = self._engine = None
+        if engine is None:
+            engine = self._make_engine()
+        if self._one_at_a_time:
+            self._engine = engine
+        # Only our own order is read ahead across epochs: a user may change a sampler between them. Out of order, batches
+        # of the next epoch would come out in this one.
+        reads_ahead = self._one_at_a_time and self._has_pool() and self.in_order and isinstance(self._tasks, OwnTasks)
+        if reads_ahead:
+            task = engine.next_task()
+            if task is None or (task.epoch, task.number) != (epoch, first):
+                engine.begin(self._tasks.onwards(epoch, first))
+        else:
+            engine.begin(self._tasks.epoch(epoch, first))
+        return engine
+
+    def keeps(self, engine: Dispatcher) -> bool:
+        """Returns whether the engine goes on after its epoch."""
+        return engine is self._engine
+
+    def _epoch_length(self) -> int | None:
+        order = self._tasks.order
+        return None if order.length == sys.maxsize else len(order)
+
+    def _follow_dataset(self) -> None:
+        """Takes up a length that the dataset has grown or shrunk to, as torch does."""
+        if not isinstance(self._tasks, OwnTasks) or len(self.dataset) == self._tasks.order.length:
+            return
+        order = replace(self._tasks.order, length=len(self.dataset))
+        log.warning(
+            "%s had %d samples and has %d now: the order is that of the new length, and workers are started again",
+            type(self.dataset).__name__,
+            self._tasks.order.length,
+            order.length,
+        )
+        self._tasks.order = self._epochs.order = self.sampler.order = order
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def _end_epoch(self) -> None:
         """Ends the newest iterator, unless it is independent of the next one."""
         newest = self._newest()
-        if isinstance(newest, _Epoch) and (newest.source is self._source or self._closed):
+        if newest is not None and self._one_at_a_time:
             newest.end()
         self._current, self._newest = None, _nothing
 
-    def _make_source(self, base_seed: int | None = None) -> Dispatcher | Inline:
-        spec = None
-        if self.seed is not None and self._auto_collation and hasattr(self.dataset, "read_batch"):
-            spec = spec_of(self.dataset)
+    def _make_engine(self, base_seed: int | None = None) -> Dispatcher:
+        spec = spec_of(self.dataset) if self.seed is not None and self._auto_collation else None
         skips = self.on_error == "skip"
         reader = Reader(self.dataset, self.collate_fn, self._auto_collation, self.seed, spec, skips)
-        if not self._has_pool():
-            return Inline(reader)
-        processes = self.num_workers if self.worker_method == "multiprocessing" else 0
-        depth = self.prefetch_batches or max(1, self.prefetch_factor * self.num_workers)
-        ring = SlotRing(depth + LEASES, processes, self.pin_memory and torch.cuda.is_available())
+        has_pool = self._has_pool()
+        depth = (self.prefetch_batches or max(1, self.prefetch_factor * self.num_workers)) if has_pool else 0
+        processes = self.num_workers if has_pool and self.worker_method == "multiprocessing" else 0
+        page_locked = self.pin_memory and self.holds_batches_until_copied and torch.cuda.is_available()
+        ring = SlotRing(depth + SPARE_SLOTS if has_pool else 0, processes, page_locked)
         if spec is not None:
             ring.fit(batch_bytes(spec, self.batch_size or 1))
-        if base_seed is None:
-            base_seed = int(fold(self.seed, self.rank) >> np.uint64(2))
+        pool: Pool
         if processes:
-            context = self.multiprocessing_context or torch.multiprocessing.get_context("fork")
-            pool = ProcessPool(reader, processes, context, base_seed, self.worker_init_fn, ring.fd)
+            if base_seed is None:
+                base_seed = int(fold(self.seed, self.rank) >> np.uint64(2))
+            context = self.multiprocessing_context or default_context()
+            pool = ProcessPool(reader, processes, context, base_seed, self.worker_init_fn, ring.fd, self.timeout)
+        elif has_pool:
+            pool = ThreadPool(reader, self.num_workers, self.worker_init_fn, self.timeout)
         else:
-            pool = ThreadPool(reader, self.num_workers, self.worker_init_fn)
+            pool = InlinePool(reader)
         return Dispatcher(
             pool,
             ring,
             depth,
             round_robin=self.seed is None and self.in_order,
             in_order=self.in_order,
-            timeout=self.timeout,
             max_restarts=self.max_restarts,
             skips=skips,
         )
 
+    def pinned(self, batch: Any) -> Any:
+        """Returns the batch in torch's pinned memory, if that is asked for and there is a device to pin it for."""
+        if not self.pin_memory or self.holds_batches_until_copied or not torch.cuda.is_available():
+            return batch
+        return pin_memory(batch)
 
-class _Epoch:
-    """An epoch of a seeded loader, as its consumer holds it."""
 
-    def __init__(self, loader: WorkerLoader, source: Dispatcher | Inline, epoch: int) -> None:
-        self.source: Dispatcher | Inline | None = source
-        self._loader, self._epoch = loader, epoch
-        self._finished = False
+class _SeededIterator(EpochIterator):
+    """An epoch of a seeded loader."""
 
-    def __iter__(self) -> _Epoch:
-        return self
+    @property
+    def engine(self) -> Dispatcher | None:
+        return getattr(self._source, "engine", None)
 
-    def __len__(self) -> int:
-        return len(self._loader)
+
+class _EpochSource:
+    """The batches of an epoch of a seeded loader."""
+
+    def __init__(self, loader: WorkerLoader[Any], engine: Dispatcher, position: Position) -> None:
+        self.engine = engine
+        self._loader, self._position = loader, position
+
+    @property
+    def processes(self) -> list[Any]:
+        return self.engine.processes
+
+    def next(self) -> Delivery | None:
+        loader, position = self._loader, self._position
+        if not self._is_intact():
+            self._restart()
+        delivery = self.engine.next(position.epoch)
+        if delivery is None or delivery.error is not None:
+            return delivery
+        return delivery._replace(batch=loader.pinned(delivery.batch)) if loader.pin_memory else delivery
+
+    def close(self) -> None:
+        if not self._loader.keeps(self.engine):
+            self.engine.close()
+
+    def _is_intact(self) -> bool:
+        """Returns whether the engine delivers next what the consumer has to get next.
+
+        It does not after an exception of a signal handler, which can strike anywhere.
+        """
+        if self.engine.is_interrupted:
+            return False
+        if not self._loader.in_order:
+            return True
+        task = self.engine.next_task()
+        return task is None or task.epoch != self._position.epoch or task.number == self._position.batch
+
+    def _restart(self) -> None:
+        if not self._loader.keeps(self.engine):
+            self.engine.close()
+        if not self._loader.in_order:
+            raise RuntimeError(INTERRUPTED)
+        self.engine = self._loader.open_engine(self._position.epoch, self._position.batch)
+
+
+class _UnseededIterator(_BaseDataLoaderIter):
+    """torch's iterator over worker processes, to the letter, on our engine."""
+
+    def __init__(self, loader: WorkerLoader[Any]) -> None:
+        super().__init__(loader)
+        self._loader = loader
+        self.engine = loader._make_engine(self._base_seed)
+        self._is_ended = False
+        self._reset(loader, first_iter=True)
 
     @property
     def _workers(self) -> list[Any]:
-        return [] if self.source is None else self.source.processes
+        return self.engine.processes
 
-    def __next__(self) -> Any:
-        if self._finished:
-            raise StopIteration
-        if self.source is None:
-            raise RuntimeError("this epoch was ended by a newer iter(), by load_state_dict() or by close()")
-        newest = self._loader._newest() is self
-        head = self.source.head()
-        if head is None or head.epoch != self._epoch:
-            self._finished = True
-            if newest:
-                self._loader._progress.finish()
-            self.end()
-            raise StopIteration
-        before = self.source.stats.batches
-        try:
-            batch = self.source.next()
-        finally:
-            # A batch that failed counts, so that those after it keep their place; a timeout is none.
-            if newest and self.source is not None and self.source.stats.batches > before:
-                self._loader._progress.delivered()
-        return _pinned(batch) if self._loader.pin_memory else batch
-
-    def end(self) -> None:
-        if self.source is not None and self.source is not self._loader._source:
-            self.source.close()
-        self.source = None
-
-
-class _TorchEpoch(_BaseDataLoaderIter):
-    """torch's iterator over worker processes, to the letter, on our engine."""
-
-    def __init__(self, loader: WorkerLoader) -> None:
-        super().__init__(loader)
-        self.source, self._closed = loader._make_source(self._base_seed), False
-        self._workers = self.source.processes
-        self._reset(loader, first_iter=True)
-
-    def _reset(self, loader: WorkerLoader, first_iter: bool = False) -> None:
+    def _reset(self, loader: WorkerLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        self.source.begin(map(Task, self._sampler_iter))
+        if self.engine.is_interrupted:
+            self.engine.close()
+            self.engine = loader._make_engine(self._base_seed)
+        self._delivered = 0
+        self.engine.begin(map(Task, self._sampler_iter))
 
     def _next_data(self) -> Any:
-        if self._closed:
+        if self._is_ended:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self.source.head() is None:
+        if self._delivered != self._num_yielded:  # one was lost on its way to the consumer
+            raise RuntimeError(INTERRUPTED)
+        delivery = self.engine.next()
+        if delivery is None:
             if not self._persistent_workers:
-                self.source.close()
+                self.engine.close()
             raise StopIteration
-        batch = self.source.next()
-        return _pinned(batch) if self._pin_memory else batch
+        if delivery.error is not None:
+            try:
+                raise delivery.error
+            finally:  # or the error and this frame, which its traceback holds, would keep each other alive
+                del delivery
+        batch = self._loader.pinned(delivery.batch)
+        self._delivered += 1
+        return batch
 
-    def close(self) -> None:
-        self._closed = True
-        self.source.close()
+    def end(self) -> None:
+        self._is_ended = True
+        self.engine.close()
 
 
 def _nothing() -> None:
     """What a weak reference to nothing gives."""
 
 
-def _pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, where there is a device to lock it for; a slot already is."""
-    return pin_memory(batch) if torch.cuda.is_available() else batch
-
-
 @cache
-def _say_once(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     log.warning(sentence)

@@ -39,9 +39,10 @@ from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from loaders.build import LoaderConfig
-from loaders.choices import check_choice
-from loaders.reading import Room, batch_bytes, spec_of
-from loaders.staging import Transform, present_device
+from loaders.base import check_choice
+from loaders.workers.batch_buffer import BatchBuffer
+from loaders.workers.reader import batch_bytes, spec_of
+from loaders.preload.device_copy import Transform, present_device
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
@@ -116,7 +117,7 @@ class Bench:
         """Host batches, each in one piece of memory as a loader's slots are; page-locked for a GPU."""
         batches = []
         for indices in np.arange(READY * self.batch_size).reshape(READY, -1):
-            room = Room(torch.empty(self.batch_bytes, dtype=torch.uint8, pin_memory=self.on_cuda))
+            room = BatchBuffer(torch.empty(self.batch_bytes, dtype=torch.uint8, pin_memory=self.on_cuda))
             batch = {name: room.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
             self.dataset.read_batch(indices, batch, None)
             batches.append(batch)

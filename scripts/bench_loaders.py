@@ -54,8 +54,8 @@ from data.packed import Packed
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from loaders.batch import rows
-from loaders.choices import check_choice
+from loaders.nested import rows
+from loaders.base import check_choice
 
 ROUNDS = 3
 OF_PICTURES = ("jpeg", "evaluation", "packed")

@@ -8,7 +8,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from data.array_dataset import ArrayDataset
-from loaders.slots import MachineFull
+from loaders.workers.shared_memory import MachineFull
 from train import CONF, run
 from training.config import ConfigError
 
@@ -126,7 +126,7 @@ def test_a_cached_run_resumes_and_says_what_it_measured(tmp_path):
 
 
 def test_a_set_that_does_not_fit_ends_the_run_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("loaders.resident.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("loaders.resident_loader.free_bytes", lambda device: 1000)
     with pytest.raises(MachineFull, match=r"loader=resident needs 0.1 MB on cpu for 256 samples, and 0.0 MB are free"):
         train(tmp_path, "loader=resident")
 

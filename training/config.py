@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import DataError
 from loaders import LoaderConfig, LoaderConfigError
-from loaders.choices import check_choice, did_you_mean
+from loaders import check_choice, did_you_mean
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 

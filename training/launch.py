@@ -20,8 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
-from loaders.pools.results import WorkerFailure
-from loaders.slots import MachineFull
+from loaders import MachineFull, WorkerFailure
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.sweep import Sweep, write_report

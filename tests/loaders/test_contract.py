@@ -15,7 +15,7 @@ import torch
 from example_datasets import Augmented, Faulty, Numbers, contents
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
-from loaders.cached import CachedLoader
+from loaders.cached_loader import CachedLoader
 from loaders.order import Order
 
 

@@ -1,0 +1,75 @@
+"""Background threads that use one core each, and loaders that are closed before the interpreter exits."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util  # registers its exit function, which joins all workers; ours, registered later, runs before
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing
+
+EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for all threads and workers together
+
+
+class Stoppable(Protocol):
+    """Something that runs in the background and can be stopped."""
+
+    def stop(self, deadline: float) -> None:
+        """Stops it, and waits for that until `deadline` (time.monotonic)."""
+
+
+_running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+
+
+def start_thread(name: str, function: Callable[..., None], *args: Any) -> threading.Thread:
+    """Starts function(*args) in a daemon thread, which cannot block the interpreter's exit.
+
+    Torch uses one core in the thread, as it shares the cores with the training step. torch.set_num_threads also
+    changes the number for threads that have not set theirs, such as the main thread, so it is set back afterwards.
+    """
+    started = threading.Event()
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        started.set()
+        function(*args)
+
+    num_threads = torch.get_num_threads()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    started.wait()
+    torch.set_num_threads(num_threads)
+    return thread
+
+
+def stop_at_exit(item: Stoppable) -> None:
+    """Calls `item.stop(deadline)` before the interpreter exits, if the item still exists then."""
+    _running.add(item)
+
+
+def default_context() -> Any:
+    """Returns how worker processes start: by the method that the program has set, else by fork where there is one.
+
+    Fork starts fastest and copies no dataset.
+    """
+    default = "fork" if sys.platform == "linux" else "spawn"
+    return torch.multiprocessing.get_context(multiprocessing.get_start_method(allow_none=True) or default)
+
+
+@atexit.register
+def _stop_all() -> None:
+    deadline = time.monotonic() + EXIT_SECONDS
+    for item in list(_running):
+        item.stop(deadline)
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads or workers to stop
+    os.register_at_fork(after_in_child=_running.clear)

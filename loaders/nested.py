@@ -1,0 +1,99 @@
+"""Nested batches: find their tensors, and replace them without changing the structure around them.
+
+Dicts, lists, tuples, namedtuples, dataclasses, and other mappings and sequences are walked and keep their types.
+An object with a `.to` method (a PackedSequence, a tokenizer's batch) is moved by that method. Everything else stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+
+NOT_WALKED = (str, bytes, bytearray, memoryview, range)  # sequences that hold no tensors
+
+
+def move(batch: Any, to: Callable[[Any], Any]) -> Any:
+    """Returns the same structure with `to` applied to each tensor and to each object that has a `.to` method."""
+    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
+        return to(batch)
+    if isinstance(batch, NOT_WALKED):
+        return batch
+    if isinstance(batch, Mapping):
+        moved = {key: move(value, to) for key, value in batch.items()}
+        if type(batch) is dict:
+            return moved
+        return _refilled(batch, moved.items()) if isinstance(batch, MutableMapping) else type(batch)(moved)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, to) for value in batch))
+    if isinstance(batch, Sequence):
+        moved = [move(value, to) for value in batch]
+        if type(batch) is list:
+            return moved
+        return _refilled(batch, enumerate(moved)) if isinstance(batch, MutableSequence) else type(batch)(moved)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        clone = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            # A frozen dataclass refuses a plain setattr; nobody else has seen the clone yet.
+            object.__setattr__(clone, field.name, move(getattr(batch, field.name), to))
+        return clone
+    return batch
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Returns what `move` moves: each tensor, and each object that has a `.to` method."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    move(batch, note)
+    return found
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yields every tensor of the batch, also those inside objects that have a `.to` method."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (*NOT_WALKED, type)):
+        return
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, Sequence):
+        for value in batch:
+            yield from tensors(value)
+    elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
+        yield from tensors({**_slots(batch), **getattr(batch, "__dict__", {})})
+
+
+def rows(batch: Any) -> int:
+    """Returns how many samples a batch holds: the length of its first tensor, or 0 if it has no tensor."""
+    return next((len(tensor) if tensor.dim() else 1 for tensor in tensors(batch)), 0)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements fill a range of memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    """Copies a mutable container with its attributes, and puts other values under the same keys."""
+    clone = copy.copy(batch)
+    for key, value in items:
+        clone[key] = value
+    return clone
+
+
+def _slots(batch: Any) -> dict[str, Any]:
+    names = [name for kind in type(batch).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(batch, name, None) for name in names if not name.startswith("__")}

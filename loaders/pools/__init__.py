@@ -1,1 +1,0 @@
-"""Who does the tasks: worker processes (`process`), threads (`thread`), or the caller (`inline`)."""

@@ -1,0 +1,153 @@
+"""Copies a batch to the device and transforms it there, on a side stream; an event says when it is ready.
+
+Why there are no races:
+- A copier has one side stream for its whole life, so all its copies and transforms run in order.
+- A batch's device memory belongs to the side stream. `record_stream` tells the allocator that the consumer's stream
+  reads it too, so that no later copy gets the memory before that reading is done.
+- A host batch is held until its copy's event has completed: only then may the loader rewrite its memory.
+
+What a consumer has to know:
+- The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
+  graph is captured: replays would not wait. Copy the batch into the graph's own input, then replay.
+- While a preloader's thread runs, capture with capture_error_mode="thread_local", as torch.compile does: in the
+  default mode the thread's own calls, such as querying an event, make the capture fail.
+- The memory of a dropped batch is used again when the consumer's stream has finished with it: if the host is steps
+  ahead of the device, that many more batches lie on the device.
+- autocast, inference_mode and the default device belong to a thread: with a preloader's thread the transform does not
+  see those of the training loop, and has to name its dtypes itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ..nested import leaves, move, tensors
+from ..randomness import Random
+
+Transform = Callable[[Any, Random], Any]
+
+
+class DeviceCopier:
+    """Prepares batches on `device`: if that is a GPU and `side_stream` is true, on a separate stream.
+
+    One thread at a time prepares; another may hand over. Raises RuntimeError for a device that does not exist.
+    """
+
+    def __init__(self, device: torch.device | str, transform: Transform | None, side_stream: bool) -> None:
+        self.device = present_device(device)
+        self.transform = transform
+        self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
+        self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self.busy_seconds = 0.0  # of the host, in prepare
+
+    def begin(self) -> None:
+        """Has the side stream wait for the work that the calling thread has queued: it may read memory used again."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the device the calling thread's current one: the thread page-locks memory for its current device."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Makes the device and the side stream the calling thread's current ones."""
+        with self.on_device(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            yield
+
+    def prepare(self, batch: Any, random: Random) -> tuple[Any, torch.cuda.Event | None]:
+        """Returns the batch on the device, transformed, and the event of its completion (None without a side stream).
+
+        Raises ValueError for a batch that lies on several devices.
+        """
+        began = time.perf_counter()
+        try:
+            prepared = self._moved(batch)
+        finally:  # what was queued before an error reads the host batch too
+            if self.device.type == "cuda":
+                stream = self._stream or torch.cuda.current_stream(self.device)
+                self._copies.append((stream.record_event(), batch))
+                self.release_copied()
+        if self.transform is not None:
+            prepared = self.transform(prepared, random)
+        self.busy_seconds += time.perf_counter() - began
+        return prepared, None if self._stream is None else self._stream.record_event()
+
+    def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:
+        """Has the calling thread's stream wait until the batch is ready; the host does not wait."""
+        if ready is not None:
+            consumer = torch.cuda.current_stream(self.device)
+            consumer.wait_event(ready)
+            for tensor in tensors(batch):
+                _record_stream(tensor, consumer)
+        return batch
+
+    def release_copied(self, wait: bool = False) -> None:
+        """Drops the host batches whose copies are done; with `wait`, waits for all copies."""
+        while self._copies and (wait or self._copies[0][0].query()):
+            event, _ = self._copies.popleft()
+            event.synchronize()
+
+    def _moved(self, batch: Any) -> Any:
+        found = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        if len(devices := {leaf.device for leaf in found}) > 1:
+            where = " and ".join(sorted(map(str, devices)))
+            raise ValueError(
+                f"a batch has tensors on {where}: have the loader give all of them on one device, best the CPU"
+            )
+        return move(batch, self._to_device)
+
+    def _to_device(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            try:
+                return leaf.to(self.device, non_blocking=True)
+            except TypeError:  # not every class's `.to` knows the keyword
+                return leaf.to(self.device)
+        on_host = leaf.device.type == "cpu" and leaf.layout == torch.strided
+        if self._stream is not None and on_host and not leaf.is_pinned():  # which asks the driver, for 1 us or so
+            leaf = leaf.pin_memory()  # from pageable memory the copy would be synchronous
+        return leaf.to(self.device, non_blocking=True)
+
+
+def present_device(device: torch.device | str) -> torch.device:
+    """Returns the device, with its number if it is a GPU. Raises RuntimeError for one that does not exist."""
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise RuntimeError(f"device={device!r} is unknown to torch: use 'cpu', 'cuda', 'cuda:1', ...") from error
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"device={str(device)!r}, but torch finds no CUDA device here: use device='cpu'")
+    if device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise RuntimeError(
+            f"device={str(device)!r}, but torch finds {count} CUDA devices here: use a number below {count}"
+        )
+    return device
+
+
+def _record_stream(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Calls `record_stream` for a tensor of any layout, through the strided tensors that it consists of."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    elif tensor.layout == torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
+        return
+    for part in parts:
+        _record_stream(part, stream)

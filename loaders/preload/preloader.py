@@ -1,0 +1,253 @@
+"""A thread and a CUDA stream between any loader and the training step: batches are on the device when asked for.
+
+After PreDataLoader and Apex's data_prefetcher.
+Invariant: only one thread at a time uses the loader: the consumer's while no epoch runs, else the preloader's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..background import stop_at_exit
+from ..base import Delivery, EpochIterator, Position, available_if, pass_on_epoch
+from .device_copy import DeviceCopier, Transform
+from .producer import InlineProducer, ItemMaker, ThreadProducer
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
+
+
+class Preloader:
+    """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
+
+    `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout come
+    out on `device`, everything else as it was. `transform(batch, random)` runs once per batch on the device, on the
+    side stream, with a `loaders.randomness.Random` keyed by (seed, epoch, batch, rank). Errors of the loader and of
+    the transform come out of `next()` in their order, with their traceback; the epoch continues after them if the
+    loader's does. A batch on several devices is such an error, a ValueError; so is a device without memory for it, a
+    torch.OutOfMemoryError. One epoch at a time: `iter()` ends the one before. `loaders.preload.device_copy` says what
+    a consumer has to know of streams, CUDA graphs and autocast.
+    Raises ValueError for a bad depth, RuntimeError for a device that does not exist.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        device: torch.device | str = "cuda",
+        depth: int = 2,
+        transform: Transform | None = None,
+    ) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+            raise ValueError(f"depth={depth!r}: give the number of batches to prepare ahead, or 0 for none")
+        self.loader = loader
+        self.depth = depth
+        self._copier = DeviceCopier(device, transform, side_stream=depth > 0)
+        if self.device.type == "cuda" and hasattr(loader, "holds_batches_until_copied"):
+            loader.holds_batches_until_copied = True
+        self._epoch: _Epoch | None = None
+        self._epoch_number = 0  # for a loader that does not count its epochs itself
+        self._named_epoch: int | None = None  # by set_epoch, while the thread had the loader
+        self._last_state: dict[str, Any] | None = None  # of an epoch that was broken off, at its consumer
+        self._figures = _Figures()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Batches per epoch, if the loader has a length."""
+        return len(self.loader)
+
+    def __iter__(self) -> EpochIterator:
+        if self._closed:
+            raise RuntimeError("this Preloader is closed: make a new one")
+        self._end_epoch(to_continue=True)
+        self._pass_on_epoch()
+        self._copier.begin()
+        self._last_state = None
+        self._epoch = self._open_epoch()
+        stop_at_exit(self)
+        return self._iterator(self._epoch)
+
+    def __next__(self) -> Any:
+        """Continues the running epoch, or begins the next one."""
+        if self._epoch is None or self._epoch.position.finished:
+            iter(self)
+        assert self._epoch is not None
+        return next(self._iterator(self._epoch))
+
+    @property
+    def device(self) -> torch.device:
+        return self._copier.device
+
+    @property
+    def dataset(self) -> Any:
+        return self.loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        return self.loader.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        return self.loader.batch_sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch that the next `iter()` runs, to the loader, or if it has no set_epoch, to its samplers."""
+        self._named_epoch = epoch
+        if not self._is_running():
+            self._pass_on_epoch()
+
+    @available_if(lambda preloader: hasattr(preloader.loader, "state_dict"))
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state as of the last batch that the consumer received."""
+        if self._epoch is not None and self._is_running() and self._epoch.state is not None:
+            return self._epoch.state
+        if self._last_state is not None:
+            return self._last_state
+        self._pass_on_epoch()
+        return self.loader.state_dict()
+
+    @available_if(lambda preloader: hasattr(preloader.loader, "load_state_dict"))
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets where the next `iter()` resumes; ends a running epoch."""
+        self._end_epoch(to_continue=True)
+        self.loader.load_state_dict(state)
+        self._named_epoch = self._last_state = None
+
+    def stats(self) -> dict[str, Any]:
+        """The loader's figures and, under "preloader", its own: batches received, seconds waited for them, seconds
+        that the host needed to copy and transform them, and batches queued now and on average.
+        """
+        inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
+        figures = self._figures
+        own = {
+            "batches": figures.batches,
+            "wait_seconds": figures.wait_seconds,
+            "busy_seconds": self._copier.busy_seconds,
+            "queued": 0 if self._epoch is None else self._epoch.producer.queued,
+            "mean_queued": figures.queued / max(1, figures.batches),
+        }
+        return {**inner, "preloader": own}
+
+    def close(self) -> None:
+        """Stops the thread and closes the loader. Idempotent, in any state."""
+        self._closed = True
+        self._end_epoch()
+        self._close_loader()
+
+    def stop(self, deadline: float) -> None:
+        """Stops the thread at the interpreter's exit, also if it is inside the loader's next()."""
+        if self._epoch is not None:
+            self._epoch.producer.stop(deadline, getattr(self.loader, "close", lambda: None))
+
+    def __enter__(self) -> Preloader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_epoch", None) is not None:
+            self._epoch.producer.close(lambda: None)
+
+    def _open_epoch(self) -> _Epoch:
+        """Begins the loader's epoch in the calling thread, which so starts its workers."""
+        with self._copier.on_device():
+            batches = iter(self.loader)
+        try:
+            state, state_of = self.loader.state_dict(), self.loader.state_dict
+        except (AttributeError, RuntimeError, ValueError):  # it has none, or this order cannot be resumed
+            state, state_of = None, lambda: None
+        epoch, first = self._epoch_number, 0
+        if state is not None and "global_batch_size" in state:
+            epoch, first = state["epoch"], state["samples"] // state["global_batch_size"]
+        self._epoch_number = epoch + 1
+        key = getattr(self.loader, "seed", None) or 0, epoch
+        rank = getattr(self.loader, "rank", 0)
+        make = ItemMaker(batches, self._copier, self.depth, state_of, key, rank, first)
+        producer = ThreadProducer(make) if self.depth else InlineProducer(make)
+        return _Epoch(producer, Position(epoch, first), {first: state})
+
+    def _iterator(self, epoch: _Epoch) -> EpochIterator:
+        return EpochIterator(_Consumer(self, epoch, self._copier, self._figures), epoch.position)
+
+    def _is_running(self) -> bool:
+        return self._epoch is not None and not self._epoch.position.finished
+
+    def _pass_on_epoch(self) -> None:
+        epoch, self._named_epoch = self._named_epoch, None
+        if epoch is None:
+            return
+        self._epoch_number = epoch
+        if hasattr(self.loader, "set_epoch"):
+            self.loader.set_epoch(epoch)
+        else:
+            pass_on_epoch(epoch, getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None))
+
+    def _end_epoch(self, to_continue: bool = False) -> None:
+        """Stops the thread. Only if the loader is `to_continue` must the thread come back from it."""
+        if self._epoch is None:
+            return
+        self._last_state = self._epoch.state if self._is_running() else None
+        self._epoch.producer.close(None if to_continue else self._close_loader)
+        self._epoch = None
+
+    def _close_loader(self) -> None:
+        if hasattr(self.loader, "close"):
+            try:
+                self.loader.close()
+            except ValueError as error:  # of a generator that a thread is inside of
+                log.warning("the preloader's loader could not be closed: %s", error)
+
+
+@dataclass
+class _Figures:
+    batches: int = 0
+    wait_seconds: float = 0.0
+    queued: int = 0
+
+
+@dataclass
+class _Epoch:
+    """A running epoch: its producer, what the consumer has received, and the loader's states around that."""
+
+    producer: InlineProducer | ThreadProducer
+    position: Position
+    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by number of the batch that comes next
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        return self.states.get(self.position.batch)
+
+
+@dataclass
+class _Consumer:
+    """An epoch as its iterator sees it; keeps the preloader alive as long as the iterator."""
+
+    preloader: Preloader
+    epoch: _Epoch
+    copier: DeviceCopier
+    figures: _Figures
+
+    def next(self) -> Delivery | None:
+        epoch, position = self.epoch, self.epoch.position
+        began = time.perf_counter()
+        item = epoch.producer.get()
+        self.figures.wait_seconds += time.perf_counter() - began
+        if item is None:
+            return None
+        if item.number != position.batch:  # one was lost on its way to the consumer
+            raise RuntimeError(INTERRUPTED)
+        epoch.states = {item.number: epoch.state, item.number + 1: item.state}
+        if item.error is not None:
+            return Delivery(item.number, error=item.error)
+        self.figures.batches += 1
+        self.figures.queued += epoch.producer.queued
+        return Delivery(item.number, self.copier.hand_over(item.batch, item.ready))
+
+    def close(self) -> None:
+        self.epoch.producer.close()

@@ -1,0 +1,173 @@
+"""Makes the items of an epoch: each a batch on the device or an error, and the loader's state after it.
+
+A thread makes them ahead and passes them on through a queue, or the consumer's call makes each. That state and error
+travel with the batch is an idea of Grain's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..background import start_thread
+from ..nested import rows
+from ..randomness import Random
+from .device_copy import DeviceCopier
+from .queue import ClosableQueue, Closed
+
+log = logging.getLogger(__name__)
+
+# How long close() waits for the thread, which may be inside the loader's next(), before it closes the loader under it,
+# and how long after that before it leaves the thread behind.
+JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
+
+ENDED = "this epoch was ended by a newer iter(), by load_state_dict() or by close()"
+
+
+@dataclass
+class Item:
+    """A batch or an error, with its number in the epoch and the loader's state after it."""
+
+    number: int
+    batch: Any = None
+    ready: torch.cuda.Event | None = None  # when the batch is complete on the device
+    state: dict[str, Any] | None = None
+    error: BaseException | None = None
+
+
+@dataclass
+class ItemMaker:
+    """Makes the epoch's next item at each call, in whichever thread calls it; None at the end.
+
+    It does not know the preloader, which could otherwise never be collected while its thread runs.
+    """
+
+    batches: Iterator[Any]
+    copier: DeviceCopier
+    depth: int
+    state: Callable[[], dict[str, Any] | None]
+    key: tuple[int, int]  # of the transform's random numbers: seed and epoch; number and rank follow
+    rank: int
+    number: int  # of the next batch
+
+    def __call__(self) -> Item | None:
+        item, self.number = Item(self.number), self.number + 1
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            return None
+        except Exception as error:
+            item.error = error
+        try:
+            item.state = self.state()
+            if item.error is None:
+                random = Random(*self.key, item.number, self.rank)
+                item.batch, item.ready = self.copier.prepare(batch, random)
+        except StopIteration as error:  # out of next() it would end the epoch without a word
+            item.error = RuntimeError("the transform raised StopIteration")
+            item.error.__cause__ = error
+        except torch.OutOfMemoryError as error:
+            item.error = torch.OutOfMemoryError(
+                f"out of memory on {self.copier.device} while preparing a batch of {rows(batch)} samples with "
+                f"depth={self.depth}: lower the batch size or the depth (loader.preload_depth)"
+            )
+            item.error.__cause__ = error
+        except Exception as error:
+            item.error = item.error or error
+        return item
+
+
+class InlineProducer:
+    """Makes each item in the call that asks for it."""
+
+    queued = 0
+
+    def __init__(self, make: ItemMaker) -> None:
+        self._make: ItemMaker | None = make
+        self._copier = make.copier
+
+    def get(self) -> Item | None:
+        if self._make is None:
+            raise RuntimeError(ENDED)
+        return self._make()
+
+    def close(self, unblock: Callable[[], None] | None = None) -> None:
+        self._make = None
+        self._copier.release_copied(wait=True)
+
+    def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
+        pass
+
+
+class ThreadProducer:
+    """Makes items ahead in a thread, `depth` of them at most."""
+
+    def __init__(self, make: ItemMaker) -> None:
+        self._owner = os.getpid()
+        self._queue = ClosableQueue(make.depth)
+        self._thread = start_thread("preloader", _fill, self._queue, make)
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def get(self) -> Item | None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this preloader's thread belongs to process {self._owner}, and this is its forked child "
+                f"{os.getpid()}: make a new loader in the child"
+            )
+        try:
+            return self._queue.get()
+        except Closed:
+            raise RuntimeError(ENDED) from None
+
+    def close(self, unblock: Callable[[], None] | None = None) -> None:
+        """Stops the thread, and waits for it: for ever, or until `unblock` has got it out of the loader's next()."""
+        self._queue.close()
+        if self._thread is threading.current_thread():
+            return  # in a finaliser that the garbage collector ran there
+        if unblock is None:
+            self._thread.join()
+            return
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            unblock()
+            self._thread.join(GIVE_UP_SECONDS)
+        if self._thread.is_alive():
+            log.warning("the preloader's thread is stuck in its loader's next(): it was left behind")
+
+    def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
+        """Stops the thread at the interpreter's exit, and waits for it until `deadline` (time.monotonic)."""
+        self._queue.close()
+        self._thread.join(JOIN_SECONDS)  # most only wait for room in the queue
+        if self._thread.is_alive():
+            with suppress(Exception):  # nobody is left to be told
+                unblock()
+        self._thread.join(max(0, deadline - time.monotonic()))
+
+
+def _fill(queue: ClosableQueue, make: ItemMaker) -> None:
+    """Is the thread: puts items into the queue until the epoch ends or the queue is closed; None is the end."""
+    with suppress(Closed):
+        try:
+            with make.copier.on_stream():
+                while (item := make()) is not None:
+                    queue.put(item)
+                    del item  # the consumer's from now on: it must not stay alive while the next one is made
+            queue.put(None)
+        except Closed:
+            pass
+        except BaseException as error:
+            queue.put(Item(make.number - 1, error=error))
+            queue.put(None)
+        finally:
+            make.copier.release_copied(wait=True)

@@ -1,0 +1,56 @@
+"""A bounded queue between one producing thread and one consumer, which can be closed from either side.
+
+Invariant: a closed queue holds no item, every waiting call returns, and later calls do not wait. It is made of
+queue.SimpleQueue alone, which an exception of a signal handler cannot leave locked, as it can a Condition.
+"""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+class Closed(Exception):
+    """The queue was closed: nothing can be put or got."""
+
+
+class ClosableQueue:
+    """Like queue.Queue(maxsize=depth), with a `close` that wakes both sides at once."""
+
+    def __init__(self, depth: int) -> None:
+        self._items: SimpleQueue[Any] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each item that may still be put
+        self._closed = False
+        for _ in range(depth):
+            self._room.put(None)
+
+    def put(self, item: Any) -> None:
+        """Waits until there is room. Raises Closed."""
+        if not self._closed:
+            self._room.get()
+            self._items.put(item)
+        if self._closed:  # perhaps just now
+            self.close()
+            raise Closed
+
+    def get(self) -> Any:
+        """Waits until there is an item. Raises Closed."""
+        item = Closed if self._closed else self._items.get()
+        if item is Closed:
+            self._items.put(Closed)  # for whoever waits next
+            raise Closed
+        self._room.put(None)
+        return item
+
+    def close(self) -> None:
+        self._closed = True
+        try:
+            while True:
+                self._items.get_nowait()
+        except Empty:
+            pass
+        self._items.put(Closed)
+        self._room.put(None)
+
+    def __len__(self) -> int:
+        return 0 if self._closed else self._items.qsize()

@@ -1,0 +1,196 @@
+"""Keeps the whole dataset on the device, and gathers and augments each batch there, by whole-batch operations.
+
+Nothing is read, collated or copied while training, so no loader is faster for data that fit: after airbench's
+CifarLoader (Keller Jordan). Only a batch's indices and random numbers are copied, and the host waits for neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from .base import EpochLoader, IteratorSource
+from .nested import move, tensors
+from .preload.device_copy import present_device
+from .randomness import Random, preserved_globals
+from .workers.batch_buffer import BatchBuffer
+from .workers.reader import Reader, offers, spec_of
+from .workers.shared_memory import MachineFull
+from .workers.tasks import Task
+
+log = logging.getLogger(__name__)
+
+Augment = Callable[[Any, Random], Any]
+MEMINFO = Path("/proc/meminfo")
+
+
+class ResidentLoader(EpochLoader):
+    """Batches on `device` of a map-style dataset that is loaded there once, when the first epoch begins.
+
+    A dataset may offer
+    - `arrays()` -> {"image": uint8 (N, ...), "label": int64 (N,)}: what its samples are made of, one row per sample;
+    - `augment_batch(batch, random)`: makes samples of rows of those arrays, gathered on the device, (B, ...).
+      `random` is a `loaders.randomness.Random` with a stream per row, keyed as for `read_batch`; None: no augmentation.
+
+    Any other dataset is read once through `read_batch` or `__getitem__`: what it draws at random is drawn only then.
+    `augment`: True for the dataset's own, or a callable (batch, random) -> batch that is given the gathered rows as
+    they are stored, or False or None for none.
+    Raises MachineFull if the set needs more memory than is free, RuntimeError for a device that does not exist,
+    ValueError for samples that do not have the same fields. What the dataset raises comes out of `iter()`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        augment: Augment | bool | None = True,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        pad: bool = True,
+    ) -> None:
+        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad)
+        if not (augment is None or isinstance(augment, bool) or callable(augment)):
+            raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
+        self.device = present_device(device)
+        own = getattr(dataset, "augment_batch", None) if offers(dataset, "arrays") else None
+        self._augment: Augment | None = own if augment is True else augment or None
+        if not augment and own is not None:
+            self._augment = lambda batch, _: own(batch, None)
+        self._set: Any = None  # the nest of a batch, with a row for each sample of the dataset
+
+    def stats(self) -> dict[str, Any]:
+        """{"resident": {"bytes": what the set takes}}."""
+        return {"resident": {"bytes": sum(tensor.nbytes for tensor in tensors(self._set))}}
+
+    def close(self) -> None:
+        """Lets go of the set; batches that were delivered stay valid. Idempotent, in any state."""
+        super().close()
+        if self._set is not None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a gather may be under way on another stream than the set's
+        self._set = None
+
+    def _prepare(self) -> None:
+        if self._set is None and len(self):
+            self._set = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
+
+    def _open(self, epoch: int, first: int) -> IteratorSource:
+        # A map, and not a generator: that would end at the first error.
+        return IteratorSource(map(partial(self._batch, epoch), self._order.batches(epoch, first)))
+
+    def _batch(self, epoch: int, task: tuple[int, np.ndarray, np.ndarray]) -> tuple[int, Any]:
+        number, positions, indices = task
+        places = torch.from_numpy(indices)
+        if self.device.type == "cuda":
+            places = places.pin_memory()  # from pageable memory the copy would be synchronous
+        places = places.to(self.device, non_blocking=True)
+        batch = move(self._set, lambda rows: rows.index_select(0, places))
+        if self._augment is not None:
+            batch = self._augment(batch, Random(self.seed, epoch, positions, indices))
+        return number, batch
+
+    def _from_arrays(self) -> dict[str, torch.Tensor]:
+        kind, length = type(self.dataset).__name__, len(self.dataset)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of arrays that must not be written to: they are not
+            fields = {name: _as_tensor(array) for name, array in self.dataset.arrays().items()}
+        for name, field in fields.items():
+            if field.shape[:1] != (length,):
+                raise ValueError(
+                    f"{kind}.arrays() has {name!r} of shape {tuple(field.shape)}, and {kind} has {length:,} samples: "
+                    "give a row for each"
+                )
+        # On their own device the arrays stay where they are, and need no further memory.
+        self._check_room(sum(field.nbytes for field in fields.values() if field.device != self.device))
+        return {name: field.to(self.device) for name, field in fields.items()}
+
+    def _read_once(self) -> Any:
+        """The samples in their order, read in batches."""
+        length, step = len(self.dataset), self._order.batch_size
+        reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
+        whole: Any = None
+        for start, stop in pairwise([0, *range(1, length, step), length]):  # the first, of one sample, tells the size
+            task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
+            with preserved_globals():  # the model's own draws must not change with the loader
+                part = reader.read(task, BatchBuffer()).batch
+            if whole is None:
+                whole = self._make_room(part)
+                warn_of_reading_once(type(self.dataset).__name__)
+            for number, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
+                if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
+                    raise ValueError(
+                        f"samples {start} to {stop - 1} have {theirs.dtype} {tuple(theirs.shape[1:])} where sample 0 "
+                        f"has {ours.dtype} {tuple(ours.shape[1:])} (tensor {number} of a sample): loader=resident "
+                        "needs samples of one shape and dtype"
+                    )
+                ours[start:stop] = theirs
+        return whole
+
+    def _make_room(self, first: Any) -> Any:
+        """The nest of `first`, a batch of one sample, with as many rows as there are samples."""
+        other = next(_others(first), None)
+        if other is not None:
+            raise ValueError(
+                f"loader=resident keeps tensors, and {type(self.dataset).__name__} gives a {type(other).__name__} "
+                f"({other!r}) too: leave it out of the samples, or use loader=prefetch"
+            )
+        self._check_room(len(self.dataset) * sum(tensor.nbytes for tensor in tensors(first)))
+        shape = (len(self.dataset),)
+        return move(first, lambda rows: torch.empty(shape + rows.shape[1:], dtype=rows.dtype, device=self.device))
+
+    def _check_room(self, needed: int) -> None:
+        free = free_bytes(self.device)
+        if free is not None and needed > free:
+            raise MachineFull(
+                f"loader=resident needs {_size(needed)} on {self.device} for {len(self.dataset):,} samples, and "
+                f"{_size(free)} are free: use loader=prefetch"
+            )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """The memory that can be had on `device`; None where the system does not tell."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # the allocator's, unused
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        available = re.search(r"MemAvailable:\s+(\d+) kB", MEMINFO.read_text()) if device.type == "cpu" else None
+    except OSError:  # not Linux
+        return None
+    return int(available[1]) * 1024 if available else None
+
+
+@cache
+def warn_of_reading_once(kind: str) -> None:
+    log.warning("%s has no arrays(): it is read once, and what it draws at random stays as first drawn", kind)
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.asarray(array))
+
+
+def _others(batch: Any) -> Iterator[Any]:
+    """What the nest holds besides tensors."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        for value in batch:
+            yield from _others(value)
+    elif not isinstance(batch, torch.Tensor):
+        yield batch
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

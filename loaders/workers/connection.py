@@ -1,0 +1,71 @@
+"""Messages between the main process and a worker, each of them received whole or not at all.
+
+A worker that is stopped or killed in the middle of a message could otherwise block whoever receives the rest. The
+kernel delivers a message of a SOCK_SEQPACKET socket in one piece; one too large for that travels in shared memory, and
+only its descriptor is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from .shared_memory import read_shared, write_shared
+
+LARGEST = 32 << 10  # bytes of a message that is sent itself
+IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor; no other message begins so
+
+
+class Connection:
+    """One end of a pair of sockets. Only the end of a process that may block should be `blocking`."""
+
+    def __init__(self, end: socket.socket, blocking: bool) -> None:
+        self.socket = end
+        end.setblocking(blocking)
+
+    @classmethod
+    def pair(cls) -> tuple[Connection, socket.socket]:
+        """Returns the main process's end, which never blocks, and the worker's socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours, blocking=False), theirs
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """Sends a message; False if there is no room for it now. Raises OSError if the other end is closed."""
+        if len(message) <= LARGEST:
+            return self._send(message, descriptors)
+        fd = write_shared(message)
+        try:
+            return self._send(IN_SHARED_MEMORY, (fd, *descriptors))
+        finally:
+            os.close(fd)
+
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """Returns a message and its descriptors, or None if there is none now. Raises EOFError at the end."""
+        try:
+            message, fds, flags, _ = socket.recv_fds(self.socket, LARGEST + 1, 2, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        if not message:
+            raise EOFError
+        if message == IN_SHARED_MEMORY:
+            if not fds:  # this process has no descriptor left: the message is lost
+                raise EOFError
+            message = read_shared(fds.pop(0)).tobytes()
+        return message, list(fds)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _send(self, message: bytes, descriptors: Sequence[int]) -> bool:
+        try:
+            if descriptors:
+                socket.send_fds(self.socket, [message], descriptors)
+            else:
+                self.socket.send(message)
+        except BlockingIOError:
+            return False
+        return True

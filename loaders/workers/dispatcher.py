@@ -1,0 +1,306 @@
+"""Gives tasks to a pool's workers, puts their batches back in order, and retries the tasks of a worker that died.
+
+Invariant: every task in flight is with a worker, waiting to be retried, or has a result; at most `depth` of those that
+are wanted are in flight. A task that is not wanted any more (its epoch was broken off) is answered all the same, and
+only then is its slot free.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..base import Delivery
+from .pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Pool, Result, WorkerFailure
+from .shared_memory import MachineFull
+from .slots import Lease, SlotRing
+from .stats import Stats
+from .tasks import Task
+
+log = logging.getLogger(__name__)
+
+# Slots beside those of tasks in flight, for what a training loop and a preloader's queue hold at once. Each is made
+# when it is first needed; a batch that finds none is delivered as a copy.
+SPARE_SLOTS = 8
+
+INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
+
+
+@dataclass(slots=True)
+class _InFlight:
+    task: Task
+    worker: int
+    lease: Lease | None
+    is_wanted: bool = True
+    result: Result | None = None
+    deaths: int = 0  # of workers that were reading it, in a row
+
+
+class Dispatcher:
+    """Keeps `depth` tasks with the pool's workers, and delivers their batches; depth 0 reads each when it is asked for.
+
+    `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
+    `in_order`: batches are delivered in the order of their tasks; else as they come.
+    `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or its
+    batch is a WorkerFailure.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        ring: SlotRing,
+        depth: int,
+        *,
+        round_robin: bool,
+        in_order: bool,
+        max_restarts: int,
+        skips: bool,
+    ) -> None:
+        self.stats = Stats()
+        self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
+        self._owner = os.getpid()
+        self._pool, self._ring = pool, ring
+        self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
+        self._max_restarts, self._skips = max_restarts, skips
+        self._numbers = itertools.count()
+        self._turns: Iterator[int] = iter(())
+        self._loads = [0] * pool.num_workers  # tasks of each worker
+        self._in_flight: dict[int, _InFlight] = {}
+        self._queue: deque[int] = deque()  # those that are wanted, in the order of their tasks
+        self._to_retry: deque[int] = deque()
+        self._tasks: Iterator[Task] = iter(())
+        self._held: tuple[Task, int] | None = None  # a task that its worker's queue had no room for
+        self._tasks_error: Exception | None = None  # that the iterator of tasks ended with
+
+    @property
+    def processes(self) -> list[Any]:
+        return self._pool.processes
+
+    def begin(self, tasks: Iterator[Task]) -> None:
+        """Replaces the tasks to come, and drops those in flight."""
+        self._enter()
+        for number in self._queue:
+            flight = self._in_flight[number]
+            flight.is_wanted = False
+            if flight.result is not None or number in self._to_retry:
+                self._drop(number)
+        self._queue.clear()
+        self._to_retry.clear()
+        self._tasks, self._held, self._tasks_error = tasks, None, None
+        self._turns = itertools.cycle(range(self._pool.num_workers))
+        self._pool.begin()
+        self._leave(self._submit)
+
+    def next_task(self) -> Task | None:
+        """Returns the task whose batch `next` delivers, if that is in order; None at the end of the tasks."""
+        self._enter()
+        return self._leave(self._first_task)
+
+    def next(self, epoch: int | None = None) -> Delivery | None:
+        """Waits for the next batch, and returns it or its error; None if none is left of this epoch.
+
+        Raises EngineError or MachineFull for what concerns no batch, and RuntimeError after an interruption.
+        """
+        self._enter()
+        return self._leave(lambda: self._next(epoch))
+
+    def close(self) -> None:
+        """Ends the workers and frees the memory; what was delivered stays valid."""
+        self._pool.close()
+        for number in list(self._in_flight):
+            self._drop(number)
+        self._queue.clear()
+        self._to_retry.clear()
+        self._tasks, self._held = iter(()), None
+        self._ring.close()
+
+    def _enter(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this loader's workers belong to process {self._owner}, and this is its forked child {os.getpid()}: "
+                "make a new loader in the child"
+            )
+        if self.is_interrupted:
+            raise RuntimeError(INTERRUPTED)
+        self.is_interrupted = True
+
+    def _leave(self, action: Any) -> Any:
+        """Runs the action. Only if it comes to an end is what is in flight known to be right."""
+        try:
+            outcome = action()
+        except (EngineError, MachineFull):
+            self.is_interrupted = False
+            raise
+        self.is_interrupted = False
+        return outcome
+
+    def _submit(self, least: int = 0, sparing: bool = False) -> None:
+        """Submits as many tasks as may be in flight, and at least `least`; those that wait to be retried come first.
+
+        `sparing`: if workers have enough to do, the last task waits for the next call rather than for a slot to be
+        made: by then the consumer has dropped the batch before the one that it is given now.
+        """
+        while self._to_retry:
+            number = self._to_retry[0]
+            flight = self._in_flight[number]
+            if not self._pool.submit(flight.worker, number, flight.task, flight.lease):
+                return
+            self._loads[flight.worker] += 1
+            self._to_retry.popleft()
+        depth = max(self._depth, least)
+        while len(self._queue) < depth:
+            if self._held is None:
+                try:
+                    task = next(self._tasks, None)
+                except Exception as error:  # the sampler's: it comes out after the batches before it
+                    self._tasks, self._tasks_error = iter(()), error
+                    return
+                if task is None:
+                    return
+                self._held = task, self._choose()
+            if sparing and len(self._queue) == depth - 1 >= self._pool.num_workers and not self._ring.has_free():
+                return
+            task, worker = self._held
+            lease, number = self._ring.acquire(), next(self._numbers)
+            if not self._pool.submit(worker, number, task, lease):
+                return
+            self._held = None
+            self._loads[worker] += 1
+            self._in_flight[number] = _InFlight(task, worker, lease)
+            self._queue.append(number)
+
+    def _choose(self) -> int:
+        return next(self._turns) if self._round_robin else min(range(len(self._loads)), key=self._loads.__getitem__)
+
+    def _first_task(self) -> Task | None:
+        self._submit(least=1)
+        while not self._queue and self._held is not None:
+            self._receive()  # until its worker has answered some of the tasks that are not wanted any more
+            self._submit(least=1)
+        return self._in_flight[self._queue[0]].task if self._queue else None
+
+    def _next(self, epoch: int | None) -> Delivery | None:
+        began = time.perf_counter()
+        task = self._first_task()
+        if task is None:
+            error, self._tasks_error = self._tasks_error, None
+            return None if error is None else Delivery(None, error=error)
+        if task.epoch != epoch:
+            return None
+        number = self._wait()
+        self.stats.wait_seconds += time.perf_counter() - began
+        self._queue.remove(number)
+        delivery = self._open(self._in_flight.pop(number))
+        with suppress(MachineFull):  # the next call tries again, and says so
+            self._submit(sparing=True)
+        return delivery
+
+    def _wait(self) -> int:
+        """Waits for the result that comes next, and returns its number."""
+        while True:
+            for number in self._queue:
+                if self._in_flight[number].result is not None:
+                    return number
+                if self._in_order:
+                    break
+            self._receive()
+
+    def _receive(self) -> None:
+        for event in self._pool.receive():
+            if isinstance(event, Death):
+                self._retry(event)
+            else:
+                self._note(event)
+        if self._to_retry:
+            self._submit()
+
+    def _note(self, result: Result) -> None:
+        flight = self._in_flight[result.number]
+        flight.result = result
+        self._loads[flight.worker] -= 1
+        self.stats.worker_busy_seconds += result.busy_seconds
+        self.stats.worker_wait_seconds += result.wait_seconds
+        self._ring.fit(result.needed)
+        if not flight.is_wanted:
+            self._drop(result.number)
+
+    def _retry(self, death: Death) -> None:
+        """Has the tasks of a dead worker retried. The death counts against the first: it was being read."""
+        numbers = [
+            number
+            for number, flight in self._in_flight.items()
+            if flight.worker == death.worker and flight.result is None and number not in self._to_retry
+        ]
+        self._loads[death.worker] = 0
+        if numbers:
+            self._count_death(self._in_flight[numbers[0]], death)
+        wanted = [number for number in numbers if self._in_flight[number].is_wanted]
+        for number in set(numbers).difference(wanted):
+            self._drop(number)
+        to_retry = [number for number in wanted if self._in_flight[number].result is None]
+        self._to_retry.extend(to_retry)
+        self.stats.deaths += 1
+        log.warning("%s Restarting it; batches that will be retried: %d", death.reason, len(to_retry))
+
+    def _count_death(self, flight: _InFlight, death: Death) -> None:
+        """After too many deaths the sample is left out, or the task has a WorkerFailure for its result."""
+        flight.deaths += 1
+        task, is_last = flight.task, flight.deaths >= self._max_restarts
+        flight.task = replace(task, singly=task.singly or is_last)  # to find the sample
+        if flight.deaths <= self._max_restarts or (self._skips and not task.singly and death.row == WHOLE_BATCH):
+            return
+        if death.row >= 0:
+            sample = list(task.indices)[death.row]
+            where = f"while reading sample {sample}"
+            if self._skips:
+                flight.task, flight.deaths = replace(flight.task, without=task.without | {death.row}), 0
+                self.stats.count_skipped([(sample, death.reason)])
+                return
+        else:
+            where = f"while reading {task.indices}" if death.row == WHOLE_BATCH else "before reading a sample, perhaps"
+            where += " in worker_init_fn" if death.row == NO_ROW else ""
+        count = "a worker" if flight.deaths == 1 else f"{flight.deaths} workers in a row"
+        error = WorkerFailure(f"{death.reason} For this batch {count} died {where}")
+        flight.result = Result(-1, error=error)
+
+    def _drop(self, number: int) -> None:
+        flight = self._in_flight.pop(number)
+        if flight.result is not None:
+            self._pool.discard(flight.result)
+
+    def _open(self, flight: _InFlight) -> Delivery:
+        result, lease, number = flight.result, flight.lease, flight.task.number
+        assert result is not None
+        self.stats.batches += 1
+        self.stats.bytes += result.needed
+        self.stats.queued += sum(1 for other in self._queue if self._in_flight[other].result is not None)
+        self.stats.pickled_batches += result.is_pickled
+        self.stats.overflowed_batches += result.overflowed
+        if isinstance(result.error, BaseException):
+            return Delivery(number, error=_not_stop_iteration(result.error))
+        if lease is not None and result.error is None and self._pool.writes_to_slots and not self._ring.has_spare():
+            lease = Lease(lease.array[: result.needed].copy(), lease.place)  # nobody ever waits for a slot
+            self.stats.copied_batches += 1
+        try:
+            reading = self._pool.open(result, lease)
+        except Exception as error:
+            del result, lease, flight  # or the error's traceback, which has this frame, would keep them alive
+            return Delivery(number, error=_not_stop_iteration(error))
+        self.stats.count_skipped(reading.skipped)
+        return Delivery(number, reading.batch)
+
+
+def _not_stop_iteration(error: BaseException) -> BaseException:
+    """Replaces StopIteration, which out of next() would end the epoch without a word."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("a worker raised StopIteration")
+    wrapped.__cause__ = error
+    return wrapped

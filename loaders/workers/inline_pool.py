@@ -1,0 +1,65 @@
+"""num_workers=0: the thread that asks for a batch reads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from ..randomness import preserved_globals
+from .batch_buffer import BatchBuffer
+from .pool import Death, Result
+from .reader import Reader, Reading
+from .slots import Lease
+from .tasks import Task
+from .thread_pool import warn_of_unseeded_reading
+
+
+class InlinePool:
+    """One worker, which is the calling thread. It reads a task when its result is asked for."""
+
+    writes_to_slots = False
+    num_workers = 1
+
+    def __init__(self, reader: Reader) -> None:
+        self.processes: list[Any] = []
+        self._reader = reader
+        self._tasks: list[tuple[int, Task]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self._thread = threading.get_ident()  # that of the training loop: its generators may be seeded, and put back
+
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
+        self._tasks.append((number, task))
+        return True
+
+    def receive(self) -> list[Result | Death]:
+        number, task = self._tasks.pop(0)
+        began, buffer = time.perf_counter(), BatchBuffer()
+        reading = error = None
+        try:
+            reading = self._read(task, buffer)
+        except Exception as raised:
+            error = raised
+        busy = time.perf_counter() - began
+        return [Result(number, reading, error, buffer.needed, busy_seconds=busy)]
+
+    def open(self, result: Result, lease: Lease | None) -> Reading:
+        return result.payload
+
+    def discard(self, result: Result) -> None:
+        pass
+
+    def close(self) -> None:
+        self._tasks.clear()
+
+    def _read(self, task: Task, buffer: BatchBuffer) -> Reading:
+        reader = self._reader
+        if reader.spec is not None or reader.seed is None:
+            return reader.read(task, buffer)
+        if threading.get_ident() == self._thread:
+            with preserved_globals():  # the model's own draws must not change with the loader
+                return reader.read(task, buffer)
+        warn_of_unseeded_reading()
+        return reader.read(task, buffer, seeds_globals=False)

@@ -1,0 +1,203 @@
+"""A worker process: answers tasks until it is told to stop or its parent is gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from .batch_buffer import SharedBatchBuffer, stacks_as_torch_does
+from .connection import Connection
+from .pool import NO_ROW, WHOLE_BATCH, Result
+from .reader import Reader
+from .serialize import dump
+from .shared_memory import Mapping, full_machine_explained
+from .slots import Control
+
+# Messages besides tasks and results; those are pickles, which begin with another byte.
+STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
+PARENT_SECONDS = 0.5  # how often a worker looks for its parent, where the system cannot tell it
+
+
+@dataclass
+class Setup:
+    """What a worker is told at its start."""
+
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    init_fn: Callable[[int], None] | None
+    parent: int  # the process that the loader runs in
+    signal_mask: set[int]  # of the thread that started the worker
+
+
+def work(reader: Any, memory_fd: int, setup: Setup, end: socket.socket) -> None:
+    """Is the process's main function. `reader` is a Reader, or a pair (Reader, memory_fd) if it was not forked."""
+    gc.freeze()  # collecting what a forked worker shares with its parent would write to that memory, and so copy it
+    _reset_signals(setup.signal_mask)
+    connection = Connection(end, blocking=True)
+    connection.send(STARTED)
+    if isinstance(reader, tuple):
+        reader, memory_fd = reader
+    threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
+    with suppress(OSError, EOFError):  # the parent has closed the pool, or is gone
+        _Worker(reader, memory_fd, setup, connection).run()
+
+
+class _Worker:
+    def __init__(self, reader: Reader, memory_fd: int, setup: Setup, connection: Connection) -> None:
+        self._reader, self._setup, self._connection = reader, setup, connection
+        self._where = f"in DataLoader worker process {setup.worker_id}"
+        self._slots = _MappedSlots(memory_fd)
+        self._control = Control(memory_fd, setup.num_workers)
+        self._waited_from = 0.0
+
+    def run(self) -> None:
+        """Sets the process up, and answers tasks. An error of the set-up is the answer to every task."""
+        failed_setup = None
+        try:
+            _set_up(self._setup, self._reader)
+        except Exception:
+            failed_setup = _pickled_error(self._where)
+        self._connection.send(READY)
+        self._waited_from = time.perf_counter()
+        while (received := self._connection.receive()) and received[0] != STOP and not self._control.is_stopping:
+            try:
+                self._answer(*pickle.loads(received[0]), failed_setup)
+            except _Stopping:
+                break
+        self._connection.send(LEAVING)
+
+    def _answer(self, number: int, task: Any, place: tuple[int, int, int] | None, error: bytes | None) -> None:
+        began = time.perf_counter()
+        buffer, payload = SharedBatchBuffer(), None
+        if error is None:
+            try:
+                buffer = SharedBatchBuffer(self._slots.array(place))
+                self._mark(WHOLE_BATCH)
+                with _stacking_into(buffer, self._reader):
+                    payload = dump(self._reader.read(task, buffer, self._mark), buffer)
+            except Exception:
+                error = _pickled_error(self._where)
+            self._mark(NO_ROW)
+        ended = time.perf_counter()
+        overflowed = buffer.overflow_fd is not None and error is None
+        flags = buffer.needed, overflowed, buffer.is_pickled
+        result = Result(number, payload, error, *flags, ended - began, began - self._waited_from)
+        self._connection.send(pickle.dumps(tuple(result)), [buffer.overflow_fd] if overflowed else [])
+        buffer.close()
+        self._waited_from = ended
+
+    def _mark(self, row: int) -> None:
+        """Tells the parent which row is read next; leaves the batch if the parent closes the pool."""
+        if self._control.is_stopping:
+            raise _Stopping
+        self._control.rows[self._setup.worker_id] = row
+
+
+class _Stopping(BaseException):
+    """Ends the reading of a batch."""
+
+
+class _MappedSlots:
+    """The ring's slots as this worker has mapped them; one that was replaced is unmapped."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._mapped: dict[int, tuple[int, Mapping]] = {}  # number -> offset, mapping
+
+    def array(self, place: tuple[int, int, int] | None) -> np.ndarray | None:
+        """Returns the bytes of the slot at `place`. Raises MachineFull if the system has no memory for it."""
+        if place is None:
+            return None
+        number, offset, capacity = place
+        if self._mapped.get(number, (-1,))[0] != offset:
+            self._mapped.pop(number, None)
+            with full_machine_explained(f"providing {capacity:,} bytes for a batch"):
+                self._mapped[number] = offset, Mapping(self._fd, offset, capacity, provide=True)
+        return self._mapped[number][1].array()
+
+
+@contextmanager
+def _stacking_into(buffer: SharedBatchBuffer, reader: Reader) -> Iterator[None]:
+    """Has default_collate, where a collate_fn of the user's calls it, stack into the buffer and not into /dev/shm."""
+    if not stacks_as_torch_does():
+        yield
+        return
+    torchs = default_collate_fn_map[torch.Tensor]
+    default_collate_fn_map[torch.Tensor] = buffer.stack
+    try:
+        yield
+    finally:
+        default_collate_fn_map[torch.Tensor] = torchs
+
+
+def _reset_signals(mask: set[int]) -> None:
+    """Forgets the parent's Python handlers, which a forked worker would run: SIGTERM kills it, the others do nothing.
+
+    Ctrl-C and the like reach the whole process group, and are for the parent to act on.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _set_up(setup: Setup, reader: Reader) -> None:
+    torch.set_num_threads(1)
+    seed = setup.base_seed + setup.worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(setup.base_seed, setup.worker_id))
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=setup.worker_id, num_workers=setup.num_workers, seed=seed, dataset=reader.dataset
+    )
+    if setup.init_fn is not None:
+        setup.init_fn(setup.worker_id)
+
+
+def _exit_with(parent: int) -> None:
+    """Ends this process as soon as its parent has, whoever else holds the socket, and whatever it is reading."""
+    try:
+        fd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
+        ours = os.getppid()  # not `parent` if a fork server started this process; it ends with the parent, too
+        while os.getppid() == ours:
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+    os._exit(1)
+
+
+def _pickled_error(where: str) -> bytes:
+    """Returns the exception being handled, with its traceback, for the parent to raise."""
+    wrapper = ExceptionWrapper(where=where)
+    try:
+        pickled = pickle.dumps(wrapper)
+        pickle.loads(pickled)
+        return pickled
+    except Exception:  # a class that only this process knows
+        wrapper.exc_type = RuntimeError
+        return pickle.dumps(wrapper)

@@ -1,0 +1,366 @@
+"""Worker processes, as the main process sees them: each has a socket of its own, for tasks and for results.
+
+There is no shared queue, lock or feeder thread, so nothing that one worker does can block or damage another. The main
+process never waits to send or to receive a part of a message. A worker that has died is restarted when a task is
+submitted to it. Time limits live here: a worker that exceeds one is killed and reported as dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from ..background import EXIT_SECONDS, stop_at_exit
+from .connection import Connection
+from .pool import NO_ROW, Death, PoolClosed, Result
+from .process_main import LEAVING, READY, STARTED, STOP, Setup, work
+from .reader import Reader, Reading
+from .serialize import load
+from .shared_memory import ADVICE, MachineFull, full_machine_explained, read_shared
+from .slots import Control, Lease
+from .spawning import SpawnedReader
+from .tasks import Task
+
+LONGEST_SECONDS = 1e6  # that the system lets one wait
+LOOK_SECONDS = 0.5  # how often to look whether workers live, where the system has no pidfd
+BUSY_SECONDS = 0.3  # how long close() waits for a worker to finish its sample, before it kills it
+# How long a worker may take until it says that it has started: one that was forked while another thread held a lock
+# may wait for that lock for ever. Workers that are not forked have to import this module first.
+START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
+SETUP_FACTOR = 10  # the set-up of a restarted worker may take this many times as long as it took before
+
+
+class ProcessPool:
+    """`num_workers` processes that read tasks. One thread at a time drives the pool; another may close it.
+
+    `timeout` (seconds, 0 for none) counts from when a worker began a task; while it reads sample by sample, from when
+    it began a sample.
+    """
+
+    writes_to_slots = True
+
+    def __init__(
+        self,
+        reader: Reader,
+        num_workers: int,
+        context: BaseContext,
+        base_seed: int,
+        init_fn: Callable[[int], None] | None,
+        memory_fd: int,
+        timeout: float,
+    ) -> None:
+        self.num_workers = num_workers
+        self.processes: list[Any] = [None] * num_workers
+        self._workers: list[_Worker | None] = [None] * num_workers
+        self._taking = threading.Lock()  # a worker out of the list: so that only one thread closes it
+        self._owner = os.getpid()
+        self._closed = False
+        self._timeout = timeout
+        self._context, self._memory_fd = context, memory_fd
+        self._method = context.get_start_method()
+        self._reader = reader if self._method == "fork" else SpawnedReader(reader, memory_fd, init_fn)
+        self._setup = Setup(0, num_workers, base_seed, init_fn, self._owner, set())
+        self._control = Control(memory_fd, num_workers)
+        self._setup_seconds: dict[int, float] = {}  # of each worker that was ready once, the longest
+        self._poll = select.poll()
+        self._polled: dict[int, int] = {}  # descriptor -> worker
+        stop_at_exit(self)
+        try:
+            for worker_id in range(num_workers):
+                self._start(worker_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        pass
+
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
+        message = pickle.dumps((number, task, lease and lease.place), pickle.HIGHEST_PROTOCOL)
+        if self._workers[worker] is None:
+            self._start(worker)
+        with full_machine_explained("sending a task to a worker"):
+            return self._workers[worker].submit(number, task, message)
+
+    def receive(self) -> list[Result | Death]:
+        events: list[Result | Death] = []
+        try:
+            while not events:
+                self._wait_and_receive(events)
+        finally:
+            if self._closed:  # by another thread, which has taken the workers away
+                raise PoolClosed("the loader was closed") from None
+        return events
+
+    def open(self, result: Result, lease: Lease | None) -> Reading:
+        if result.error is not None:
+            wrapper: ExceptionWrapper = pickle.loads(result.error)
+            wrapper.reraise()
+        pickled, overflow_fd = result.payload
+        if result.overflowed and overflow_fd is None:
+            raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
+        with full_machine_explained("mapping a batch into memory"):
+            overflow = None if overflow_fd is None else read_shared(overflow_fd)
+        return load(pickled, lease and lease.array, overflow, result.needed)
+
+    def discard(self, result: Result) -> None:
+        if result.payload is not None and result.payload[1] is not None:
+            os.close(result.payload[1])
+
+    def stop(self, deadline: float) -> None:
+        """Ends the workers until `deadline`, at the interpreter's exit."""
+        self._close(deadline)
+
+    def close(self) -> None:
+        """Ends the workers: an idle one may do its own exit work, a busy one is killed. All are reaped.
+
+        May be called while another thread waits in `receive`: the workers' exit wakes it.
+        """
+        self._close(time.monotonic() + EXIT_SECONDS)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # else its workers are gone
+            self.close()
+
+    def _start(self, worker_id: int) -> None:
+        if self._closed:
+            raise PoolClosed("the loader was closed")
+        with full_machine_explained(f"starting worker {worker_id + 1} of {self.num_workers}"):
+            worker = self._workers[worker_id] = _Worker(self._context)
+            self._control.rows[worker_id] = NO_ROW
+            try:
+                worker.start(self._reader, self._memory_fd, replace(self._setup, worker_id=worker_id))
+            except BaseException:
+                self._workers[worker_id] = None
+                worker.close()
+                raise
+        self.processes[worker_id] = worker.process
+        worker.start_by = worker.began + START_SECONDS[self._method]
+        for fd in worker.descriptors():
+            self._polled[fd] = worker_id
+            self._poll.register(fd, select.POLLIN)
+
+    def _wait_and_receive(self, events: list[Result | Death]) -> None:
+        """Waits until something happens or a time limit is over, and receives all that is there."""
+        limits = [limit for worker in self._workers if worker and (limit := self._limit(worker)) is not None]
+        if not all(worker.pidfd >= 0 for worker in self._workers if worker):
+            limits.append(time.monotonic() + LOOK_SECONDS)
+        seconds = min(min(limits) - time.monotonic(), LONGEST_SECONDS) if limits else None
+        ready = self._poll.poll(None if seconds is None else max(0.0, 1000 * seconds))
+        for worker_id in {self._polled[fd] for fd, _ in ready}:
+            worker = self._workers[worker_id]
+            if worker and not self._drain(worker_id, worker, events):
+                events.append(self._bury(worker_id))
+        for worker_id, worker in enumerate(self._workers):
+            if worker is None:
+                continue
+            if worker.pidfd < 0 and not worker.process.is_alive() and not self._drain(worker_id, worker, events):
+                events.append(self._bury(worker_id))
+            elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
+                self._end_late(worker_id, worker, events)
+
+    def _limit(self, worker: _Worker) -> float | None:
+        """Returns when, by time.monotonic, the worker has to be done with what it does."""
+        if not worker.is_ready:
+            return worker.start_by
+        return worker.began + self._timeout if self._timeout and worker.tasks else None
+
+    def _end_late(self, worker_id: int, worker: _Worker, events: list[Result | Death]) -> None:
+        """Ends a worker that is past its time limit, unless it reads sample by sample and has begun another one."""
+        row = int(self._control.rows[worker_id])
+        if worker.is_ready and worker.reads_singly and row != worker.row:
+            worker.row, worker.began = row, time.monotonic()
+            return
+        if worker.is_ready:
+            reason = f"DataLoader timed out after {self._timeout} seconds."
+        else:
+            reason = (
+                f"DataLoader worker (pid {worker.process.pid}) did not start in {worker.start_by - worker.began:g} s."
+            )
+        worker.process.kill()
+        death = self._bury(worker_id)
+        death.reason = reason
+        events.append(death)
+
+    def _drain(self, worker_id: int, worker: _Worker, events: list[Result | Death]) -> bool:
+        """Receives all that is there; False if the worker has died."""
+        is_dead = not worker.process.is_alive()  # asked first: what it sent before its death is received
+        try:
+            while (received := worker.connection.receive()) is not None:
+                if result := self._receive(worker_id, worker, *received):
+                    events.append(result)
+        except (EOFError, OSError):
+            return False
+        return not is_dead
+
+    def _receive(self, worker_id: int, worker: _Worker, message: bytes, fds: list[int]) -> Result | None:
+        now = time.monotonic()
+        if message == STARTED:
+            # Its set-up follows, worker_init_fn among it: the first time it may take any time, later about as long.
+            known = self._setup_seconds.get(worker_id)
+            worker.start_by = None if known is None else now + START_SECONDS[self._method] + SETUP_FACTOR * known
+        elif message == READY:
+            self._setup_seconds[worker_id] = max(self._setup_seconds.get(worker_id, 0.0), now - worker.began)
+            worker.is_ready = True
+        elif message == LEAVING:
+            worker.is_leaving = True
+        else:
+            result = Result(*pickle.loads(message))
+            result = result._replace(payload=result.payload and (result.payload, fds.pop() if fds else None))
+            del worker.tasks[result.number]
+            worker.began = now
+            return result
+        worker.began = now
+        return None
+
+    def _bury(self, worker_id: int) -> Death:
+        """Reaps a dead worker."""
+        worker = self._take(worker_id)
+        if worker is None:
+            raise PoolClosed("the loader was closed")
+        worker.process.join(BUSY_SECONDS)
+        self._forget(worker)
+        worker.close()
+        code = worker.process.exitcode
+        if code is not None and code < 0:
+            reason = f"is killed by signal: {signal.strsignal(-code)}."
+        else:
+            reason = f"exited unexpectedly with exit code {code}."
+        row = int(self._control.rows[worker_id])
+        return Death(worker_id, f"DataLoader worker (pid {worker.process.pid}) {reason}", row)
+
+    def _take(self, worker_id: int) -> _Worker | None:
+        with self._taking:
+            worker, self._workers[worker_id] = self._workers[worker_id], None
+        return worker
+
+    def _forget(self, worker: _Worker) -> None:
+        for fd in worker.descriptors():
+            with suppress(KeyError):
+                self._poll.unregister(fd)
+            self._polled.pop(fd, None)
+
+    def _close(self, deadline: float) -> None:
+        self._closed = True
+        if os.getpid() != self._owner:  # a forked child has inherited the object, and not the workers
+            return
+        workers = [worker for worker in map(self._take, range(self.num_workers)) if worker is not None]
+        try:
+            if workers:
+                self._control.stop()
+                _wait_for_exit(workers, deadline)
+        finally:  # also if a second Ctrl-C comes while it waits
+            for worker in workers:
+                worker.close()
+            if isinstance(self._reader, SpawnedReader):
+                self._reader.close()
+
+
+class _Worker:
+    """A worker process: its socket, its unanswered tasks, and since when it does what it does."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self.tasks: dict[int, Task] = {}  # unanswered, by number
+        self.is_ready = False
+        self.is_leaving = False
+        self.row = NO_ROW  # when it was last looked at
+        self.began = time.monotonic()
+        self.start_by: float | None = None
+        self.pidfd = -1
+        self.process: Any = None
+        self._context = context
+        self.connection, self._end = Connection.pair()
+
+    @property
+    def reads_singly(self) -> bool:
+        return any(task.singly for task in self.tasks.values())
+
+    def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
+        # The worker inherits the mask: so no signal reaches it before it has forgotten its parent's handlers.
+        forks = self._context.get_start_method() == "fork"
+        blocked = signal.valid_signals() if forks else {signal.SIGINT}
+        setup.signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            arguments = reader, memory_fd, setup, self._end
+            self.process = self._context.Process(target=work, args=arguments, daemon=True)
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
+            self._end.close()
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except AttributeError:  # an old Python
+            pass
+        except OSError as error:  # or an old kernel, or a sandbox that forbids it
+            if error.errno in ADVICE:
+                raise
+
+    def descriptors(self) -> Iterable[int]:
+        """Returns what becomes readable when the worker answers or dies. A child of its own may hold its socket."""
+        return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
+
+    def submit(self, number: int, task: Task, message: bytes) -> bool:
+        try:
+            if not self.connection.send(message):
+                return False
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has died: that is received, and the task retried
+        if self.is_ready and not self.tasks:
+            self.began = time.monotonic()
+        self.tasks[number] = task
+        return True
+
+    def close(self) -> None:
+        """Kills and reaps the process, and closes what belongs to it."""
+        if self.process is not None and self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
+        with suppress(EOFError, OSError):
+            self.discard_messages()
+        self.connection.close()
+        self._end.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def discard_messages(self) -> None:
+        """Receives what is there, so that a worker which waits to send can go on."""
+        while (received := self.connection.receive()) is not None:
+            message, fds = received
+            self.is_leaving |= message == LEAVING
+            for fd in fds:
+                os.close(fd)
+
+
+def _wait_for_exit(workers: list[_Worker], deadline: float) -> None:
+    """Asks workers to leave, and waits: for one that does until `deadline`, for one that is busy BUSY_SECONDS."""
+    for worker in workers:
+        with suppress(OSError):
+            worker.connection.send(STOP)
+    kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
+    while workers:
+        # Whether a worker is leaving is looked at now and then: another thread may have received its message.
+        wait([worker.process.sentinel for worker in workers], timeout=0.02)
+        for worker in workers:
+            with suppress(EOFError, OSError):
+                worker.discard_messages()
+        now = time.monotonic()
+        workers = [
+            worker
+            for worker in workers
+            if worker.process.is_alive() and now < (deadline if worker.is_leaving else kill_busy_at)
+        ]

@@ -1,0 +1,239 @@
+"""What a worker does with a task, in whatever process or thread it runs: read samples, and write them as a batch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
+
+from ..randomness import Random, fold, seed_globals
+from .batch_buffer import ALIGNMENT, BatchBuffer, stacks_as_torch_does
+from .shared_memory import align
+from .tasks import Task
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Mark = Callable[[int], None]
+
+# With LOADERS_DEBUG=1 each batch is read twice more, over memory filled in two ways, to find rows left unwritten.
+DEBUG_FILLS = (0xA5, 0x5A)
+
+
+def offers(dataset: Any, method: str) -> bool:
+    """Returns whether the dataset's class has `method`, and it is up to date with the class's `__getitem__`.
+
+    It is not if a subclass overrides `__getitem__` (or `__getitems__`) alone: then it would read other samples.
+    Attributes that a wrapper passes on by `__getattr__` do not count either.
+    """
+    owner = _owner(dataset, method)
+    readers = [_owner(dataset, name) for name in ("__getitem__", "__getitems__")]
+    return owner is not None and all(reader is None or issubclass(owner, reader) for reader in readers)
+
+
+def _owner(dataset: Any, method: str) -> type | None:
+    """Returns the class that defines `method` for the dataset."""
+    return next((kind for kind in type(dataset).__mro__ if vars(kind).get(method) is not None), None)
+
+
+def spec_of(dataset: Any) -> Spec | None:
+    """Returns what `sample_spec()` says of a dataset that offers `read_batch`, else None.
+
+    Raises ValueError if it is not {name: (shape, torch dtype)}.
+    """
+    if not offers(dataset, "read_batch"):
+        return None
+    spec = dataset.sample_spec()
+    try:
+        fields = {name: (tuple(map(int, shape)), dtype) for name, (shape, dtype) in spec.items()}
+        if all(isinstance(dtype, torch.dtype) for _, dtype in fields.values()):
+            return fields
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"{type(dataset).__name__}.sample_spec() gave {spec!r}: it should give each field's shape and torch dtype, "
+        'such as {"image": ((32, 32, 3), torch.uint8), "label": ((), torch.int64)}'
+    )
+
+
+def batch_bytes(spec: Spec, rows: int) -> int:
+    """Returns the bytes that a batch of the spec takes in a slot."""
+    return sum(align(dtype.itemsize * math.prod(shape) * rows, ALIGNMENT) for shape, dtype in spec.values())
+
+
+@dataclass
+class Reading:
+    """A batch, and the samples that were left out of it because they could not be read: (index, reason)."""
+
+    batch: Any = None
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads tasks from a dataset; goes to the workers by fork or pickle.
+
+    With a seed, a dataset's `read_batch` is used if it has a spec. Otherwise the global generators are seeded for each
+    sample from (seed, epoch, position, index).
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    seed: int | None
+    spec: Spec | None  # of one sample; None: read by __getitem__ or __getitems__
+    skips: bool  # leaves out samples that raise
+
+    def read(
+        self, task: Task, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
+    ) -> Reading:
+        """Reads the task's batch, as far as possible into `buffer`.
+
+        `mark(row)` is called before each row that is read by itself. In a thread `seeds_globals` must be False: the
+        global generators belong to all threads.
+        """
+        try:
+            return self._read(task, buffer, mark, seeds_globals and self.seed is not None)
+        except StopIteration as error:  # out of next() it would end the epoch, without a word
+            raise RuntimeError(
+                f"the dataset or collate_fn raised StopIteration while reading {task.indices}"
+            ) from error
+
+    def _read(self, task: Task, buffer: BatchBuffer, mark: Mark, seeded: bool) -> Reading:
+        reading = Reading()
+        if self.spec is not None:
+            indices = _as_integers(task.indices)
+            if indices is not None:
+                reading.batch = self._read_batch(task, indices, buffer, mark, reading.skipped)
+                return reading
+        samples = self._samples(task, mark, reading.skipped, seeded)
+        if self.collate_fn is default_collate and stacks_as_torch_does():
+            reading.batch = collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: buffer.stack})
+        else:
+            reading.batch = self.collate_fn(samples)
+        return reading
+
+    def _read_batch(
+        self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
+    ) -> dict[str, torch.Tensor]:
+        assert self.spec is not None and task.positions is not None
+        out = {name: buffer.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
+        if not task.singly:
+            try:
+                self._write(task.epoch, task.positions, indices, out)
+                return out
+            except Exception:
+                if not self.skips:
+                    raise
+        good = 0
+        for row in sorted(set(range(len(indices))) - task.without):
+            mark(row)
+            one = slice(row, row + 1)
+            target = {name: tensor[good : good + 1] for name, tensor in out.items()}
+            try:
+                self._write(task.epoch, task.positions[one], indices[one], target)
+                good += 1
+            except Exception as error:
+                if not self.skips:
+                    raise
+                skipped.append((int(indices[row]), f"{type(error).__name__}: {error}"))
+        if not good:
+            raise _nothing_left(skipped)
+        return {name: tensor[:good] for name, tensor in out.items()}
+
+    def _write(
+        self, epoch: int | None, positions: np.ndarray, indices: np.ndarray, out: dict[str, torch.Tensor]
+    ) -> None:
+        def write() -> None:
+            given = dict(out)
+            self.dataset.read_batch(indices, given, Random(self.seed, epoch, positions, indices))
+            for name, tensor in given.items():
+                if tensor is not out.get(name):
+                    raise ValueError(
+                        f"read_batch has replaced out[{name!r}]: write into the tensor that is there, as by "
+                        f"out[{name!r}][:] = ...; sample_spec() has {', '.join(out)}"
+                    )
+
+        if os.environ.get("LOADERS_DEBUG") == "1":
+            _find_unwritten(write, len(indices), out)
+        write()
+
+    def _samples(self, task: Task, mark: Mark, skipped: list[tuple[Any, str]], seeded: bool) -> Any:
+        if not self.batched:
+            if seeded:
+                seed_globals(self._keys(task, [task.indices])[0])
+            return self.dataset[task.indices]
+        if not seeded and getattr(self.dataset, "__getitems__", None) and not task.singly:
+            try:
+                return self.dataset.__getitems__(task.indices)
+            except Exception:
+                if not self.skips:
+                    raise
+        keys = self._keys(task, task.indices) if seeded else None
+        samples = []
+        for row, index in enumerate(task.indices):
+            if row in task.without:
+                continue
+            mark(row)
+            try:
+                if keys is not None:
+                    seed_globals(keys[row])
+                samples.append(self._sample(index))
+            except Exception as error:
+                if not self.skips:
+                    raise
+                skipped.append((index, f"{type(error).__name__}: {error}"))
+        if not samples and (skipped or task.without):
+            raise _nothing_left(skipped)
+        return samples
+
+    def _sample(self, index: Any) -> Any:
+        if _owner(self.dataset, "__getitem__") is None and getattr(self.dataset, "__getitems__", None):
+            return self.dataset.__getitems__([index])[0]
+        return self.dataset[index]
+
+    def _keys(self, task: Task, indices: Sequence[Any]) -> list[int]:
+        numbers = _as_integers(indices)
+        if numbers is None:  # names or tuples, say: the position tells samples apart as well
+            numbers = np.zeros(len(indices), dtype=np.int64)
+        return fold(self.seed, task.epoch, task.positions, numbers).tolist()
+
+
+def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.Tensor]) -> None:
+    fields = {name: _bytes(tensor) for name, tensor in out.items() if tensor.numel()}
+    unwritten = {name: torch.ones(rows, dtype=torch.bool, device="cpu") for name in fields}
+    for fill in DEBUG_FILLS:
+        for memory in fields.values():
+            memory.fill_(fill)
+        write()
+        for name, memory in fields.items():
+            unwritten[name] &= (memory == fill).all(dim=1)
+    for name, missing in unwritten.items():
+        if missing.any():
+            where = ", ".join(map(str, missing.nonzero().flatten().tolist()))
+            raise ValueError(f"read_batch has not written out[{name!r}] in row {where} of {rows}")
+
+
+def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:
+    """Returns the indices as int64 (rows,), or None if they are anything else."""
+    try:
+        numbers = np.asarray(indices)
+    except (TypeError, ValueError):
+        return None
+    if numbers.ndim != 1 or not (numbers.size == 0 or np.issubdtype(numbers.dtype, np.integer)):
+        return None
+    return numbers.astype(np.int64, copy=False)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of rows as bytes (rows, n)."""
+    return tensor.view(len(tensor), -1).view(torch.uint8)
+
+
+def _nothing_left(skipped: list[tuple[Any, str]]) -> RuntimeError:
+    reasons = "; ".join(f"sample {index}: {reason}" for index, reason in skipped[:3]) or "reading them crashes workers"
+    return RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")

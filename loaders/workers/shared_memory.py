@@ -1,0 +1,156 @@
+"""Memory that processes share without a name: a memfd, or where the system has none, an unlinked file.
+
+A memfd is not limited by the size of /dev/shm, leaves nothing behind when its processes are killed, and needs no
+resource tracker. It is mapped by the C library, because Python's mmap (before 3.13) duplicates the descriptor of each
+mapping, and a process may only have so many.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+MAP_FAILED = ctypes.c_void_p(-1).value
+MADV_REMOVE = 9
+MAP_POPULATE = 0x8000
+MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}  # the system call's number, for Pythons built without the function
+
+ADVICE = {
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n), or lower num_workers",
+    errno.ENFILE: "too many open files on this machine: lower num_workers",
+    errno.EAGAIN: "no more processes are allowed here: raise the limit (ulimit -u), or lower num_workers",
+    errno.ENOMEM: "out of memory: lower batch_size, num_workers or prefetch_factor",
+    errno.ENOSPC: "out of memory: lower batch_size, num_workers or prefetch_factor",
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class MachineFull(RuntimeError):
+    """The machine has no memory, descriptor or process left for a loader; the message says what would help."""
+
+
+def align(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def page_aligned(size: int) -> int:
+    return align(size, mmap.ALLOCATIONGRANULARITY)
+
+
+@contextmanager
+def full_machine_explained(doing: str) -> Iterator[None]:
+    """Raises MachineFull in place of the OSError by which the system refuses memory, descriptors or processes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ADVICE:
+            raise
+        raise MachineFull(f"{doing} failed: {ADVICE[error.errno]}") from error
+
+
+def create_shared_memory(size: int) -> int:
+    """Returns a descriptor of `size` bytes, sparse: `Mapping` or os.posix_fallocate provides the pages."""
+    fd = _create_memfd()
+    if fd is None:
+        fd = _create_unlinked_file()
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _create_memfd() -> int | None:
+    """Returns None where there is no memfd: an old Python or kernel, or a sandbox that forbids it."""
+    name = "loader"
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create(name, os.MFD_CLOEXEC)
+        number = MEMFD_CREATE.get(platform.machine())
+        if number is None:
+            return None
+        fd = _libc.syscall(number, name.encode(), 1)  # 1 is MFD_CLOEXEC
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "memfd_create")
+        return fd
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            return None
+        raise
+
+
+def _create_unlinked_file() -> int:
+    """Creates a file in /dev/shm or in the temporary folder, whichever has more room, and removes its name."""
+    folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if os.access(folder, os.W_OK)]
+    folder = max(folders, key=_free_bytes, default=tempfile.gettempdir())
+    fd, path = tempfile.mkstemp(prefix="loader-", dir=folder)
+    os.unlink(path)
+    return fd
+
+
+def _free_bytes(folder: str) -> int:
+    free = os.statvfs(folder)
+    return free.f_bavail * free.f_frsize
+
+
+class Mapping:
+    """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
+
+    `provide` makes sure that the memory exists, and maps all its pages at once: several times as fast as one by one,
+    as they are first touched. Raises OSError where there is no memory left.
+    """
+
+    def __init__(self, fd: int, offset: int, size: int, provide: bool = False) -> None:
+        flags = mmap.MAP_SHARED
+        if provide:
+            os.posix_fallocate(fd, offset, size)
+            flags |= MAP_POPULATE
+        self.size = size
+        self.address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        if self.address == MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
+
+    def array(self) -> np.ndarray:
+        """Returns the bytes, uint8 (size,), as a new array that keeps the mapping alive."""
+        memory = (ctypes.c_uint8 * self.size).from_address(self.address)
+        memory.mapping = self
+        return np.frombuffer(memory, np.uint8)
+
+    def free_pages(self) -> None:
+        """Gives the memory back to the system, also where other processes have it mapped; it reads as zeros then."""
+        _libc.madvise(self.address, self.size, MADV_REMOVE)
+
+
+def write_shared(data: bytes | np.ndarray) -> int:
+    """Returns the descriptor of new shared memory that holds `data`. Raises OSError where there is no memory left."""
+    size = data.nbytes if isinstance(data, np.ndarray) else len(data)
+    fd = create_shared_memory(size)
+    try:
+        array = Mapping(fd, 0, size, provide=True).array()
+        array[:] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_shared(fd: int) -> np.ndarray:
+    """Returns all bytes of a descriptor's memory, uint8 (size,), and closes the descriptor."""
+    try:
+        return Mapping(fd, 0, os.fstat(fd).st_size).array()
+    finally:
+        with suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,74 @@
+"""How a dataset reaches workers that are not forked: pickled, except for its large arrays, which are shared memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+from .reader import Reader
+from .shared_memory import read_shared, write_shared
+
+LARGE = 1 << 20  # bytes of an array that is not copied
+
+
+class SpawnedReader:
+    """A reader in a form that Process.start() can pickle for each worker of a pool.
+
+    A large array is put into shared memory once, when the first worker starts. (Tensors are shared by torch itself.)
+    """
+
+    def __init__(self, reader: Reader, memory_fd: int, init_fn: Callable[[int], None] | None) -> None:
+        self._reader, self._memory_fd, self._init_fn = reader, memory_fd, init_fn
+        self._shared: dict[int, tuple[np.ndarray, int]] = {}  # by id: the array, and the descriptor of its memory
+
+    def __reduce__(self) -> Any:
+        buffer = io.BytesIO()
+        pickler = reduction.ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = {**pickler.dispatch_table, np.ndarray: self._reduce_array}
+        try:
+            pickler.dump(self._reader)
+            reduction.ForkingPickler.dumps(self._init_fn)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _name_unpicklable(self._reader, self._init_fn, error) from error
+        return _unpickle, (buffer.getvalue(), reduction.DupFd(self._memory_fd))
+
+    def close(self) -> None:
+        for _, fd in self._shared.values():
+            os.close(fd)
+        self._shared.clear()
+
+    def _reduce_array(self, array: np.ndarray) -> Any:
+        if array.nbytes < LARGE or array.dtype.hasobject or type(array) is not np.ndarray:
+            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if id(array) not in self._shared:
+            self._shared[id(array)] = array, write_shared(array)
+        return _rebuild_array, (reduction.DupFd(self._shared[id(array)][1]), array.dtype, array.shape)
+
+
+def _unpickle(pickled: bytes, memory: Any) -> tuple[Reader, int]:
+    return pickle.loads(pickled), memory.detach()
+
+
+def _rebuild_array(memory: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    return read_shared(memory.detach()).view(dtype).reshape(shape)
+
+
+def _name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> TypeError:
+    """Returns an error that names the attribute of the dataset, or the argument, that cannot be pickled."""
+    parts = {f"dataset.{name}": value for name, value in getattr(reader.dataset, "__dict__", {}).items()}
+    arguments = {"dataset": reader.dataset, "collate_fn": reader.collate_fn, "worker_init_fn": init_fn}
+    for name, part in {**parts, **arguments}.items():
+        try:
+            reduction.ForkingPickler.dumps(part)
+        except Exception as cause:
+            return TypeError(
+                f"{name} ({part!r}) cannot be pickled, and workers that are not forked need that: make it a "
+                f"module-level function or class, or use multiprocessing_context='fork' ({cause})"
+            )
+    return TypeError(f"the dataset cannot be pickled, and workers that are not forked need that: {error}")

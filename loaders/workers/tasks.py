@@ -1,0 +1,168 @@
+"""The tasks of each epoch of a seeded WorkerLoader: in our own order, or in that of a user's sampler.
+
+A user's sampler is never written to. It is iterated once an epoch, when that epoch begins.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..order import Order
+from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch to read. Without a seed it has indices only, and its random numbers are the worker's own."""
+
+    indices: Any  # a sequence of dataset indices, or without automatic batching a single one
+    epoch: int | None = None
+    number: int | None = None  # of the batch in its epoch
+    positions: np.ndarray | None = None  # of its rows in the epoch, int64
+    singly: bool = False  # read sample by sample: reading the whole batch crashed a worker
+    without: frozenset[int] = frozenset()  # rows to leave out: reading them crashed workers
+
+
+class Tasks(Protocol):
+    """The tasks of any epoch."""
+
+    order: Order
+
+    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
+        """Yields the epoch's tasks from batch number `first` on."""
+
+
+class OwnTasks:
+    """Tasks in our own order."""
+
+    def __init__(self, order: Order, batched: bool) -> None:
+        self.order = order
+        self._batched = batched
+
+    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
+        for number, positions, indices in self.order.batches(epoch, first):
+            yield Task(indices.tolist() if self._batched else int(indices[0]), epoch, number, positions)
+
+    def onwards(self, epoch: int, first: int) -> Iterator[Task]:
+        """Yields the epoch's tasks, and then those of all later epochs."""
+        while len(self.order):
+            yield from self.epoch(epoch, first)
+            epoch, first = epoch + 1, 0
+
+
+class SamplerTasks:
+    """Tasks in the order of a user's sampler of indices, shared among ranks in batches as our own order is."""
+
+    def __init__(self, sampler: Any, order: Order) -> None:
+        self.order = order
+        self._sampler = sampler
+
+    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
+        return self._share(drawn(self._sampler, self.order.seed, epoch), epoch, first)
+
+    def _share(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+        order, head, number = self.order, [], 0
+        size = order.global_batch_size
+        while batch := list(islice(indices, size)):
+            if len(batch) < size and order.drop_last:
+                return
+            head = head or batch
+            if number >= first:
+                start = number * size
+                is_alone = order.world_size == 1  # then the sampler needs no length
+                positions = np.arange(start, start + len(batch)) if is_alone else order.positions(number)
+                rows = [batch[at - start] if at >= start else head[at] for at in positions.tolist()]
+                if rows:
+                    yield Task(rows, epoch, number, positions)
+            number += 1
+
+
+class BatchSamplerTasks:
+    """Tasks as a user's batch sampler gives them, or without automatic batching (`batched=False`), a user's sampler."""
+
+    def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
+        self.order = order
+        self._sampler, self._batched = sampler, batched
+
+    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
+        return self._number(drawn(self._sampler, self.order.seed, epoch), epoch, first)
+
+    def _number(self, given: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+        position = 0
+        for number, indices in enumerate(given):
+            rows = len(indices) if self._batched else 1
+            if number >= first:
+                yield Task(indices, epoch, number, np.arange(position, position + rows))
+            position += rows
+
+
+def length_of(sampler: Any) -> int:
+    """Returns the sampler's length, or a very large number if it has none."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return sys.maxsize
+
+
+def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
+    """Iterates over a user's sampler now, with the global generators seeded from (seed, epoch) while it draws.
+
+    Its error comes out after the items before it. A sampler without a length is drawn from as its items are needed.
+    """
+    key = int(fold(seed, epoch))
+    if length_of(sampler) == sys.maxsize:
+        return _drawn_on_demand(sampler, key)
+    items, error = [], None
+    with preserved_globals():
+        seed_globals(key)
+        try:
+            for item in sampler:
+                items.append(item)
+        except Exception as raised:
+            error = raised
+    return _replay(items, error)
+
+
+def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
+    yield from items
+    if error is not None:
+        raise error
+
+
+def _drawn_on_demand(sampler: Any, key: int) -> Iterator[Any]:
+    # Another thread, a preloader's, must not touch the global generators, which the training loop draws from.
+    thread, states = threading.get_ident(), None
+    items = iter(sampler)
+    while True:
+        if threading.get_ident() != thread:
+            item = next(items, drawn)
+        else:
+            with preserved_globals():
+                seed_globals(key) if states is None else restore_globals(states)
+                item = next(items, drawn)
+                states = global_states()
+        if item is drawn:  # no sampler gives this function
+            return
+        yield item
+
+
+def own_generator_of(*samplers: Any) -> str | None:
+    """Returns the name of a sampler's attribute that is a random generator, searching the samplers inside too."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    for sampler in samplers:
+        while sampler is not None:
+            for name, value in getattr(sampler, "__dict__", {}).items():
+                if isinstance(value, kinds):
+                    return f"{type(sampler).__name__}.{name}"
+            inner = getattr(sampler, "sampler", None)
+            sampler = inner if inner is not sampler else None
+    return None

@@ -1,0 +1,171 @@
+"""Worker threads: nothing is sent or mapped, a batch is written into memory that the consumer then has.
+
+They never touch the global generators, which all threads share. A thread that hangs cannot be ended: it is left
+behind, and is a daemon, so it does not block the interpreter's exit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ..background import start_thread, stop_at_exit
+from ..nested import move
+from .batch_buffer import BatchBuffer
+from .pool import Death, PoolClosed, Result, WorkerTimeout
+from .reader import Reader, Reading
+from .slots import Lease
+from .tasks import Task
+
+log = logging.getLogger(__name__)
+
+# close() waits for a thread this many times as long as the longest batch took, or FIRST_SECONDS if none is done yet.
+JOIN_FACTOR, JOIN_SECONDS, FIRST_SECONDS = 3, 0.5, 5.0
+
+
+class ThreadPool:
+    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from when one began a task."""
+
+    writes_to_slots = False  # a task that gets no slot has memory of its own
+
+    def __init__(
+        self, reader: Reader, num_workers: int, init_fn: Callable[[int], None] | None, timeout: float
+    ) -> None:
+        self.num_workers = num_workers
+        self.processes: list[Any] = []
+        self._timeout = timeout
+        self._shared = shared = _Shared(num_workers)
+        if reader.seed is not None and reader.spec is None:
+            warn_of_unseeded_reading()
+        for worker in range(num_workers):
+            shared.threads.append(start_thread(f"loader-{worker}", _work, reader, worker, init_fn, shared))
+        stop_at_exit(self)
+
+    def begin(self) -> None:
+        pass
+
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
+        self._shared.tasks[worker].put((number, task, None if lease is None else lease.array))
+        return True
+
+    def receive(self) -> list[Result | Death]:
+        results: list[Any] = []
+        while not results:
+            began = [began for began in self._shared.began if began is not None]
+            seconds = None
+            if self._timeout:
+                seconds = max(
+                    0.0, min([self._timeout, *(since + self._timeout - time.monotonic() for since in began)])
+                )
+            with suppress(Empty):
+                results.append(self._shared.results.get(timeout=seconds and min(seconds, threading.TIMEOUT_MAX)))
+                while True:
+                    results.append(self._shared.results.get_nowait())
+            if not results and began and time.monotonic() >= min(began) + self._timeout:
+                raise WorkerTimeout(
+                    f"DataLoader timed out after {self._timeout} seconds. A thread cannot be restarted as a process "
+                    "can: raise timeout, or use worker_method='multiprocessing' (loader=workers)"
+                )
+        if None in results:  # see _Shared.stop
+            raise PoolClosed("the loader was closed")
+        return results
+
+    def open(self, result: Result, lease: Lease | None) -> Reading:
+        return result.payload
+
+    def discard(self, result: Result) -> None:
+        pass
+
+    def stop(self, deadline: float) -> None:
+        """Has the threads end, and waits for them until `deadline`, at the interpreter's exit."""
+        self._shared.stop(deadline)
+
+    def close(self) -> None:
+        longest = self._shared.longest_seconds
+        patience = FIRST_SECONDS if longest is None else max(JOIN_SECONDS, JOIN_FACTOR * longest)
+        self._shared.stop(time.monotonic() + patience)
+        if any(thread.is_alive() for thread in self._shared.threads):
+            log.warning("a loader's thread is stuck in its dataset: it was left behind after %.1f s", patience)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_shared"):
+            self._shared.stop(0)
+
+
+class _Shared:
+    """What a pool and its threads share. The threads must not keep the pool alive, and may outlive it."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.threads: list[threading.Thread] = []
+        self.tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
+        self.results: SimpleQueue[Result | None] = SimpleQueue()
+        self.began: list[float | None] = [None] * num_workers  # when each began its task
+        self.longest_seconds: float | None = None
+        self.is_stopping = False
+
+    def stop(self, deadline: float) -> None:
+        """Has the threads end, and waits for them until `deadline` (time.monotonic)."""
+        self.is_stopping = True
+        for queue in (*self.tasks, self.results):
+            queue.put(None)  # wakes whoever waits
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # in a finaliser that the garbage collector ran there
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def mark(self, row: int) -> None:
+        """Is called before each sample, so that a thread ends without reading the rest of its batch."""
+        if self.is_stopping:
+            raise _Stopping
+
+
+class _Stopping(BaseException):
+    """Ends a thread's reading."""
+
+
+def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, shared: _Shared) -> None:
+    failed_setup = None
+    try:
+        if init_fn is not None:
+            shared.began[worker] = time.monotonic()
+            init_fn(worker)
+    except BaseException as error:
+        failed_setup = error
+    shared.began[worker] = None
+    waited_from = time.perf_counter()
+    while (message := shared.tasks[worker].get()) is not None and not shared.is_stopping:
+        number, task, slot = message
+        began, shared.began[worker] = time.perf_counter(), time.monotonic()
+        buffer = BatchBuffer(slot)
+        reading = error = None
+        try:
+            if failed_setup is not None:
+                raise failed_setup
+            reading = reader.read(task, buffer, shared.mark, seeds_globals=False)
+            if slot is not None:
+                reading.batch = move(reading.batch, lambda leaf, owned=buffer.owned: owned(leaf))
+        except _Stopping:
+            return
+        except BaseException as raised:  # SystemExit too: nobody would hear of a thread that ends
+            error = raised
+        ended, shared.began[worker] = time.perf_counter(), None
+        busy = ended - began
+        shared.longest_seconds = max(shared.longest_seconds or 0.0, busy)
+        shared.results.put(
+            Result(number, reading, error, buffer.needed, buffer.overflowed, False, busy, began - waited_from)
+        )
+        del message, slot, buffer, reading, error  # the consumer's from now on
+        waited_from = ended
+
+
+@cache
+def warn_of_unseeded_reading() -> None:
+    log.warning(
+        "samples are read in a thread, where the global generators cannot be seeded without disturbing the model's: "
+        "random augmentation differs from run to run, unless the dataset has read_batch or worker processes read it"
+    )

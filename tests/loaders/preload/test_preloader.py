@@ -1,0 +1,1171 @@
+"""Preloader over any loader, and its thread; what all loaders promise is in test_contract.py."""
+
+import dataclasses
+import gc
+import itertools
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import weakref
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from example_datasets import Faulty, Numbers, contents
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+import loaders.preload.preloader
+from loaders import Preloader, TorchLoader
+from loaders.nested import move
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
+THREADED = pytest.mark.parametrize("depth", [1, 3])
+
+
+class Batches:
+    """A loader without any of a loader's methods: each epoch is a generator's."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(self.count):
+            yield torch.tensor([number])
+
+
+class Blocking:
+    """Its second batch does not come before `release` is set, which its own close() does."""
+
+    def __init__(self) -> None:
+        self.reached, self.release = threading.Event(), threading.Event()
+        self.closed = False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield torch.tensor([0])
+        self.reached.set()
+        assert self.release.wait(60)
+        yield torch.tensor([1])
+
+    def close(self) -> None:
+        self.closed = True
+        self.release.set()
+
+
+@pytest.fixture
+def make():
+    made: list[weakref.ref] = []
+
+    def make(loader, depth: int = 2, device: str = "cpu", transform=None) -> Preloader:
+        preloader = Preloader(loader, device, depth, transform)
+        made.append(weakref.ref(preloader))
+        return preloader
+
+    yield make
+    for preloader in made:
+        if preloader() is not None:
+            preloader().close()
+
+
+@pytest.fixture
+def blocking():
+    source = Blocking()
+    yield source
+    source.release.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The end of an epoch does not wait long for a thread that does not come back."""
+    monkeypatch.setattr(loaders.preload.preloader, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.preloader, "GIVE_UP_SECONDS", 0.05)
+
+
+@pytest.fixture
+def preloading():
+    """The preloaders' threads that the test has running."""
+    before = set(threading.enumerate())
+    return lambda: [one for one in threading.enumerate() if one.name == "preloader" and one not in before]
+
+
+def outcomes(iterator) -> list:
+    """What each call of next() gave until the epoch's end: a number, or an error."""
+    seen: list = []
+    while True:
+        try:
+            seen.append(next(iterator).item())
+        except StopIteration:
+            return seen
+        except Exception as error:
+            seen.append(error)
+
+
+def text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+# Nests of tensors
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Example:
+    image: torch.Tensor
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    image: torch.Tensor
+    rest: tuple
+
+
+class FixedMapping(Mapping):
+    def __init__(self, content: Mapping) -> None:
+        self._content = dict(content)
+
+    def __getitem__(self, key):
+        return self._content[key]
+
+    def __iter__(self):
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+def image() -> torch.Tensor:
+    return torch.arange(6, dtype=torch.uint8).reshape(2, 3)
+
+
+NESTS = {
+    "tensor": image,
+    "dict": lambda: {"image": image(), 1: "text"},
+    "list": lambda: [image(), "text"],
+    "tuple": lambda: (image(), 2.5),
+    "namedtuple": lambda: Point(image(), "text"),
+    "dataclass": lambda: Example(image(), "a cat"),
+    "frozen dataclass": lambda: Frozen(image(), (image(), None)),
+    "OrderedDict": lambda: OrderedDict(b=image(), a=image()),
+    "defaultdict": lambda: defaultdict(list, a=image()),
+    "Counter": lambda: Counter(cat=2, dog=1),
+    "deque": lambda: deque([image(), image()], maxlen=5),
+    "UserDict": lambda: UserDict(a=image()),
+    "mapping": lambda: FixedMapping({"a": image(), "b": b"bytes"}),
+    "mapping proxy": lambda: MappingProxyType({"a": image()}),
+    "str": lambda: "text",
+    "bytes": lambda: b"bytes",
+    "None": lambda: None,
+    "numbers": lambda: [1, 2.5, True, 1j],
+    "numpy": lambda: {"array": np.arange(3)},
+    "packed sequence": lambda: pack_sequence([torch.ones(3), torch.ones(1)]),
+    "sparse": lambda: (image().float().to_sparse(), image().float().to_sparse_csr()),
+    "dtypes": lambda: [image().to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int64, torch.complex64)],
+    "odd tensors": lambda: [torch.tensor(5), torch.zeros(0, 3), image().T, image()[:, ::2]],
+    "nested": lambda: {"views": [Point(image(), {"deep": (Example(image(), ""), Frozen(image(), ("x",)))})], "n": 3},
+    "empty": lambda: {"a": [], "b": (), "c": {}},
+}
+
+
+def assert_same(one, other) -> None:
+    """Equal in type and value, all the way down."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.layout, one.device) == (other.dtype, other.layout, other.device)
+        if one.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
+        assert torch.equal(one, other)
+    elif isinstance(one, PackedSequence):
+        assert torch.equal(one.data, other.data)
+        assert torch.equal(one.batch_sizes, other.batch_sizes)
+    elif isinstance(one, Mapping):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+        assert getattr(one, "default_factory", None) is getattr(other, "default_factory", None)
+    elif isinstance(one, (list, tuple, deque)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif dataclasses.is_dataclass(one):
+        assert_same(vars(one), vars(other))
+    else:
+        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+@pytest.mark.parametrize("kind", NESTS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_keep_their_types_and_values(make, depth, kind):
+    batches = list(make([NESTS[kind](), NESTS[kind]()], depth))
+    assert len(batches) == 2
+    for batch in batches:
+        assert_same(batch, NESTS[kind]())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", NESTS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_keep_their_types_and_values_on_the_device(make, depth, kind):
+    for batch in make([NESTS[kind](), NESTS[kind]()], depth, "cuda"):
+        assert_same(move(batch, lambda leaf: leaf.to("cpu")), NESTS[kind]())
+
+
+@DEPTHS
+def test_every_tensor_of_a_batch_is_on_the_device(make, depth):
+    batch = {"a": image(), "b": [Point(image(), Example(image(), "text"))], "c": Frozen(image(), (image(), "text"))}
+    (moved,) = make([batch], depth, "meta")
+    assert moved["a"].is_meta
+    assert moved["b"][0].x.is_meta
+    assert moved["b"][0].y.image.is_meta
+    assert moved["c"].image.is_meta
+    assert moved["c"].rest[0].is_meta
+    assert not batch["a"].is_meta, "the loader's own batch is left as it was"
+
+
+# Any loader
+
+
+@DEPTHS
+def test_a_plain_list_of_batches_is_a_loader(make, depth):
+    loader = make([torch.tensor([number]) for number in range(7)], depth)
+    assert len(loader) == 7
+    for _ in range(2):
+        assert contents(loader) == [[number] for number in range(7)]
+
+
+@DEPTHS
+def test_a_generator_is_a_loader(make, depth):
+    loader = make(Batches(7), depth)
+    assert contents(loader) == [[number] for number in range(7)]
+    iterator = iter(loader)
+    assert contents(itertools.islice(iterator, 3)) == [[0], [1], [2]]
+    assert contents(loader) == [[number] for number in range(7)]
+    with pytest.raises(TypeError):
+        len(loader)
+
+
+@DEPTHS
+def test_an_epoch_of_no_batches_is_over_at_once(make, depth):
+    loader = make([], depth)
+    for _ in range(2):
+        assert list(loader) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@DEPTHS
+def test_the_stock_dataloader_is_a_loader(make, depth, num_workers):
+    stock = DataLoader(Numbers(10), batch_size=3, num_workers=num_workers)
+    loader = make(stock, depth)
+    assert (len(loader), loader.dataset, loader.sampler, loader.batch_sampler) == (
+        4,
+        stock.dataset,
+        stock.sampler,
+        stock.batch_sampler,
+    )
+    for _ in range(2):
+        assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert next(loader).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_breaking_off_an_epoch_of_the_stock_dataloader_leaves_nothing_behind(make, persistent):
+    stock = DataLoader(Numbers(10), batch_size=3, num_workers=2, persistent_workers=persistent)
+    loader = make(stock)
+    for _ in range(3):
+        assert next(iter(loader)).tolist() == [0, 1, 2]
+    assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_an_iterable_dataset_of_the_stock_dataloader_is_a_loader(make):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    assert contents(make(DataLoader(Stream(), batch_size=2))) == [[0, 1], [2, 3], [4]]
+
+
+def distributed() -> DistributedSampler:
+    return DistributedSampler(Numbers(12), num_replicas=2, rank=0, shuffle=True, seed=3)
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    "stock",
+    [
+        lambda: DataLoader(Numbers(12), batch_size=3, sampler=distributed()),
+        lambda: DataLoader(Numbers(12), batch_sampler=BatchSampler(distributed(), 3, drop_last=False)),
+    ],
+    ids=["as its sampler", "within its batch sampler"],
+)
+def test_set_epoch_reaches_the_sampler_of_a_stock_dataloader(make, depth, stock):
+    loader = make(stock(), depth)
+    for epoch in (0, 4, 1):
+        loader.set_epoch(epoch)
+        sampler = distributed()
+        sampler.set_epoch(epoch)
+        assert [index for batch in contents(loader) for index in batch] == list(sampler)
+
+
+def test_set_epoch_reaches_a_batch_sampler_that_counts_epochs(make):
+    class Shifted:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([[self.epoch], [self.epoch + 1]])
+
+    loader = make(DataLoader(Numbers(12), batch_sampler=Shifted()))
+    loader.set_epoch(5)
+    assert contents(loader) == [[5], [6]]
+
+
+@DEPTHS
+def test_preloaders_can_be_stacked(make, depth):
+    loader = make(make(TorchLoader(Numbers(10), 3), 1), depth)
+    assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    next(iter(loader))
+    assert loader.state_dict()["samples"] == 3
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, "2", None, True])
+def test_a_depth_that_makes_no_sense_is_refused_in_words(make, depth):
+    with pytest.raises(ValueError, match="give the number of batches to prepare ahead"):
+        make([], depth)
+
+
+def test_a_loader_without_state_refuses_to_give_one(make):
+    loader = make([torch.zeros(1)])
+    next(loader)
+    with pytest.raises(AttributeError, match="state_dict"):
+        loader.state_dict()
+
+
+# Errors
+
+
+class Failing:
+    """Batches 0 to 5, but 1 and 4 raise instead; iterating goes on after an error."""
+
+    def __iter__(self):
+        self._number = -1
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self._number += 1
+        if self._number in (1, 4):
+            self.raise_deep_inside()
+        if self._number == 6:
+            raise StopIteration
+        return torch.tensor([self._number])
+
+    def raise_deep_inside(self) -> None:
+        raise LookupError(f"batch {self._number} is bad")
+
+
+@DEPTHS
+def test_errors_of_the_loader_come_out_in_their_place_with_their_traceback(make, depth):
+    loader = make(Failing(), depth)
+    for _ in range(2):
+        first, bad, third, fourth, worse, last = outcomes(iter(loader))
+        assert [first, third, fourth, last] == [0, 2, 3, 5]
+        for error, number in ((bad, 1), (worse, 4)):
+            assert type(error) is LookupError
+            assert f"batch {number} is bad" in text(error)
+            assert "in raise_deep_inside" in text(error)
+
+
+def refuse_odd(batch: torch.Tensor, random) -> torch.Tensor:
+    if batch.item() % 2:
+        raise LookupError(f"batch {batch.item()} is odd")
+    return batch
+
+
+@DEPTHS
+def test_errors_of_the_transform_come_out_in_their_place_with_their_traceback(make, depth):
+    loader = make(Batches(5), depth, transform=refuse_odd)
+    for _ in range(2):
+        first, bad, third, worse, last = outcomes(iter(loader))
+        assert [first, third, last] == [0, 2, 4]
+        for error, number in ((bad, 1), (worse, 3)):
+            assert f"batch {number} is odd" in text(error)
+            assert "in refuse_odd" in text(error)
+
+
+@DEPTHS
+def test_a_batch_on_two_devices_is_refused_in_its_place(make, depth):
+    mixed = [torch.tensor(1), torch.ones(2, device="meta")]
+    iterator = iter(make([torch.tensor(0), mixed, torch.tensor(2)], depth))
+    assert next(iterator).item() == 0
+    with pytest.raises(ValueError, match="a batch has tensors on cpu and meta"):
+        next(iterator)
+    assert next(iterator).item() == 2
+
+
+def needs_too_much(batch: torch.Tensor, random) -> torch.Tensor:
+    if batch[0] == 2:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+    return batch
+
+
+@DEPTHS
+def test_out_of_memory_says_of_which_device_and_what_to_lower(make, depth):
+    batches = [torch.full((5,), number) for number in (1, 2, 3)]
+    iterator = iter(make(batches, depth, transform=needs_too_much))
+    next(iterator)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        next(iterator)
+    assert str(caught.value) == (
+        f"out of memory on cpu while preparing a batch of 5 samples with depth={depth}: "
+        "lower the batch size or the depth (loader.preload_depth)"
+    )
+    assert "tried to allocate 20 GiB" in str(caught.value.__cause__)
+    assert "in needs_too_much" in text(caught.value)
+    assert next(iterator)[0] == 3
+
+
+@pytest.mark.cuda
+@DEPTHS
+def test_out_of_memory_on_the_device_comes_out_of_next_and_the_epoch_goes_on(make, depth):
+    def greedy(batch: torch.Tensor, random) -> torch.Tensor:
+        return torch.empty(1 << 50, dtype=torch.uint8, device=batch.device) if len(batch) == 4 else batch
+
+    iterator = iter(make([torch.zeros(3), torch.zeros(4), torch.zeros(5)], depth, "cuda", greedy))
+    assert len(next(iterator)) == 3
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory on cuda:\d while preparing a batch of 4 samples"):
+        next(iterator)
+    assert next(iterator).tolist() == [0] * 5
+
+
+@DEPTHS
+def test_a_batch_that_the_transform_refused_has_its_place_in_the_state(make, depth):
+    loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
+    iterator = iter(loader)
+    assert next(iterator).item() == 0
+    with pytest.raises(LookupError):
+        next(iterator)
+    assert next(iterator).item() == 2
+    resumed = make(TorchLoader(Numbers(4), 1), depth)
+    resumed.load_state_dict(loader.state_dict())
+    assert contents(resumed) == [[3]]
+
+
+@DEPTHS
+def test_an_error_ends_the_epoch_of_a_loader_that_ends_with_it(make, depth):
+    class Ending:
+        def __iter__(self):
+            yield torch.tensor([0])
+            raise LookupError("no more")
+
+    first, error = outcomes(iter(make(Ending(), depth)))
+    assert first == 0
+    assert "no more" in str(error)
+
+
+@DEPTHS
+def test_an_error_at_the_epochs_beginning_comes_out_of_iter(make, depth):
+    class Unstartable:
+        def __iter__(self):
+            raise OSError("no such file")
+
+    with pytest.raises(OSError, match="no such file"):
+        iter(make(Unstartable(), depth))
+
+
+@DEPTHS
+def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(make, depth):
+    def exhausted(batch, random):
+        return next(iter([])) if batch.item() == 1 else batch
+
+    first, error, last = outcomes(iter(make(Batches(3), depth, transform=exhausted)))
+    assert (first, last) == (0, 2)
+    assert type(error) is RuntimeError
+    assert "the transform raised StopIteration" in str(error)
+
+
+@DEPTHS
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_even_what_is_no_exception_comes_out_of_next(make, depth, kind):
+    class Interrupted:
+        def __iter__(self):
+            yield torch.tensor([0])
+            raise kind("stop")
+
+    iterator = iter(make(Interrupted(), depth))
+    assert next(iterator).item() == 0
+    with pytest.raises(kind, match="stop"):
+        next(iterator)
+
+
+def test_the_error_of_a_stock_dataloaders_worker_carries_the_workers_traceback(make):
+    loader = make(DataLoader(Faulty(4, 1), num_workers=1))
+    first, error, *rest = outcomes(iter(loader))
+    assert (first, rest) == (0, [2, 3])
+    assert "Original Traceback" in str(error)
+    assert "sample 1 is bad" in str(error)
+
+
+# The transform's random numbers
+
+
+def draw(batch: torch.Tensor, random) -> torch.Tensor:
+    return torch.cat([batch.double(), torch.from_numpy(random.uniform(2))])
+
+
+@DEPTHS
+def test_the_transforms_random_numbers_depend_on_nothing_but_seed_epoch_and_batch(make, depth):
+    def loader(depth: int) -> Preloader:
+        return make(TorchLoader(Numbers(10), 2, shuffle=True, seed=5), depth, transform=draw)
+
+    inline, other = loader(0), loader(depth)
+    epochs = [contents(inline) for _ in range(3)]
+    torch.manual_seed(1)
+    assert [contents(other) for _ in range(3)] == epochs
+    draws = [tuple(batch[-2:]) for epoch in epochs for batch in epoch]
+    assert len(set(draws)) == 15, "they differ from batch to batch and from epoch to epoch"
+
+    other.set_epoch(1)
+    iterator = iter(other)
+    assert contents(itertools.islice(iterator, 2)) == epochs[1][:2]
+    resumed = loader(depth)
+    resumed.load_state_dict(other.state_dict())
+    assert contents(resumed) == epochs[1][2:]
+
+
+def test_another_seed_is_other_random_numbers_for_the_transform(make):
+    one, other = (contents(make(TorchLoader(Numbers(4), 2, seed=seed), transform=draw)) for seed in (0, 1))
+    assert all(a[-2:] != b[-2:] for a, b in zip(one, other, strict=True))
+
+
+@DEPTHS
+def test_over_a_loader_that_counts_no_epochs_the_preloader_does(make, depth):
+    loader, same = make(Batches(3), depth, transform=draw), make(Batches(3), 0, transform=draw)
+    epochs = [contents(loader) for _ in range(3)]
+    assert len({tuple(batch[-2:]) for epoch in epochs for batch in epoch}) == 9
+    assert [contents(same) for _ in range(3)] == epochs
+    loader.set_epoch(1)
+    assert [contents(loader) for _ in range(2)] == epochs[1:]
+
+
+@DEPTHS
+def test_the_transform_runs_once_a_batch(make, depth):
+    seen = []
+
+    def count(batch, random):
+        seen.append(batch.item())
+        return batch
+
+    loader = make(Batches(6), depth, transform=count)
+    for epoch in range(2):
+        assert contents(loader) == [[number] for number in range(6)]
+        assert seen == [0, 1, 2, 3, 4, 5] * (epoch + 1)
+
+
+# One epoch at a time, and its thread
+
+
+@DEPTHS
+def test_older_iterators_raise_after_a_newer_iter(make, depth):
+    loader = make(Batches(5), depth)
+    fresh, running = iter(loader), iter(loader)
+    next(running)
+    newest = iter(loader)
+    for older in (fresh, running):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="ended by a newer iter"):
+                next(older)
+    assert contents(newest) == [[number] for number in range(5)]
+
+
+class Counting:
+    """An endless loader that notes how far ahead of the consumer's requests it is asked, and by whom."""
+
+    def __init__(self) -> None:
+        self.requests, self.started = 0, 0
+        self.lead, self.threads = [], set()
+        self._progress = threading.Condition()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        with self._progress:
+            self.started += 1
+            self.lead.append(self.started - self.requests)
+            self.threads.add(threading.current_thread())
+            self._progress.notify_all()
+        return torch.tensor([self.started])
+
+    def take(self, iterator, bound: float, ahead: int) -> None:
+        """Takes a batch, and waits until the loader has been asked for `ahead` more than were taken."""
+        self.requests += 1
+        next(iterator)
+        with self._progress:
+            assert self._progress.wait_for(lambda: self.started >= self.requests + ahead, bound)
+
+
+@THREADED
+def test_the_thread_is_ahead_by_depth_and_one_batches_and_no_more(make, bound, depth):
+    source = Counting()
+    loader = make(source, depth)
+    iterator = iter(loader)
+    for _ in range(100):
+        source.take(iterator, bound, ahead=depth + 1)
+    loader.close()
+    assert max(source.lead) == depth + 1
+    assert len(source.threads) == 1
+    assert threading.current_thread() not in source.threads
+
+
+def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
+    source = Counting()
+    iterator = iter(make(source, depth=0))
+    for _ in range(10):
+        source.take(iterator, bound, ahead=0)
+    assert set(source.lead) == {0}
+    assert source.threads == {threading.current_thread()}
+    assert preloading() == []
+
+
+@DEPTHS
+def test_the_loaders_epoch_begins_in_the_calling_thread(make, depth):
+    class Beginning:
+        def __iter__(self):
+            self.thread = threading.current_thread()
+            return iter([])
+
+    source = Beginning()
+    list(make(source, depth))
+    assert source.thread is threading.current_thread()
+
+
+@THREADED
+def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, blocking, bound, depth):
+    loader = make(blocking, depth)
+    alive = weakref.ref(next(loader))
+    assert blocking.reached.wait(bound)
+    assert alive() is None
+    blocking.release.set()
+
+
+def test_depth_0_keeps_no_batch_alive(make):
+    loader = make(Batches(3), depth=0)
+    alive = weakref.ref(next(loader))
+    assert alive() is None
+
+
+@THREADED
+def test_close_lets_go_of_the_batches_that_were_prepared(make, bound, depth):
+    alive = []
+
+    class Watched(Counting):
+        def __next__(self) -> torch.Tensor:
+            batch = super().__next__()
+            alive.append(weakref.ref(batch))
+            return batch
+
+    source = Watched()
+    loader = make(source, depth)
+    source.take(iter(loader), bound, ahead=depth + 1)
+    loader.close()
+    assert len(alive) >= depth + 1
+    assert [batch for batch in alive if batch() is not None] == []
+
+
+@THREADED
+def test_breaking_off_ends_the_generator_of_the_loader(make, bound, depth):
+    ended = threading.Event()
+
+    class Tidy:
+        def __iter__(self):
+            try:
+                for number in itertools.count():
+                    yield torch.tensor([number])
+            finally:
+                ended.set()
+
+    loader = make(Tidy(), depth)
+    next(iter(loader))
+    loader.close()
+    assert ended.is_set()
+
+
+@DEPTHS
+def test_an_iterator_keeps_its_preloader(make, depth):
+    iterator = iter(make(Batches(20), depth))
+    assert next(iterator).item() == 0
+    gc.collect()
+    assert contents(iterator) == [[number] for number in range(1, 20)]
+
+
+@THREADED
+def test_a_preloader_that_nobody_refers_to_stops_its_thread(make, bound, depth, preloading):
+    loader = make(Counting(), depth)
+    next(iter(loader))
+    (thread,) = preloading()
+    alive = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert alive() is None
+    thread.join(bound)
+    assert not thread.is_alive()
+
+
+@THREADED
+def test_a_preloader_in_a_cycle_is_collected_in_any_thread(make, in_thread, bound, depth, preloading):
+    loader = make(Counting(), depth)
+    loader.myself = loader
+    next(iter(loader))
+    (thread,) = preloading()
+    alive = weakref.ref(loader)
+    del loader
+    in_thread(gc.collect).result(bound)
+    assert alive() is None
+    thread.join(bound)
+    assert not thread.is_alive()
+
+
+@THREADED
+def test_a_preloader_whose_error_was_handled_is_not_held_by_it(make, bound, depth):
+    gc.disable()
+    try:
+        loader = make(Failing(), depth)
+        next(loader)
+        with suppress(LookupError):
+            next(loader)
+        loader.close()
+        alive = weakref.ref(loader)
+        del loader
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_two_hundred_epochs_broken_off_leave_no_thread(make):
+    before = threading.active_count()
+    for number in range(200):
+        loader = make(Batches(10), depth=1 + number % 3)
+        for _ in loader:
+            break
+        if number % 2:
+            next(iter(loader))
+        loader.close()
+    assert threading.active_count() == before
+
+
+def test_an_epoch_that_is_over_leaves_no_thread(make, preloading):
+    loader = make(Batches(3))
+    assert len(list(loader)) == 3
+    assert preloading() == []
+
+
+# Closing
+
+
+@DEPTHS
+def test_close_closes_the_loader_inside(make, depth):
+    source = Blocking()
+    loader = make(source, depth)
+    loader.close()
+    assert source.closed
+    source.release.clear()
+    loader.close()
+    with pytest.raises(RuntimeError, match="this Preloader is closed"):
+        iter(loader)
+
+
+@pytest.mark.timeout(60)
+def test_close_ends_a_thread_that_waits_for_its_loader(make, blocking, impatient, bound, preloading):
+    loader = make(blocking)
+    assert next(iter(loader)).item() == 0
+    assert blocking.reached.wait(bound)
+    loader.close()
+    assert blocking.closed
+    assert preloading() == []
+
+
+@pytest.mark.timeout(60)
+def test_close_wakes_a_consumer_that_waits_in_another_thread(make, blocking, impatient, in_thread, bound):
+    loader = make(blocking)
+    iterator = iter(loader)
+    next(iterator)
+    consumer = in_thread(next, iterator)
+    assert blocking.reached.wait(bound)
+    loader.close()
+    with pytest.raises(RuntimeError, match="ended by"):
+        consumer.result(bound)
+
+
+class Stubborn:
+    """Cannot be closed."""
+
+    def __init__(self, source: Blocking) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.source)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", [Stubborn, iter], ids=["a loader without close", "a generator"])
+def test_close_gives_up_a_thread_that_does_not_come_back_and_says_so(make, blocking, impatient, bound, caplog, kind):
+    loader = make(kind(blocking))
+    next(loader)
+    assert blocking.reached.wait(bound)
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        loader.close()
+    assert "left behind" in caplog.text
+
+
+class Hanging(Numbers):
+    """Samples from 2 on never come."""
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 2:
+            threading.Event().wait()
+        return index
+
+
+@pytest.mark.timeout(60)
+def test_close_ends_workers_that_hang(torch_looks_often, impatient, make):
+    loader = make(TorchLoader(Hanging(8), 2, num_workers=1), depth=1)
+    next(loader)
+    loader.close()
+    assert multiprocessing.active_children() == []
+
+
+class OneAtATime:
+    """A loader that notes every call that comes while another is under way; next() takes until `go` is set."""
+
+    def __init__(self) -> None:
+        self.overlaps, self.calls = [], []
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+
+    def _use(self, name: str, wait: bool = False) -> None:
+        self.calls.append(name)
+        if not self._lock.acquire(blocking=False):
+            self.overlaps.append(name)
+            return
+        try:
+            if wait:
+                self.entered.set()
+                assert self.go.wait(60)
+        finally:
+            self._lock.release()
+
+    def __iter__(self):
+        self._use("iter")
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self._use("next", wait=True)
+        return torch.zeros(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._use(f"set_epoch {epoch}")
+
+    def state_dict(self) -> dict:
+        self._use("state_dict")
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._use("load_state_dict")
+
+
+@pytest.fixture
+def one_at_a_time():
+    source = OneAtATime()
+    yield source
+    source.go.set()
+
+
+@THREADED
+def test_nobody_else_uses_the_loader_while_the_thread_does(make, one_at_a_time, bound, depth):
+    loader = make(one_at_a_time, depth)
+    iter(loader)
+    assert one_at_a_time.entered.wait(bound)
+    loader.set_epoch(7)
+    loader.state_dict()
+    assert one_at_a_time.overlaps == []
+    one_at_a_time.go.set()
+    next(iter(loader))
+    assert one_at_a_time.overlaps == []
+    calls = one_at_a_time.calls
+    assert "set_epoch 7" in calls[: len(calls) - calls[::-1].index("iter")], "the next epoch did not hear of it"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("begin_anew", [Preloader.__iter__, lambda loader: loader.load_state_dict({})])
+def test_no_epoch_begins_while_the_thread_of_the_last_is_in_the_loader(
+    make, one_at_a_time, impatient, in_thread, bound, begin_anew
+):
+    loader = make(one_at_a_time)
+    iter(loader)
+    assert one_at_a_time.entered.wait(bound)
+    attempt = in_thread(begin_anew, loader)
+    wait([attempt], timeout=0.3)  # it may refuse, or wait for as long as it takes
+    one_at_a_time.go.set()
+    attempt.exception(bound)
+    assert one_at_a_time.overlaps == []
+
+
+@pytest.mark.timeout(60)
+def test_a_new_epoch_does_not_close_a_loader_that_is_slow(make, blocking, impatient, in_thread, bound):
+    loader = make(blocking)
+    next(loader)
+    assert blocking.reached.wait(bound)
+    attempt = in_thread(iter, loader)
+    wait([attempt], timeout=0.3)  # it may refuse, or wait for as long as it takes
+    assert not blocking.closed
+    blocking.release.set()
+    attempt.exception(bound)
+
+
+# The process around it
+
+
+def run_script(body: str, **environment: str) -> subprocess.CompletedProcess:
+    script = """
+        import threading
+        import torch
+        import loaders.preload.preloader
+        from loaders import Preloader, TorchLoader
+
+        loaders.preload.preloader.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
+        {body}
+    """
+    root = Path(loaders.__file__).parent.parent
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script).format(body=textwrap.dedent(body))],
+        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+LEFT_RUNNING = {
+    "waiting for room": """
+loader = Preloader([torch.zeros(1)] * 100, "cpu", 2)
+iterator = iter(loader)
+next(iterator)
+""",
+    "computing": """
+matrix = torch.ones(500, 500)
+started = threading.Semaphore(0)
+
+def compute(batch, random):
+    started.release()
+    return [matrix @ matrix for _ in range(20)]
+
+loader = Preloader([torch.zeros(1)] * 100, "cpu", 50, compute)
+iterator = iter(loader)
+for _ in range(3):
+    started.acquire()
+""",
+    "waiting for a loader that never answers": """
+started = threading.Event()
+
+def silent():
+    started.set()
+    threading.Event().wait()
+    yield
+
+loader = Preloader(silent(), "cpu", 2)
+iterator = iter(loader)
+started.wait()
+""",
+    "waiting for workers": """
+class Numbers:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+loader = Preloader(TorchLoader(Numbers(), 4, num_workers=2), "cpu", 2)
+iterator = iter(loader)
+next(iterator)
+""",
+}
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("doing", LEFT_RUNNING)
+def test_an_interpreter_that_ends_without_close_ends_at_once_and_well(doing):
+    done = run_script(LEFT_RUNNING[doing])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_preloading_leaves_the_number_of_torchs_threads_alone():
+    # A thread takes over torch's number when it first needs it, so the main one must not have asked before.
+    script = """
+list(Preloader([torch.zeros(1)] * 3, "cpu", 2))
+seen = [torch.get_num_threads()]
+thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+thread.start()
+thread.join()
+print(*seen)
+"""
+    done = run_script(script, OMP_NUM_THREADS="2")
+    assert (done.stdout, done.returncode) == ("2 2\n", 0)
+
+
+# Figures
+
+
+@DEPTHS
+def test_stats_count_batches_and_add_the_loaders_own(make, depth):
+    class Measured(Batches):
+        def stats(self) -> dict:
+            return {"restarts": 3}
+
+    loader = make(Measured(4), depth)
+    assert set(loader.stats()["preloader"].values()) == {0}
+    list(loader)
+    stats = loader.stats()
+    assert stats["restarts"] == 3
+    assert stats["preloader"]["batches"] == 4
+    assert stats["preloader"]["wait_seconds"] > 0
+    assert stats["preloader"]["queued"] == 0
+
+
+@THREADED
+def test_stats_tell_how_many_batches_are_queued(make, bound, depth):
+    source = Counting()
+    loader = make(source, depth)
+    source.take(iter(loader), bound, ahead=depth + 1)
+    assert loader.stats()["preloader"]["queued"] == depth
+
+
+# On a CUDA device
+
+ROWS = 1 << 20
+SLOW = 30_000_000  # cycles: about 20 ms
+
+
+def numbered(count: int, pinned: bool) -> Iterator[torch.Tensor]:
+    for number in range(count):
+        batch = torch.full((ROWS,), number, dtype=torch.int32)
+        yield batch.pin_memory() if pinned else batch
+
+
+class Numbered:
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return numbered(20, self.pinned)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
+@DEPTHS
+def test_a_slow_step_reads_whole_batches_while_the_next_ones_come(make, depth, own_stream, pinned):
+    loader = make(Numbered(pinned), depth, "cuda", transform=lambda batch, random: batch * 2 + 1)
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    right = []
+    with torch.cuda.stream(stream):
+        for number, batch in enumerate(loader):
+            assert batch.is_cuda
+            torch.cuda._sleep(SLOW)
+            right.append((batch == 2 * number + 1).all())
+            del batch  # its memory may be given to a later batch as soon as nothing reads it
+        assert torch.stack(right).tolist() == [True] * 20
+
+
+@pytest.mark.cuda
+@THREADED
+def test_a_slow_transform_is_over_before_the_step_reads(make, depth):
+    def slowly(batch, random):
+        torch.cuda._sleep(SLOW)
+        return batch + 1
+
+    loader = make(Numbered(pinned=True), depth, "cuda", transform=slowly)
+    right = [(batch == number + 1).all() for number, batch in enumerate(loader)]
+    assert torch.stack(right).tolist() == [True] * 20
+
+
+@pytest.mark.cuda
+@THREADED
+def test_next_never_synchronises_with_the_device(make, depth):
+    loader = make(Numbered(pinned=True), depth, "cuda", transform=lambda batch, random: batch * 2)
+    list(loader)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        right = [(batch == 2 * number).all() for number, batch in enumerate(loader)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.stack(right).tolist() == [True] * 20
+
+
+@pytest.mark.cuda
+@THREADED
+def test_next_does_not_wait_for_the_step_before(make, depth):
+    loader = make(Numbered(pinned=True), depth, "cuda")
+    list(loader)  # first uses of memory may synchronise
+    iterator = iter(loader)
+    next(iterator)
+    torch.cuda._sleep(100 * SLOW)
+    step = torch.cuda.Event()
+    step.record()
+    next(iterator)
+    assert not step.query()
+    loader.close()
+
+
+@pytest.mark.cuda
+@THREADED
+def test_batches_on_the_device_outlive_the_preloader(make, depth):
+    loader = make(Numbered(pinned=False), depth, "cuda")
+    kept = list(itertools.islice(loader, 5))
+    loader.close()
+    del loader
+    gc.collect()
+    torch.full((8, ROWS), -1, device="cuda")
+    assert [bool((batch == number).all()) for number, batch in enumerate(kept)] == [True] * 5
+
+
+@pytest.mark.cuda
+@THREADED
+def test_epochs_share_one_stream(make, depth):
+    streams = set()
+
+    def note(batch, random):
+        streams.add(torch.cuda.current_stream().cuda_stream)
+        return batch
+
+    loader = make(Batches(3), depth, "cuda", transform=note)
+    for _ in range(3):
+        list(loader)
+    assert len(streams) == 1
+    assert torch.cuda.current_stream().cuda_stream not in streams
+
+
+@pytest.mark.cuda
+@pytest.mark.timeout(90)
+def test_an_interpreter_that_ends_without_close_ends_well_with_a_device():
+    done = run_script("""
+loader = Preloader([torch.zeros(1 << 20)] * 1000, "cuda", 2, lambda batch, random: batch * 2)
+iterator = iter(loader)
+for _ in range(5):
+    next(iterator)
+""")
+    assert (done.returncode, done.stderr) == (0, "")

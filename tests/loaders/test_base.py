@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from loaders.order import Order
+from loaders.base import VERSION, Delivery, EpochIterator, Epochs
+
+
+def epochs(length: int = 10, batch_size: int = 4, **settings) -> Epochs:
+    settings = {"length": length, "batch_size": batch_size, "shuffle": True, "seed": 5, **settings}
+    return Epochs(Order(**settings), "shuffled")
+
+
+def begin(one: Epochs) -> tuple[int, int]:
+    position = one.begin()
+    return position.epoch, position.batch
+
+
+def place(one: Epochs) -> tuple[int, int]:
+    state = one.state_dict()
+    return state["epoch"], state["samples"]
+
+
+def test_epochs_follow_one_another_from_0():
+    one = epochs()
+    assert [begin(one) for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_the_state_says_all_that_must_match_and_is_plain_json():
+    state = epochs(world_size=2).state_dict()
+    assert state == {
+        "version": VERSION,
+        "epoch": 0,
+        "samples": 0,
+        "seed": 5,
+        "dataset_length": 10,
+        "global_batch_size": 8,
+        "order": "shuffled",
+    }
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_the_place_counts_global_samples_and_ends_at_the_next_epochs_beginning():
+    one = epochs(batch_size=2, world_size=2, rank=1)
+    one.begin()
+    places = [place(one)]
+    for _ in range(3):
+        one.position.batch += 1
+        places.append(place(one))
+    assert places == [(0, 0), (0, 4), (0, 8), (1, 0)]
+    assert begin(one) == (1, 0)
+
+
+def test_an_epoch_broken_off_is_followed_by_the_next():
+    one = epochs()
+    one.begin()
+    one.position.batch += 1
+    assert begin(one) == (1, 0)
+
+
+def test_a_loaded_place_is_where_the_next_epoch_begins():
+    one, other = epochs(), epochs()
+    one.set_epoch(6)
+    one.begin()
+    one.position.batch += 1
+    other.begin()
+    other.load_state_dict(one.state_dict())
+    assert place(other) == (6, 4)
+    assert begin(other) == (6, 1)
+    assert begin(other) == (7, 0)
+
+
+@pytest.mark.parametrize(("epoch", "begins"), [(6, (6, 1)), (5, (5, 0)), (7, (7, 0))])
+def test_set_epoch_keeps_a_loaded_place_in_the_same_epoch_only(epoch, begins):
+    one = epochs()
+    one.load_state_dict({**one.state_dict(), "epoch": 6, "samples": 4})
+    one.set_epoch(epoch)
+    assert begin(one) == begins
+
+
+def test_an_epoch_named_while_another_runs_comes_next():
+    one = epochs()
+    one.begin()
+    one.set_epoch(9)
+    assert place(one) == (0, 0)
+    for _ in range(3):
+        one.position.batch += 1
+    assert begin(one) == (9, 0)
+
+
+@pytest.mark.parametrize("epoch", [-1, 0.0, "1", None, True])
+def test_an_epoch_is_an_integer_from_0(epoch):
+    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
+        epochs().set_epoch(epoch)
+
+
+@pytest.mark.parametrize("key", ["version", "seed", "dataset_length", "global_batch_size", "order"])
+@pytest.mark.parametrize("theirs", [3, None, "missing"])
+def test_a_state_that_does_not_match_is_refused_with_both_values(key, theirs):
+    one = epochs()
+    state = one.state_dict()
+    ours = state.pop(key)
+    if theirs != "missing":
+        state[key] = theirs
+    with pytest.raises(ValueError) as refusal:
+        one.load_state_dict(state)
+    assert f"{key}={state.get(key)!r}" in str(refusal.value)
+    assert f"{key}={ours!r}" in str(refusal.value)
+    assert begin(one) == (0, 0)

@@ -1,0 +1,128 @@
+"""What is particular to CachedLoader; what all loaders promise is in test_contract.py."""
+
+import logging
+
+import pytest
+from example_datasets import Faulty, Numbers, contents
+
+from loaders import LoaderConfig, TorchLoader, build_loader
+from loaders.cached_loader import COUNT, CachedLoader
+from loaders.order import Order
+
+
+@pytest.fixture
+def make():
+    made: list = []
+
+    def make(dataset, batch_size: int = 2, **order) -> CachedLoader:
+        order = {"shuffle": True, **order}
+        made.append(CachedLoader(TorchLoader(dataset, batch_size, **order), batch_size, **order))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def epoch_of(number: int, length: int, batch_size: int = 2) -> list[list[int]]:
+    return [rows.tolist() for _, _, rows in Order(length, batch_size, True, 0).batches(number)]
+
+
+def test_the_first_batches_come_again_and_again(make):
+    loader, first = make(Numbers(50)), epoch_of(0, 50)[:COUNT]
+    for _ in range(2):
+        assert contents(loader) == [first[number % COUNT] for number in range(25)]
+
+
+def test_the_batches_are_those_of_the_epoch_that_the_run_begins_with(make):
+    loader = make(Numbers(50))
+    loader.set_epoch(3)
+    assert contents(loader)[:COUNT] == epoch_of(3, 50)[:COUNT]
+
+
+def test_a_resumed_epoch_has_as_many_batches_as_are_left(make):
+    loader, resumed = make(Numbers(50)), make(Numbers(50))
+    iterator = iter(loader)
+    for _ in range(20):
+        next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    assert contents(resumed) == contents(iterator)
+    assert resumed.state_dict() == loader.state_dict()
+
+
+def test_of_a_short_epoch_only_full_batches_are_kept(make):
+    full = epoch_of(0, 7)[:3]
+    assert contents(make(Numbers(7))) == [*full, full[0]]
+
+
+def test_an_epoch_of_one_short_batch_has_that(make):
+    assert [sorted(batch) for batch in contents(make(Numbers(3), batch_size=8))] == [[0, 1, 2]]
+
+
+def test_the_dataset_is_read_for_the_first_batches_only(make):
+    class Counted(Numbers):
+        reads = 0
+
+        def __getitem__(self, index: int) -> int:
+            self.reads += 1
+            return index
+
+    dataset = Counted(50)
+    loader = make(dataset)
+    assert dataset.reads == 0
+    for _ in range(2):
+        list(loader)
+    assert dataset.reads == 2 * COUNT
+    assert loader.stats() == {"cached": {"batches": COUNT}}
+
+
+def test_the_loader_inside_is_closed_once_the_batches_are_there_and_with_the_outer_one(make):
+    loader, unused = make(Numbers(50)), make(Numbers(50))
+    inner = loader._loader
+    next(loader)
+    unused.close()
+    for one in (inner, unused._loader):
+        with pytest.raises(RuntimeError, match="is closed"):
+            iter(one)
+
+
+def test_an_error_of_the_dataset_comes_out_of_iter(make):
+    loader = make(Faulty(4, 0, 1, 2, 3))
+    with pytest.raises(ValueError, match="is bad"):
+        iter(loader)
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_that_accuracy_means_nothing_is_said_once(make, caplog):
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        loader = make(Numbers(50))
+        for _ in range(2):
+            list(loader)
+    (said,) = caplog.messages
+    assert "the same 8 batches again and again" in said
+    assert "accuracy means nothing" in said
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_only_training_is_cached_an_evaluation_has_every_sample(shuffle):
+    config = LoaderConfig(name="cached", num_workers=0)
+    with build_loader(config, Numbers(50), batch_size=2, seed=0, shuffle=shuffle) as loader:
+        assert len(loader) == len(batches := contents(loader)) == 25
+    assert len({row for batch in batches for row in batch}) == (2 * COUNT if shuffle else 50)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_transform_runs_once_for_each_batch_that_is_kept(device):
+    calls = []
+
+    def transform(batch, random):
+        calls.append(random.key)
+        return batch + 1000
+
+    config = LoaderConfig(name="cached", num_workers=0, preload_depth=0)
+    options = {"batch_size": 2, "seed": 0, "shuffle": True, "device": device, "transform": transform}
+    with build_loader(config, Numbers(50), **options) as loader:
+        batches = [batch for _ in range(2) for batch in loader]
+    assert {batch.device.type for batch in batches} == {device}
+    assert contents(batches[:COUNT]) == [[row + 1000 for row in batch] for batch in epoch_of(0, 50)[:COUNT]]
+    assert len(calls) == COUNT

@@ -1,0 +1,350 @@
+"""What is particular to ResidentLoader; what all loaders promise is in test_contract.py."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from example_datasets import Augmented, Faulty, Numbers, contents
+
+from data.array_dataset import ArrayDataset
+from loaders import ResidentLoader, WorkerLoader
+from loaders import resident as module
+from loaders.randomness import Random
+from loaders.workers.shared_memory import MachineFull
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def images(length: int = 30, shape: tuple[int, ...] = (7, 6, 3), pad: int = 2, flip: bool = True, train: bool = True):
+    pixels = np.random.default_rng(0).integers(256, size=(length, *shape), dtype=np.uint8)
+    about = {"classes": "abc", "mean": (0.5,) * shape[-1], "std": (0.2,) * shape[-1]}
+    return ArrayDataset(pixels, np.arange(length) % 3, train=train, pad=pad, flip=flip, **about)
+
+
+class Arrays(Numbers):
+    """Sample i is 10 * i, from arrays; augmentation adds the first of a row's random numbers."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"value": np.arange(self.length) * 10.0}
+
+    def augment_batch(self, batch, random):
+        return batch if random is None else {"value": batch["value"] + torch.from_numpy(random.uniform(1)[:, 0])}
+
+
+class Counted(Numbers):
+    """Counts how often each sample is read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.reads = [0] * length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.reads[index] += 1
+        return {"image": torch.full((2, 3), index % 256, dtype=torch.uint8), "label": torch.tensor(-index)}
+
+
+class Written(Numbers):
+    """Sample i is i and a random number of its own, by read_batch alone."""
+
+    def sample_spec(self):
+        return {"index": ((), torch.int64), "drawn": ((2,), torch.float64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        out["index"][:] = torch.from_numpy(indices)
+        out["drawn"][:] = torch.from_numpy(random.uniform(2))
+
+
+class Several(Numbers):
+    """Samples 0, 1, ... are `samples`."""
+
+    def __init__(self, *samples) -> None:
+        super().__init__(len(samples))
+        self.samples = samples
+
+    def __getitem__(self, index: int):
+        return self.samples[index]
+
+
+@pytest.fixture
+def make():
+    made: list = []
+
+    def make(dataset, batch_size: int = 4, shuffle: bool = True, kind=ResidentLoader, **settings):
+        made.append(kind(dataset, batch_size, shuffle, **settings))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def assert_equal(batches, others) -> None:
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.keys() == other.keys()
+        for name, field in batch.items():
+            assert (field.dtype, field.shape) == (other[name].dtype, other[name].shape)
+            assert torch.equal(field.cpu(), other[name].cpu()), name
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(7, 6, 3), (5, 5, 1)])
+@pytest.mark.parametrize("pad, flip", [(2, True), (0, True), (3, False), (0, False)])
+def test_augmented_batches_are_to_the_bit_those_of_workers(make, shape, pad, flip, device):
+    dataset = images(shape=shape, pad=pad, flip=flip)
+    resident, workers = make(dataset, device=device, seed=3), make(dataset, kind=WorkerLoader, seed=3)
+    for _ in range(2):
+        assert_equal(resident, workers)
+
+
+def test_ranks_have_the_rows_and_the_augmentation_of_workers(make):
+    share = {"rank": 1, "world_size": 3, "batch_size": 4, "seed": 1}
+    assert_equal(make(images(), **share), make(images(), kind=WorkerLoader, **share))
+
+
+def test_a_resumed_epoch_augments_as_it_would_have(make):
+    whole, part = make(images()), make(images())
+    expected = list(whole)
+    next(part), next(part)
+    resumed = make(images())
+    resumed.load_state_dict(part.state_dict())
+    assert_equal(resumed, expected[2:])
+
+
+@pytest.mark.parametrize("augment", [None, False])
+def test_without_augmentation_samples_are_the_unaugmented_ones_of_the_dataset(make, augment):
+    resident = make(images(), shuffle=False, augment=augment)
+    assert_equal(resident, make(images(train=False), shuffle=False, kind=WorkerLoader, seed=0))
+
+
+def test_evaluation_draws_nothing(make):
+    assert_equal(make(images(train=False), seed=0), make(images(train=False), kind=WorkerLoader, seed=0))
+
+
+def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
+    keys = []
+
+    def double(batch, random):
+        keys.extend(random.key.tolist())
+        return {"value": batch["value"] * 2}
+
+    loader = make(Arrays(6), augment=double, shuffle=False, seed=5)
+    assert [batch["value"].tolist() for batch in loader] == [[0, 20, 40, 60], [80, 100]]
+    assert keys == Random(5, 0, np.arange(6), np.arange(6)).key.tolist()
+
+
+def test_arrays_without_an_augmentation_are_given_as_they_are(make):
+    class Plain(Numbers):
+        def arrays(self):
+            return {"value": np.arange(self.length)}
+
+    for augment in (True, None):
+        loader = make(Plain(6), augment=augment, shuffle=False)
+        assert [batch["value"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_an_augmentation_that_cannot_be_is_refused(make):
+    with pytest.raises(ValueError, match=r"augment='flip': give a function \(batch, random\) -> batch, True or False"):
+        make(Arrays(6), augment="flip")
+
+
+def test_an_error_in_the_augmentation_costs_its_batch_only(make):
+    def fails_at_zero(batch, random):
+        if 0 in batch["value"]:
+            raise ValueError("zero")
+        return batch
+
+    loader = make(Arrays(6), augment=fails_at_zero, shuffle=False)
+    iterator = iter(loader)
+    with pytest.raises(ValueError, match="zero"):
+        next(iterator)
+    assert [batch["value"].tolist() for batch in iterator] == [[40, 50]]
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_the_step_may_write_to_its_batch(make):
+    loader = make(images(), augment=None, shuffle=False)
+    before = [batch["image"].clone() for batch in loader]
+    for batch in loader:
+        batch["image"].zero_()
+    assert all(torch.equal(batch["image"], image) for batch, image in zip(loader, before, strict=True))
+
+
+def test_arrays_may_be_read_only(make, recwarn):
+    dataset = Arrays(6)
+    array = np.arange(6)
+    array.flags.writeable = False
+    dataset.arrays = lambda: {"value": array}
+    assert [batch["value"].tolist() for batch in make(dataset, augment=None, shuffle=False)] == [[0, 1, 2, 3], [4, 5]]
+    assert not recwarn.list
+
+
+def test_arrays_of_another_length_are_refused_in_words(make):
+    dataset = Arrays(6)
+    dataset.arrays = lambda: {"value": np.zeros((5, 2))}
+    with pytest.raises(ValueError, match=r"Arrays.arrays\(\) has 'value' of shape \(5, 2\), and Arrays has 6 samples"):
+        iter(make(dataset))
+
+
+# Datasets that are read once
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 99])
+def test_each_sample_is_read_once_and_not_before_the_first_epoch(make, batch_size):
+    dataset = Counted(10)
+    loader = make(dataset, batch_size)
+    assert dataset.reads == [0] * 10
+    for _ in range(2):
+        batches = list(loader)
+        assert sorted(label for batch in batches for label in (-batch["label"]).tolist()) == list(range(10))
+        assert all((batch["image"] == -batch["label"][:, None, None]).all() for batch in batches)
+        assert batches[0]["image"].dtype == torch.uint8
+    assert dataset.reads == [1] * 10
+
+
+def test_what_a_dataset_draws_stays_as_first_drawn_and_depends_on_the_seed(make):
+    def samples(loader) -> list:
+        return sorted(torch.cat([torch.stack(batch) for batch in loader], dim=1).T.tolist())
+
+    loader = make(Augmented(10), seed=1)
+    first = samples(loader)
+    torch.manual_seed(1)
+    assert samples(loader) == first == samples(make(Augmented(10), seed=1, batch_size=3))
+    assert samples(make(Augmented(10), seed=2)) != first
+    assert len({draw for _, *draws in first for draw in draws}) == 30
+
+
+def test_read_batch_is_used_where_there_is_one(make):
+    batches = list(make(Written(10), shuffle=False))
+    assert [batch["index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    drawn = Random(0, 0, np.arange(10), np.arange(10)).uniform(2)
+    assert torch.cat([batch["drawn"] for batch in batches]).tolist() == drawn.tolist()
+
+
+def test_that_a_set_is_read_once_is_said_once(make, caplog):
+    module.warn_of_reading_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        for _ in range(2):
+            list(make(Numbers(5)))
+        list(make(Arrays(5)))
+    (said,) = caplog.messages
+    assert said == "Numbers has no arrays(): it is read once, and what it draws at random stays as first drawn"
+
+
+def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_again(make):
+    dataset = Faulty(6, 4)
+    loader = make(dataset, shuffle=False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="sample 4 is bad"):
+            iter(loader)
+    assert loader.state_dict()["epoch"] == 0
+    dataset.bad = ()
+    assert contents(loader) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([torch.zeros(2), torch.zeros(3)], r"samples 1 to 1 have torch.float32 \(3,\) where sample 0 has .* \(2,\)"),
+        ([torch.zeros(3), torch.zeros(1)], "needs samples of one shape and dtype"),
+        ([1, 2.5], r"torch.float64 \(\) where sample 0 has torch.int64 \(\)"),
+        ([(1, "one"), (2, "two")], r"Several gives a str \('one'\) too: leave it out of the samples, or use loader="),
+    ],
+)
+def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples, words):
+    with pytest.raises(ValueError, match=words):
+        iter(make(Several(*samples)))
+
+
+# Memory and device
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how many bytes are free."""
+    return lambda count: monkeypatch.setattr(module, "free_bytes", lambda device: count)
+
+
+def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, free):
+    dataset = Counted(100_000)
+    free(1_000_000)  # it takes 6 + 8 bytes a sample
+    with pytest.raises(MachineFull) as refusal:
+        iter(make(dataset))
+    assert str(refusal.value) == (
+        "loader=resident needs 1.4 MB on cpu for 100,000 samples, and 1.0 MB are free: use loader=prefetch"
+    )
+    assert sum(dataset.reads) == 1
+    free(1_400_000)
+    iter(make(dataset))
+
+
+def test_arrays_that_have_to_be_copied_to_a_full_device_are_refused_before_that(make, free):
+    free(1_000_000_000)
+
+    class Large(Numbers):
+        def arrays(self):
+            return {"image": torch.empty(self.length, 1, dtype=torch.uint8, device="meta")}
+
+    with pytest.raises(MachineFull, match=r"needs 12.3 GB on cpu for 12,300,000,000 samples, and 1.0 GB are free"):
+        iter(make(Large(12_300_000_000)))
+
+
+def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
+    free(0)
+    dataset = images()
+    loader = make(dataset)
+    next(loader)
+    assert loader._set["image"].data_ptr() == dataset.images.ctypes.data
+
+
+def test_where_the_system_does_not_tell_nothing_is_refused(make, monkeypatch, tmp_path):
+    assert module.free_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr(module, "MEMINFO", tmp_path / "meminfo")
+    assert module.free_bytes(torch.device("cpu")) is None
+    (tmp_path / "meminfo").write_text("MemFree: 3 kB\n")
+    assert module.free_bytes(torch.device("cpu")) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:      2 kB\n")
+    assert module.free_bytes(torch.device("cpu")) == 2048
+    free_now = module.free_bytes(torch.device("meta"))
+    assert free_now is None
+
+
+def test_a_device_that_is_not_there_is_refused_in_words(make, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="device='cuda', but torch finds no CUDA device here"):
+        make(Numbers(4), device="cuda")
+
+
+def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make):
+    with pytest.raises(ValueError, match="batch_size=0: a batch has at least one sample"):
+        make(Numbers(4), batch_size=0)
+    with pytest.raises(TypeError, match="ResidentLoader needs a map-style dataset and generator has no __len__"):
+        make(number for number in range(4))
+
+
+def test_stats_tell_what_the_set_takes(make):
+    loader = make(Counted(10))
+    assert loader.stats() == {"resident": {"bytes": 0}}
+    next(loader)
+    assert loader.stats() == {"resident": {"bytes": 10 * (6 + 8)}}
+
+
+@pytest.mark.cuda
+def test_a_batch_is_made_without_waiting_for_the_device(make):
+    loader = make(images(length=400), batch_size=100, device="cuda")
+    list(loader)  # first uses may synchronise
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    next(iter(loader))
+    busy = torch.cuda.Event()
+    busy.record()
+    assert not busy.query(), "the sleep was over when next() returned: something waited for the device"
+
+
+@pytest.mark.cuda
+def test_free_memory_of_a_gpu_is_known():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert 0 < module.free_bytes(device) <= torch.cuda.get_device_properties(device).total_memory

@@ -1,0 +1,607 @@
+"""Nothing kills an epoch: workers that die, hang or do not start, samples that cannot be read, a full machine."""
+
+import errno
+import faulthandler
+import logging
+import multiprocessing
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import Preloader, WorkerLoader
+from loaders.workers import process_pool as process
+from loaders.workers.shared_memory import MachineFull
+
+ROOT = Path(__file__).parents[2]
+
+
+class Plain:
+    """Sample i is i and three random numbers."""
+
+    def __init__(self, length: int = 48) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict:
+        self.before(index)
+        return {"noise": torch.rand(3), "index": index}
+
+    def before(self, index: int) -> None:
+        """What happens before a sample is read."""
+
+
+class Written(Plain):
+    """The same through read_batch."""
+
+    def sample_spec(self) -> dict:
+        return {"noise": ((3,), torch.float64), "index": ((), torch.int64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        for index in indices.tolist():
+            self.before(index)
+        out["noise"].copy_(torch.from_numpy(random.uniform(3)))
+        out["index"].copy_(torch.from_numpy(indices))
+
+
+class Together(Plain):
+    """The same by a whole batch's indices."""
+
+    def __getitems__(self, indices: list[int]) -> list[dict]:
+        return [self[index] for index in indices]
+
+
+def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None, length: int = 48):
+    """A dataset that fails at the samples `bad`: each `times` times, or always."""
+
+    class Failing(kind):
+        # No lock: a worker that is killed would keep it, and only one at a time reads a sample.
+        failed = multiprocessing.RawArray("q", length)
+        hangs = multiprocessing.Event()
+
+        def before(self, index: int) -> None:
+            if index not in bad or self.failed[index] == times:
+                return
+            self.failed[index] += 1
+            if how == "raise":
+                raise ValueError(f"sample {index} is bad")
+            if how == "exit":
+                os._exit(0)
+            if how == "hang":
+                self.hangs.set()
+                threading.Event().wait()
+            faulthandler.disable()  # the test's output is long enough
+            os.kill(os.getpid(), getattr(signal, how))
+
+    return Failing(length)
+
+
+def loader_over(dataset, num_workers: int = 2, **settings) -> WorkerLoader:
+    settings = {"batch_size": 4, "shuffle": True, "seed": 5, "persistent_workers": True, **settings}
+    return WorkerLoader(dataset, num_workers=num_workers, **settings)
+
+
+def contents(batches) -> list:
+    return [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
+
+
+def indices(batches) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+def flat(batches) -> list:
+    return list(chain.from_iterable(batches))
+
+
+def undisturbed(kind: type, length: int = 48) -> list:
+    with loader_over(kind(length), 0) as loader:
+        return contents(loader)
+
+
+def outcomes(loader) -> list:
+    """The indices of each batch of an epoch, or the error in its place."""
+    seen, iterator = [], iter(loader)
+    while True:
+        try:
+            seen.append(next(iterator)["index"].tolist())
+        except StopIteration:
+            return seen
+        except RuntimeError as error:
+            seen.append(str(error))
+
+
+# Workers that die or hang
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_the_tasks_of_a_worker_that_died_are_read_again_with_the_same_bytes(kind, how, caplog):
+    with loader_over(failing(kind, how, (7,), times=2)) as loader:
+        assert contents(loader) == undisturbed(kind)
+        assert loader.stats()["workers"]["deaths"] == 2
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(messages) == 2
+    assert all(message.startswith("DataLoader worker (pid ") for message in messages)
+
+
+@pytest.mark.parametrize("how", ["hang", "SIGSTOP"])
+def test_a_worker_that_hangs_past_the_timeout_is_replaced(how):
+    with loader_over(failing(Plain, how, (7,), times=1), timeout=1) as loader:
+        assert contents(loader) == undisturbed(Plain)
+
+
+@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_workers_killed_at_any_moment_change_nothing(kind, over):
+    draw = random.Random(1)
+    base = loader_over(kind(), 3, max_restarts=100)
+    with over(base) as loader:
+        batches = []
+        for batch in loader:
+            batches.append(batch)
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(base._engine.processes).pid, signal.SIGKILL)
+    assert contents(batches) == undisturbed(kind)
+
+
+def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next(bound):
+    dataset = failing(Plain, "hang", (7,), times=1)
+    with loader_over(dataset, shuffle=False) as loader:
+        next(iter(loader))
+        assert dataset.hangs.wait(bound)
+        loader.set_epoch(5)
+        iterator = iter(loader)  # what was open is not wanted any more, the batch that hangs among it
+        for process in loader._engine.processes:
+            process.kill()
+        seen = contents(iterator)
+    with loader_over(Plain(), 0, shuffle=False) as calm:
+        calm.set_epoch(5)
+        assert seen == contents(calm)
+
+
+def test_without_a_seed_every_sample_comes_once_all_the_same():
+    dataset = failing(Plain, "SIGKILL", (7, 23), times=1)
+    batches = list(WorkerLoader(dataset, 4, shuffle=True, num_workers=2))
+    assert sorted(flat(indices(batches))) == list(range(48))
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
+    with loader_over(failing(kind, "SIGKILL", (7,)), shuffle=False, max_restarts=1) as loader:
+        seen = outcomes(loader)
+    assert "is killed by signal: Killed" in seen[1]
+    assert "reading sample 7" in seen[1]
+    assert seen[:1] + seen[2:] == [list(range(start, start + 4)) for start in range(0, 48, 4) if start != 4]
+
+
+def test_a_sample_that_always_hangs_is_named_in_torchs_words():
+    with loader_over(failing(Plain, "hang", (7,)), shuffle=False, max_restarts=0, timeout=0.5) as loader:
+        assert "DataLoader timed out after 0.5 seconds" in outcomes(loader)[1]
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_a_sample_that_always_kills_can_be_left_out(kind):
+    dataset = failing(kind, "SIGKILL", (4, 6, 40))
+    with loader_over(dataset, shuffle=False, max_restarts=1, on_error="skip") as loader:
+        seen = flat(indices(loader))
+        assert {index for index, _ in loader.stats()["workers"]["skipped"]} == {4, 6, 40}
+    assert seen == [index for index in range(48) if index not in (4, 6, 40)]
+
+
+def die(worker: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
+    with (
+        loader_over(Plain(), worker_init_fn=die) as loader,
+        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before they read a sample: in worker_init_fn"),
+    ):
+        next(iter(loader))
+
+
+def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog):
+    hangs = multiprocessing.Value("q", 1)
+    start = process.work
+
+    def slow_start(*args) -> None:
+        with hangs:
+            hangs.value -= 1
+            first = hangs.value == 0
+        if first:
+            threading.Event().wait()
+        start(*args)
+
+    monkeypatch.setattr(process, "work", slow_start)
+    monkeypatch.setitem(process.START_SECONDS, "fork", 0.5)
+    with loader_over(Plain(), 1) as loader:
+        assert contents(loader) == undisturbed(Plain)
+    assert "did not start in 0.5 s" in caplog.text
+
+
+class Forking(Plain):
+    """Each sample starts a process of its own, and leaves one behind that holds the worker's descriptors."""
+
+    def before(self, index: int) -> None:
+        subprocess.run(["true"], check=True)
+        if index == 7:
+            subprocess.Popen(["sleep", "30"], close_fds=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_death_of_a_worker_is_seen_though_a_child_of_its_own_holds_its_pipes():
+    with loader_over(Forking(12), shuffle=False, max_restarts=0) as loader:
+        seen = outcomes(loader)
+    assert "is killed by signal" in seen[1]
+    assert seen[2] == [8, 9, 10, 11]
+    subprocess.run(["pkill", "-f", "sleep 30"], check=False)
+
+
+# The parent
+
+
+PARENT = """
+import signal
+import sys
+import torch
+from loaders import Preloader, WorkerLoader
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it ignored
+
+class Slow:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index > 8:
+            import threading
+            threading.Event().wait()
+        return index
+
+if __name__ == "__main__":
+    loader = WorkerLoader(Slow(), 2, num_workers=2, seed=0, persistent_workers=True)
+    batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
+    next(batches)
+    print(*[process.pid for process in loader._engine.processes], flush=True)
+    list(batches)
+"""
+
+
+def start_parent(*arguments: str) -> tuple[subprocess.Popen, list[int]]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    return parent, [os.pidfd_open(pid) for pid in workers]
+
+
+def assert_gone(pidfds: list[int], bound: float) -> None:
+    for fd in pidfds:
+        assert select.select([fd], [], [], bound)[0], "a worker has outlived its parent"
+        os.close(fd)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_parent_however_busy_they_are(how, bound):
+    parent, workers = start_parent()
+    parent.send_signal(how)
+    parent.communicate(timeout=bound)
+    assert_gone(workers, bound)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("over", ["workers", "preloader"])
+def test_ctrl_c_ends_everything_without_a_word_from_the_workers(over, times, bound):
+    parent, workers = start_parent(over)
+    for _ in range(times):
+        with suppress(ProcessLookupError):
+            parent.send_signal(signal.SIGINT)
+    _, errors = parent.communicate(timeout=bound)
+    assert_gone(workers, bound)
+    assert "loaders/pools/worker.py" not in errors
+    assert times == 2 or "takes its place" not in errors
+
+
+# Errors that are nobody's batch
+
+
+class Slow(Written):
+    """Each call takes a quarter of a second, so that one by one a batch takes longer than its timeout."""
+
+    def read_batch(self, indices, out, random) -> None:
+        threading.Event().wait(0.25)
+        super().read_batch(indices, out, random)
+
+
+def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
+    class Dying(Slow):
+        failed = multiprocessing.RawArray("q", 1)
+
+        def read_batch(self, indices, out, random) -> None:
+            if not self.failed[0]:
+                self.failed[0] = 1
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().read_batch(indices, out, random)
+
+    with loader_over(Dying(8), max_restarts=1, timeout=0.7) as loader:
+        assert contents(loader) == undisturbed(Written, 8)
+        assert loader.stats()["workers"]["deaths"] == 1
+
+
+def test_a_machine_that_was_full_for_a_while_costs_no_batch_and_moves_no_place(monkeypatch):
+    with loader_over(Plain(), 1, shuffle=False) as loader:
+        monkeypatch.setattr(process, "_Worker", refuse)
+        with pytest.raises(MachineFull):
+            iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+        monkeypatch.undo()
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        loader._engine.processes[0].kill()
+        monkeypatch.setattr(process, "_Worker", refuse)
+        with pytest.raises(MachineFull):
+            while True:
+                seen.append(next(iterator))
+        assert loader.state_dict()["samples"] == 4 * len(seen)
+        monkeypatch.undo()
+        seen += iterator
+    with loader_over(Plain(), 0, shuffle=False) as calm:
+        assert contents(seen) == contents(calm)
+
+
+def refuse(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_samplers_error_comes_after_the_batches_before_it():
+    def indices():
+        yield from range(10)
+        raise LookupError("no more")
+
+    class Sampler:
+        def __iter__(self):
+            return indices()
+
+    with loader_over(Plain(), shuffle=None, sampler=Sampler()) as loader:
+        iterator = iter(loader)
+        assert [next(iterator)["index"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(LookupError, match="no more"):
+            next(iterator)
+
+
+def test_whatever_ends_a_samples_reading_in_a_thread_comes_out():
+    class Leaving(Plain):
+        def before(self, index: int) -> None:
+            if index == 7:
+                raise SystemExit(3)
+
+    with loader_over(Leaving(), worker_method="thread") as loader, pytest.raises(SystemExit):
+        list(loader)
+
+
+# Samples that cannot be read
+
+
+@pytest.mark.parametrize("kind", [Plain, Written, Together])
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}],
+    ids=["inline", "processes", "threads"],
+)
+def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, settings, caplog):
+    bad = (5, 6, 47)
+    with loader_over(failing(kind, "raise", bad), on_error="skip", shuffle=False, **settings) as loader:
+        seen = contents(loader)
+        stats = loader.stats()["workers"]
+        assert loader.state_dict()["epoch"] == 1
+    assert [batch["index"] for batch in seen][1:3] == [[4, 7], [8, 9, 10, 11]]
+    assert stats["skipped_samples"] == 3
+    assert dict(stats["skipped"]) == {index: f"ValueError: sample {index} is bad" for index in bad}
+    assert "sample 47 could not be read and is left out: ValueError: sample 47 is bad" in caplog.text
+    if kind is Written or settings.get("worker_method") != "thread":
+        with loader_over(kind(), 0, shuffle=False) as loader:
+            whole = contents(loader)
+        for batch, rows in zip(seen, whole, strict=True):
+            keep = [row for row, index in enumerate(rows["index"]) if index not in bad]
+            assert batch == {name: [values[row] for row in keep] for name, values in rows.items()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_a_seed_bad_samples_are_left_out_too(num_workers):
+    dataset = failing(Together, "raise", (5, 6, 47))
+    batches = list(WorkerLoader(dataset, 4, num_workers=num_workers, on_error="skip"))
+    assert flat(indices(batches)) == [index for index in range(48) if index not in (5, 6, 47)]
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_a_batch_without_a_good_sample_raises(kind):
+    dataset = failing(kind, "raise", (4, 5, 6, 7))
+    with loader_over(dataset, on_error="skip", shuffle=False) as loader:
+        seen = outcomes(loader)
+    assert "has left out every sample of a batch (sample 4: ValueError: sample 4 is bad" in seen[1]
+    assert seen[2] == [8, 9, 10, 11]
+
+
+# Threads
+
+
+class Waiting(Plain):
+    """Sample 7 waits to be let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def before(self, index: int) -> None:
+        if index == 7:
+            assert self.go.wait(30)
+
+
+def test_a_thread_that_hangs_is_an_error_and_holds_up_no_close(caplog):
+    dataset = Waiting()
+    with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds\. A thread cannot be replaced"):
+            next(iterator)
+        assert loader.state_dict()["samples"] == 4
+    assert "was left behind" in caplog.text
+    dataset.go.set()
+
+
+def test_threads_hand_over_objects_as_they_are_and_kept_batches_stay():
+    things = [object() for _ in range(40)]
+    with loader_over(things, worker_method="thread", collate_fn=list, shuffle=False) as loader:
+        assert flat(loader) == things
+    with loader_over(Written(400), worker_method="thread") as loader:
+        kept = list(loader)
+        list(loader)
+    assert contents(kept) == undisturbed(Written, 400)
+
+
+def test_an_error_in_a_thread_is_the_datasets_own():
+    with (
+        loader_over(failing(Plain, "raise", (7,)), worker_method="thread") as loader,
+        pytest.raises(ValueError, match=r"^sample 7 is bad$"),
+    ):
+        list(loader)
+
+
+# Closing
+
+
+class Stuck(Plain):
+    """After the first batches no sample comes before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def before(self, index: int) -> None:
+        if index > 8:
+            self.go.wait(60)
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_closing_does_not_wait_for_samples_that_do_not_come(method, in_thread, bound, caplog):
+    dataset = Stuck()
+    loader = Preloader(loader_over(dataset, shuffle=False, worker_method=method), "cpu", 2)
+    next(iter(loader))
+    in_thread(loader.close).result(bound / 6)
+    assert multiprocessing.active_children() == []
+    assert "takes its place" not in caplog.text
+    dataset.go.set()
+
+
+# A full machine
+
+
+def test_a_machine_without_room_for_processes_says_so(monkeypatch):
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(RuntimeError, match=r"starting worker 1 of 2 failed: no more processes .*lower num_workers"):
+        iter(loader_over(Plain()))
+
+
+def test_a_process_without_descriptors_says_so(descriptors_left):
+    descriptors_left(10)
+    with pytest.raises(RuntimeError, match=r"starting worker \d+ of 20 failed: too many open files: .*ulimit -n"):
+        iter(loader_over(Plain(), 20))
+
+
+def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
+    def posix_fallocate(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    with pytest.raises(MachineFull, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
+        next(iter(loader_over(Written())))
+
+
+# What a dataset may write
+
+
+class Careless(Written):
+    """read_batch leaves a row as it was, or puts something else in its place."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def read_batch(self, indices, out, random) -> None:
+        if self.how == "another tensor":
+            out["noise"] = torch.zeros(len(indices), 3)
+        elif self.how == "another name":
+            out["nose"] = out.pop("noise")
+        elif self.how == "another shape":
+            out["noise"][:] = torch.zeros(len(indices), 4)
+        else:
+            out["noise"][:2] = 1.0
+            out["index"].copy_(torch.from_numpy(indices))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("another tensor", r"read_batch has put something of its own under out\['noise'\]"),
+        ("another name", r"read_batch has put something of its own under out\['nose'\]"),
+        ("another shape", r"expanded size of the tensor \(3\) must match"),
+        ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 of 4"),
+    ],
+)
+def test_a_careless_read_batch_is_told_what_it_did(how, message, monkeypatch):
+    monkeypatch.setenv("LOADERS_DEBUG", "1")
+    with loader_over(Careless(how)) as loader, pytest.raises((ValueError, RuntimeError), match=message):
+        next(iter(loader))
+
+
+def test_looking_for_unwritten_rows_changes_no_batch(monkeypatch):
+    whole = undisturbed(Written)
+    monkeypatch.setenv("LOADERS_DEBUG", "1")
+    with loader_over(Written()) as loader:
+        assert contents(loader) == whole
+
+
+def test_a_spec_that_is_none_is_refused():
+    dataset = Written()
+    dataset.sample_spec = lambda: {"noise": (3, np.float64)}
+    with pytest.raises(ValueError, match=r"Written\.sample_spec\(\) gave .*: it should give each field's shape"):
+        iter(loader_over(dataset))
+
+
+# A long epoch
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
+    length, faults = 120_000, [signal.SIGKILL] * 200 + [signal.SIGSTOP] * 50
+    exits = failing(kind, "exit", tuple(range(0, length, length // 50)), times=1, length=length)
+    draw, batches = random.Random(2), []
+    draw.shuffle(faults)
+    base = loader_over(exits, 3, batch_size=16, max_restarts=1000, timeout=1)
+    with over(base) as loader:
+        for batch in loader:
+            batches.append(batch)
+            if faults and len(batches) % 25 == 0:
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(base._engine.processes).pid, faults.pop())
+    assert not faults
+    with loader_over(kind(length), 0, batch_size=16) as calm:
+        for disturbed, batch in zip(batches, calm, strict=True):
+            assert all(torch.equal(disturbed[name], batch[name]) for name in batch)
