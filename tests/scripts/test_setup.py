@@ -25,7 +25,9 @@ esac
 """
 UV = """#!/bin/sh
 case "$*" in
-"venv "*" --python python3 "*) for folder; do :; done; mkdir -p "$folder/bin" && cp "$BIN/python3" "$folder/bin/python" ;;
+"venv "*" --python python3 "*)
+    for folder; do :; done
+    mkdir -p "$folder/bin" && cp "$BIN/python3" "$folder/bin/python" ;;
 "pip install --python "*) echo uv >> "$LOG"; exit ${INSTALL_FAILS:-0} ;;
 *) exit 1 ;;
 esac
