@@ -62,9 +62,8 @@ def measured_in_turns(names: Iterable[str], measure: Callable[[str], Row]) -> li
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:
     """Prints the rows of `result` as a table, and writes all of it to `path` if there is one."""
-    keys, headings, writers = zip(*columns, strict=True)
-    cells = [[write(row[key]) for key, write in zip(keys, writers, strict=True)] for row in result["rows"]]
-    print("\n".join([title, "", *table(headings, cells)]))
+    cells = [[heading, *(write(row[key]) for row in result["rows"])] for key, heading, write in columns]
+    print("\n".join([title, "", *table(cells)]))
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
 
