@@ -35,7 +35,7 @@ esac
 
 
 class Fork:
-    """A copy of the scripts in a folder with a space in its name, and a PATH with a stand-in for python3."""
+    """A copy of the scripts in a folder with a space in its name, and a PATH with a fake python3."""
 
     def __init__(self, folder: Path):
         self.root = folder / "my fork"
