@@ -128,9 +128,8 @@ class Trainer:
 
     def __init__(self, config: Config, train_set: Any, epoch_steps: int, device: torch.device) -> None:
         if epoch_steps == 0:
-            raise ConfigError(
-                f"train.batch_size={config.train.batch_size}: there are only {len(train_set)} training images, lower it"
-            )
+            size = config.train.batch_size
+            raise ConfigError(f"train.batch_size={size}: there are only {len(train_set)} training images; lower it")
         self.config, self.device = config.train, device
         self.epoch, self.step, self.best_accuracy = 0, 0, 0.0
         self.last_step = min(self.config.epochs * epoch_steps, self.config.max_steps or math.inf)

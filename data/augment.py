@@ -66,7 +66,8 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
     """Pastes a box of the previous image into each image, in place. Returns the share of the image itself."""
     height, width = images.shape[2:]
     half = 0.5 * math.sqrt(1 - generator.beta(alpha, alpha))
-    y, x, down, right = generator.integers(height), generator.integers(width), int(half * height), int(half * width)
+    y, x = int(generator.integers(height)), int(generator.integers(width))
+    down, right = int(half * height), int(half * width)
     top, bottom, left, right = max(0, y - down), min(height, y + down), max(0, x - right), min(width, x + right)
     box = images[:, :, top:bottom, left:right]
     box.copy_(box.roll(1, 0))

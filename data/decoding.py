@@ -29,8 +29,8 @@ def decode(data: bytes, crop: Callable[[Size], Box], enough: float = math.inf) -
         raise ValueError("the file is empty")
     scale, jpeg = 1, data.startswith(JPEG)
     if jpeg and len(data) >= LARGE and enough < math.inf:
-        with Image.open(io.BytesIO(data)) as image:
-            left, top, right, bottom = crop(upright_size(image))
+        with Image.open(io.BytesIO(data)) as file:
+            left, top, right, bottom = crop(upright_size(file))
             scale = max(1, int(min(right - left, bottom - top) / enough))
     # decode_jpeg does not find an EXIF block that comes after XMP metadata.
     if jpeg and scale == 1 and decode_jpeg and XMP not in data[:64]:
@@ -39,12 +39,13 @@ def decode(data: bytes, crop: Callable[[Size], Box], enough: float = math.inf) -
             pixels = decode_jpeg(encoded, ImageReadMode.RGB.value, True)  # True: apply the EXIF orientation
             left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
             return pixels[:, top:bottom, left:right]
-    with Image.open(io.BytesIO(data)) as image:
-        size = upright_size(image)
+    with Image.open(io.BytesIO(data)) as file:
+        size = upright_size(file)
         if scale > 1:
-            image.draft("RGB", (image.width // scale, image.height // scale))
-        ImageOps.exif_transpose(image, in_place=True)
-        image = image.crop([side * image.size[axis % 2] // size[axis % 2] for axis, side in enumerate(crop(size))])
+            file.draft("RGB", (file.width // scale, file.height // scale))
+        ImageOps.exif_transpose(file, in_place=True)
+        box = [side * file.size[axis % 2] // size[axis % 2] for axis, side in enumerate(crop(size))]
+        image = file.crop((box[0], box[1], box[2], box[3]))
         if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
             image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

@@ -1,6 +1,6 @@
 """The exception of this package, and the check of a setting that has a few known values."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -17,7 +17,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
-def check_choice(key: str, value: object, choices: Iterable[str], error: type[ValueError] = DataError) -> None:
+def check_choice(key: str, value: object, choices: Collection[str], error: type[ValueError] = DataError) -> None:
     """Raises `error` unless `value` is one of `choices`."""
     if value not in choices:
         raise error(f"{key}={value}: {did_you_mean(value, choices)}it is one of {', '.join(choices)}")

@@ -8,7 +8,9 @@ import hashlib
 import lzma
 import math
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +30,10 @@ CLASSES = [
     "Bag",
     "Ankle boot",
 ]
-ABOUT = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
+ABOUT: dict[str, Any] = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
 TRAIN_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST_FILES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
@@ -95,7 +98,7 @@ def read_idx(path: Path) -> np.ndarray:
     """
     remedy = "replace it with a good copy, or delete it to download it again"
     try:
-        with {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, "rb") as file:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
             content = file.read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error

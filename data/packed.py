@@ -88,7 +88,7 @@ class Packed(CroppedDataset):
     def verify(self, index: int) -> None:
         """Raises DataError if an image's bytes have changed since it was packed."""
         entry = self._entries[index]
-        if zlib.crc32(self._data(index)) != entry["crc32"]:
+        if zlib.crc32(self._data(index).data) != entry["crc32"]:
             path, name = self.folder / shard_name(self._split, entry["shard"]), entry["name"]
             raise damaged(path, f"the checksum of {name.decode(errors='backslashreplace')} is wrong")
         self._verified[index] = True

@@ -106,8 +106,8 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
 
     def of_ours(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
         def make(n: int) -> Preloader:
-            loader = WorkerLoader(dataset, batch_size, num_workers=n, seed=seed, worker_method=method, **common)
-            return Preloader(loader, "cpu", depth, transform)
+            settings = {"num_workers": n, "seed": seed, "worker_method": method, **common}
+            return Preloader(WorkerLoader(dataset, batch_size, **settings), "cpu", depth, transform)
 
         return make
 
@@ -219,7 +219,7 @@ def make_pictures(root: Path, count: int = 320) -> None:
             noise = generator.normal(size=(cells * 3 // 4, cells, 3)) * strength * generator.uniform(0.8, 1.2)
             for channel in range(3):
                 plane = Image.fromarray(noise[:, :, channel].astype(np.float32))
-                picture[:, :, channel] += plane.resize((500, 375), Image.Resampling.BICUBIC)
+                picture[:, :, channel] += np.asarray(plane.resize((500, 375), Image.Resampling.BICUBIC))
         folder = root / ("val" if number % 10 == 0 else "train") / f"class {number % 4}"
         folder.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray((picture + 128).clip(0, 255).astype(np.uint8))

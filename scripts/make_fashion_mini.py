@@ -25,8 +25,8 @@ def make(source: Path, target: Path, train_per_class: int = 1000, test_per_class
     """Writes four .xz files and SHA256SUMS into `target`. Raises DataError if `source` is not the full dataset."""
     paths = find_files(source)
     if not paths:
-        names = ", ".join(TRAIN_FILES + TEST_FILES)
-        raise DataError(f"{source} does not have all of {names} (or .gz); give another folder with --source")
+        wanted = ", ".join(TRAIN_FILES + TEST_FILES)
+        raise DataError(f"{source} does not have all of {wanted} (or .gz); give another folder with --source")
     target.mkdir(parents=True, exist_ok=True)
     sums = ""
     for names, per_class in ((TRAIN_FILES, train_per_class), (TEST_FILES, test_per_class)):

@@ -16,7 +16,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -206,10 +206,14 @@ def write_report(folder: str | Path) -> list[Path]:
     Returns their paths. Raises ValueError if it is not a sweep's folder, OSError if it cannot be written to.
     """
     sweep = Sweep(folder)
-    paths = [sweep.folder / name for name in ("sweep.csv", "sweep.md", "sweep.png")]
-    for path, make in zip(paths, (sweep.csv, sweep.markdown, sweep.picture), strict=True):
-        write_whole(path, make())
-    return paths
+    makers: dict[str, Callable[[], str | bytes]] = {
+        "sweep.csv": sweep.csv,
+        "sweep.md": sweep.markdown,
+        "sweep.png": sweep.picture,
+    }
+    for name, make in makers.items():
+        write_whole(sweep.folder / name, make())
+    return [sweep.folder / name for name in makers]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
