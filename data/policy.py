@@ -33,9 +33,8 @@ class Policy:
     def __call__(self, image: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
         """Augments a uint8 image (C, H, W), with C 1 or 3. `draws` are `self.draws` numbers in [0, 1)."""
         height, width = image.shape[1:]
-        operations = list(
-            self._policy._AUGMENTATION_SPACE.items()
-        )  # not kept: it has functions that cannot be pickled
+        # Not kept in an attribute: it has functions that cannot be pickled.
+        operations = list(self._policy._AUGMENTATION_SPACE.items())
         for start in range(0, self.draws, 3):
             which, strength, sign = draws[start : start + 3]
             name, (strengths_of, signed) = operations[int(which * len(operations))]
