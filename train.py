@@ -1,10 +1,10 @@
-"""Train an image classifier, and see how much of it was waiting for data. conf/config.yaml explains the keys.
+"""Trains an image classifier, and reports how much of the time it waited for data. conf/config.yaml explains the keys.
 
-python train.py                                     # a small Fashion-MNIST, which ships with the repository
-python train.py loader=torch loader.num_workers=4   # another way of feeding it: conf/loader/
-python train.py data=cifar10 model=resnet18         # other data, another network: conf/data/, conf/model/
-python train.py train.resume=outputs/2026-11-21_10-00-00_123456     # go on with an earlier run
-python train.py -m loader=torch,prefetch loader.num_workers=0,2     # sweep, and compare in a table
+python train.py                                     # a part of Fashion-MNIST, which ships with the repository
+python train.py loader=torch loader.num_workers=4   # another loader: conf/loader/
+python train.py data=cifar10 model=resnet18         # another dataset and network: conf/data/, conf/model/
+python train.py train.resume=outputs/2026-11-21_10-00-00_123456     # continues an earlier run
+python train.py -m loader=torch,prefetch loader.num_workers=0,2     # a sweep, which ends with a table
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ log = logging.getLogger("train")
 
 
 def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
-    """Trains as `cfg` says; returns the summary that it writes to `folder` (by default a new one under outputs/).
+    """Trains as `cfg` says. Returns the summary that it writes to `folder` (default: a new one in outputs/).
 
-    Raises ConfigError or DataError, each a sentence, for settings and files that cannot work.
+    Raises ConfigError or DataError for settings and files that cannot work.
     """
     config = checked(cfg)
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -69,7 +69,9 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             first = f"first batch {timer.epoch_first_batch_seconds:.2f} s"
             log.info("epoch %d: accuracy %.4f, %s, %s", trainer.epoch, accuracy, timer.epoch(), first)
             best = record.folder / "checkpoints" / "best.pt"
-            if accuracy >= trainer.best_accuracy or not best.exists():  # a run resumed in a new folder has none yet
+            if (
+                accuracy >= trainer.best_accuracy or not best.exists()
+            ):  # a run that is resumed in a new folder has none
                 trainer.best_accuracy = accuracy
                 save_checkpoint(best, trainer.state_dict(train_loader))
             save_checkpoint(best.with_name("last.pt"), trainer.state_dict(train_loader))
@@ -95,7 +97,7 @@ def make_loader(config: Config, dataset: Any, device: torch.device, transform: A
 
 
 def train_epoch(trainer: Trainer, loader: Preloader, timer: StepTimer, record: Record) -> None:
-    """Steps through the loader's next epoch, with a bar, and a line in the log and in metrics.jsonl at intervals."""
+    """Trains for one epoch, with a progress bar, and writes to the log and metrics.jsonl at intervals."""
     loader.set_epoch(trainer.epoch)
     losses: list[Tensor] = []
     with tqdm(total=len(loader), desc=f"epoch {trainer.epoch + 1}", unit="step", leave=False, disable=None) as bar:
@@ -122,13 +124,12 @@ def train_epoch(trainer: Trainer, loader: Preloader, timer: StepTimer, record: R
 
 
 class Trainer:
-    """The model with its optimizer and schedule, and how far they have come."""
+    """The model, its optimizer and schedule, and how far training has come."""
 
     def __init__(self, config: Config, train_set: Any, epoch_steps: int, device: torch.device) -> None:
         if epoch_steps == 0:
-            raise ConfigError(
-                f"train.batch_size={config.train.batch_size}, but there are {len(train_set)} training images: lower it"
-            )
+            size = config.train.batch_size
+            raise ConfigError(f"train.batch_size={size}: there are only {len(train_set)} training images; lower it")
         self.config, self.device = config.train, device
         self.epoch, self.step, self.best_accuracy = 0, 0, 0.0
         self.last_step = min(self.config.epochs * epoch_steps, self.config.max_steps or math.inf)
@@ -143,7 +144,7 @@ class Trainer:
         self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
-        # Weight decay is for weights, not for biases and norms.
+        # Weight decay applies to weights, not to biases and norms.
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
         self.optimizer = build("optim", config.optim, [{"params": weights}, {"params": others, "weight_decay": 0.0}])
@@ -154,16 +155,16 @@ class Trainer:
         return self.step >= self.last_step
 
     def learning_rate(self, step: int) -> float:
-        """As a part of its peak: a line up, then half a cosine down to zero."""
+        """The learning rate as a share of its peak: a linear rise, then half a cosine down to zero."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         return 0.5 + 0.5 * math.cos(math.pi * (step - self.warmup_steps) / (self.last_step - self.warmup_steps))
 
     def train_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """One optimizer step; returns the batch's mean loss, left on the device so that nothing waits for it."""
+        """One optimizer step. Returns the batch's mean loss, left on the device so that nothing waits for it."""
         self.model.train()
         mean_loss = torch.zeros((), device=self.device)
-        parts = self.config.accumulate  # where the device cannot hold the activations of a whole batch at once
+        parts = self.config.accumulate  # more than 1 if the device cannot hold a whole batch's activations at once
         for images, labels in zip(batch["image"].chunk(parts), batch["label"].chunk(parts), strict=True):
             with self.autocast:
                 logits = self.forward(images)
@@ -181,7 +182,7 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader) -> float:
-        """The share of the loader's samples that the model classifies rightly."""
+        """The share of the loader's samples that the model classifies correctly."""
         self.model.eval()
         correct, seen = torch.zeros((), dtype=torch.int64, device=self.device), 0
         for batch in loader:
@@ -192,7 +193,7 @@ class Trainer:
         return correct.item() / seen
 
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
-        """All that a run needs to go on from here as if it had never stopped."""
+        """Everything a run needs to continue from here as if it had not stopped."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -205,28 +206,28 @@ class Trainer:
         }
 
     def resume(self, checkpoint: str, loader: Preloader) -> None:
-        """Takes up the state in a checkpoint, or in the last one of a run's folder. Raises ConfigError."""
+        """Loads the state from a checkpoint, or from the last one in a run's folder. Raises ConfigError."""
         path, state = read_checkpoint(checkpoint, self.device)
         load_weights(self.model, state["model"], path)
         theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
         if theirs != ours:
             raise ConfigError(
-                f"train.resume: {path} was trained with {theirs} and this run has {ours}: use its optim="
+                f"train.resume: {path} was trained with {theirs} and this run has {ours}: use the same optim="
             )
-        # This run's settings stay, learning rate and all; what is loaded is what the optimizer has learnt.
+        # Only the optimizer's state is loaded. The learning rate and other settings are those of this run.
         learnt = {**self.optimizer.state_dict(), "state": state["optimizer"]["state"]}
         try:
             self.optimizer.load_state_dict(learnt)
             loader.load_state_dict(state["loader"])
         except ValueError as error:
-            raise ConfigError(f"train.resume: {path} is of a run unlike this one: {error}") from error
+            raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
         self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         torch.set_rng_state(state["random"].cpu())
         torch.cuda.set_rng_state_all([random.cpu() for random in state["random_cuda"][: torch.cuda.device_count()]])
         self.epoch, self.step, self.best_accuracy = state["loader"]["epoch"], state["step"], state["best_accuracy"]
         if self.finished:
             raise ConfigError(
-                f"train.resume: {path} has {self.step} steps behind it and this run ends after {self.last_step}: "
+                f"train.resume: {path} was saved after {self.step} steps, and this run ends after {self.last_step}: "
                 "raise train.epochs or train.max_steps"
             )
 

@@ -1,23 +1,24 @@
-"""Datasets: what is read, and how a sample is augmented. Nothing here knows of loaders, models or Hydra.
+"""Datasets: how samples are read and augmented. Nothing here imports loaders, models or Hydra.
 
-A dataset is a class with `__len__` and `__getitem__`. The keyword arguments of its constructor are the keys
-of its yaml in conf/data/, and `train` (True: the training split, augmented; False: the test split).
-To add one:
+A dataset is a class with `__len__` and `__getitem__`. Its constructor takes `train` (True: the training split,
+augmented; False: the test split) and the keys of its yaml file in conf/data/. To add one:
 
-    # data/flowers.py                                   # conf/data/flowers.yaml: use it by data=flowers
+    # data/flowers.py                                   # conf/data/flowers.yaml: use it with data=flowers
     class Flowers:                                      _target_: data.flowers.Flowers
         def __init__(self, train, root): ...            root: null
 
-- `__getitem__(index)` returns {"image": uint8 tensor (H, W, C), "label": int64 tensor ()}. Normalising and
-  the change to (C, H, W) are done once a batch, on the device, by `data.transform.Normalize`; what a training batch
-  is augmented with as a whole, by `data.augment.Augment`.
-- `sample_spec()` says so: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
-- `arrays()` and `augment_batch(batch, random)`, where a class has them, give loader=resident its samples as arrays
-  in memory and augment whole batches of them on the device: see `data.array_dataset`, which has both.
-- `classes` are the names of the labels; `mean` and `std` are each channel's, of pixel values scaled to 0..1.
-- `__getitem__` draws from torch's default generator, which the loader seeds anew for each sample.
-- What the user can put right is a `data.errors.DataError` that says how.
-- Tables of file names and labels are arrays: workers share an array, but end up copying a list.
+- `__getitem__(index)` returns {"image": uint8 tensor (H, W, C), "label": int64 tensor ()}. It may draw from torch's
+  default generator, which the loader seeds for each sample.
+- `sample_spec()` returns the shapes and dtypes: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
+- `classes` are the names of the labels. `mean` and `std` have one number per channel, for pixels scaled to 0..1.
+- `read_batch(indices, out, random)` is optional: it writes a whole batch into memory that the loader provides.
+- `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: they return all samples as arrays,
+  and augment whole batches of them on the device. `data.array_dataset` has both.
+- An error that the user can fix is a `data.errors.DataError` that says how.
+- File names and labels belong in arrays, not lists: forked workers share an array, but end up copying a list.
+
+Whole batches are processed on the device: `data.transform.Normalize` normalises them and puts the channels first,
+and `data.augment.Augment` augments training batches.
 
 Images that fit in memory need only a subclass of `data.array_dataset.ArrayDataset`, as in data/cifar.py.
 """

@@ -1,6 +1,6 @@
-"""ArrayDataset: images that fit in memory, with random crops and mirroring.
+"""ArrayDataset: images in memory, randomly cropped and mirrored.
 
-The images are padded once, when the dataset is made; a crop is then a slice, which costs next to nothing.
+The images are padded once, in the constructor. After that a crop is a slice, which costs almost nothing.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from data.policy import Policy
 
 
 class ArrayDataset:
-    """Images in memory; in training a sample is a random crop of the padded image, mirrored or not.
+    """Images in memory. A training sample is a random crop of the padded image, mirrored half of the time.
 
     images: uint8 (N, H, W, C); labels: integers (N,), indices into `classes`.
-    mean, std: one number a channel, of pixel values scaled to 0..1.
-    pad: pixels reflected at each border before a crop of (H, W) is taken; 0: no crop.
-    flip: mirror left to right half of the time. policy: "trivial" or "rand", see data.policy.
-    If not `train`, samples are as they are. Raises DataError where these do not fit each other.
+    mean, std: one number per channel, for pixels scaled to 0..1.
+    pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
+    flip: whether samples are mirrored. policy: "trivial" or "rand" (data.policy), or None.
+    Without `train`, samples are not augmented. Raises DataError if the arguments do not fit together.
 
-    The attributes `images` (padded), `labels`, `pad`, `flip` and `policy` hold what is in force.
+    The attributes `images` (padded), `labels`, `pad`, `flip` and `policy` have the values that are in use.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ArrayDataset:
                 f"as there are {len(classes)} classes"
             )
         self.image_shape = images.shape[1:]
-        largest = min(self.image_shape[:2]) - 1  # what can be reflected
+        largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
         if not 0 <= pad <= largest:
             raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
@@ -68,13 +68,13 @@ class ArrayDataset:
         image = self.images[index]
         if draws := self._draws:
             image = self._augmented(image, *torch.rand(draws).tolist())
-        # A copy: whoever changes a sample in place must not change the dataset.
+        # A copy, because changing a sample in place must not change the dataset.
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
-        Augments as `__getitem__` does, by `random.uniform`: float64 (B, 3), or more for a policy.
+        Augments as `__getitem__` does, with numbers from `random.uniform`: float64 (B, 3), or more for a policy.
         """
         images = out["image"].numpy()
         if self._draws:
@@ -82,21 +82,21 @@ class ArrayDataset:
                 images[row] = self._augmented(self.images[index], *draws)
         else:
             if len(indices) and not -len(self) <= indices.min() <= indices.max() < len(self):
-                raise IndexError(f"there are {len(self)} images, and one of {indices} was asked for")
+                raise IndexError(f"there are {len(self)} images, and one of the indices {indices} is out of range")
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
         np.take(self.labels, indices, out=out["label"].numpy())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What the samples are made of: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""
+        """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""
         return {"image": self.images, "label": self.labels}
 
     def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
-        """The samples (B, ...) from rows of `arrays()`, on whatever device these are; equal to those of `read_batch`.
+        """Makes samples (B, ...) from rows of `arrays()`, on any device. They are equal to those of `read_batch`.
 
-        Augments by `random.uniform(3)`, float64 (B, 3); for None, a sample is the middle of its padded image.
+        Augments with `random.uniform(3)`, float64 (B, 3). If `random` is None, a sample is the unpadded image.
         """
         if self.policy is not None and random is not None:
-            raise DataError("data.policy works image by image, and not on whole batches: use loader=prefetch")
+            raise DataError("data.policy augments single images, not whole batches: use loader=prefetch")
         if not (self.pad or self.flip):
             return batch
         images, (height, width, _) = batch["image"], self.image_shape
@@ -106,28 +106,28 @@ class ArrayDataset:
         down, right, mirror = random.uniform(3).T
         top, left = ((draws * (2 * self.pad + 1)).astype(np.int64) for draws in (down, right))
         mirrored = self.flip & (mirror < 0.5)
-        top += np.arange(len(top)) * images.shape[1]  # counted through the rows of all images
-        left += mirrored * (width - 1)  # a mirrored row is read backwards from its end
+        top += np.arange(len(top)) * images.shape[1]  # a row number among the rows of all images
+        left += mirrored * (width - 1)  # a mirrored row is read from its end backwards
         starts = torch.from_numpy(np.stack([top, left, 1 - 2 * mirrored]))
         if images.is_cuda:
-            starts = starts.pin_memory()  # from pageable memory the copy would be synchronous
+            starts = starts.pin_memory()  # a copy from pageable memory would make the host wait
         first_row, first_column, step = starts.to(images.device, non_blocking=True)[:, :, None]
         rows = first_row + torch.arange(height, device=images.device)
         columns = first_column + step * torch.arange(width, device=images.device)
         pixels = rows[:, :, None] * images.shape[2] + columns[:, None, :]
-        # One gather of whole pixels: faster on a CPU than windows by strides and a flip, or indices a dimension.
+        # Gathering whole pixels is faster on a CPU than strided windows and a flip, or than an index per dimension.
         crops = images.flatten(0, 2).index_select(0, pixels.flatten())
         return {**batch, "image": crops.view(-1, *self.image_shape)}
 
     @property
     def _draws(self) -> int:
-        """Random numbers that a sample takes."""
+        """How many random numbers a sample needs."""
         if self.policy is not None:
             return 3 + self.policy.draws
         return 3 if self.pad or self.flip else 0
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
-        """A view of one padded image or, with a policy, an image made of it; chosen by numbers in [0, 1)."""
+        """A view of one padded image or, with a policy, a new image. The other arguments are numbers in [0, 1)."""
         height, width, _ = self.image_shape
         top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
         image = image[top : top + height, left : left + width]

@@ -1,4 +1,4 @@
-"""Augment: what is done to whole training batches on the device: boxes erased, images mixed with one another."""
+"""Augment: erases boxes and mixes images in whole training batches, on the device."""
 
 import math
 from typing import Any
@@ -9,21 +9,24 @@ import torch
 from data.errors import DataError
 from data.transform import Normalize
 
-ERASE_AREA, ERASE_RATIO = (0.02, 0.33), (0.3, 3.3)  # of an erased box: share of the image, height to width
+ERASE_AREA, ERASE_RATIO = (
+    (0.02, 0.33),
+    (0.3, 3.3),
+)  # of an erased box: its share of the image, and its height divided by its width
 ERASE_ATTEMPTS = 10
 
 
 class Augment:
-    """Normalizes a batch, then erases and mixes it; a transform: called with a batch and its random numbers.
+    """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
 
     erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
-    cutmix: a box comes from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
-    0 switches each off; of mixup and cutmix a batch has one, either half of the time.
+    cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
+    0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
 
-    Of a mixed batch "label" becomes float32 (B, num_classes), each class's share, which cross_entropy takes as well.
-    As torchvision's RandomErasing, MixUp and CutMix, but drawn from `random`, and without waiting for the device.
-    Raises DataError for a value that cannot be.
+    In a mixed batch "label" becomes float32 (B, num_classes), the share of each class, which cross_entropy takes too.
+    The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for the device.
+    Raises DataError for a value out of range.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Augment:
         self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]
 
     def __call__(self, batch: dict[str, Any], random: Any) -> dict[str, Any]:
-        batch = self.normalize(batch, random)  # into new memory, which may be written to here
+        batch = self.normalize(batch, random)  # returns new memory, so images may be changed in place below
         images = batch["image"]
         if self.erase:
             erase_boxes(images, erasing_boxes(images, self.erase, random))
@@ -53,17 +56,18 @@ class Augment:
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
-    """Blends each image with the one before it, in place; returns the share that is its own."""
+    """Blends each image with the previous one, in place. Returns the share of the image itself."""
     share = generator.beta(alpha, alpha)
     images.lerp_(images.roll(1, 0), 1 - share)
     return share
 
 
 def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
-    """Pastes a box of the image before it into each, in place; returns the share that is its own."""
+    """Pastes a box of the previous image into each image, in place. Returns the share of the image itself."""
     height, width = images.shape[2:]
     half = 0.5 * math.sqrt(1 - generator.beta(alpha, alpha))
-    y, x, down, right = generator.integers(height), generator.integers(width), int(half * height), int(half * width)
+    y, x = int(generator.integers(height)), int(generator.integers(width))
+    down, right = int(half * height), int(half * width)
     top, bottom, left, right = max(0, y - down), min(height, y + down), max(0, x - right), min(width, x + right)
     box = images[:, :, top:bottom, left:right]
     box.copy_(box.roll(1, 0))
@@ -71,9 +75,9 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
 
 
 def erasing_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
-    """A box for each image, int64 (4, B) on its device: top, bottom, left, right; empty where nothing is erased.
+    """One box per image, int64 (4, B): top, bottom, left, right. A box is empty if its image is not erased.
 
-    Of some attempts the first that is smaller than the image counts.
+    Of ERASE_ATTEMPTS random boxes the first one that is smaller than the image is used.
     """
     count, (height, width) = len(images), images.shape[2:]
     draws = random.uniform(count * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)
@@ -87,7 +91,7 @@ def erasing_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tens
     heights, widths = heights[chosen] * erased, widths[chosen] * erased
     top, left = np.floor(down[chosen] * (height - heights + 1)), np.floor(right[chosen] * (width - widths + 1))
     boxes = torch.from_numpy(np.stack([top, top + heights, left, left + widths]).astype(np.int64))
-    if images.is_cuda:  # from pageable memory the copy would make the host wait
+    if images.is_cuda:  # a copy from pageable memory would make the host wait
         boxes = boxes.pin_memory()
     return boxes.to(images.device, non_blocking=True)
 

@@ -7,28 +7,29 @@ import numpy as np
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
 
-ABOUT = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # of the training set
+MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]  # of the training set
 
 
 class CIFAR10(ArrayDataset):
     """The 50,000 training and 10,000 test images of CIFAR-10.
 
-    root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz; if neither is there and whole,
-    torchvision downloads the latter. None: downloads/ in the current folder.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError without files or network.
+    root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is there and complete, torchvision
+    downloads the archive. None: downloads/ in the current folder.
+    pad, flip, policy: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError if the download fails.
     """
 
     def __init__(
         self, train: bool, root: str | Path | None = None, pad: int = 4, flip: bool = True, policy: str | None = None
     ) -> None:
-        # Imported here, as it takes a second in every worker that is not forked.
+        # Imported here, because it takes a second in every worker that is spawned.
         from torchvision import datasets
 
         root = Path(root or DEFAULT_ROOT).expanduser()
         try:
             source = datasets.CIFAR10(root, train=train)
-        except RuntimeError:  # not there, or broken
+        except RuntimeError:  # missing or damaged
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
-        images, labels, classes = source.data, np.array(source.targets), source.classes
-        super().__init__(images, labels, classes=classes, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
+        about = {"classes": source.classes, "mean": MEAN, "std": STD}
+        labels = np.array(source.targets)
+        super().__init__(source.data, labels, train=train, pad=pad, flip=flip, policy=policy, **about)

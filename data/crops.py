@@ -1,6 +1,6 @@
-"""CroppedDataset: images of any size, of which a sample is a crop, resized, as is usual for ImageNet.
+"""CroppedDataset: samples are resized crops of images of any size, as is usual for ImageNet.
 
-Where the images come from is for its subclasses to say. Crops are resized straight into the batch's memory.
+Subclasses read the images. Crops are resized directly into the batch's memory.
 """
 
 import math
@@ -14,20 +14,22 @@ from data.decoding import Box, Size
 from data.errors import DataError
 from data.policy import Policy
 
-RATIOS = (3 / 4, 4 / 3)  # of width to height: the narrowest and the widest training crop
+RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
-DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers a training sample takes, without a policy
-LONGEST = 64  # times the shorter side: what evaluation resizes of the longer one
+DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
+LONGEST = 64  # in evaluation, an image is cut to at most LONGEST times its shorter side
 
 
 class CroppedDataset:
-    """In training a sample is a random crop of at least `min_area` (0..1) of the image, resized, and mirrored
-    half of the time if `flip` (Szegedy et al., arXiv:1409.4842; torchvision's RandomResizedCrop), and what
-    `policy` makes of that (data.policy). Otherwise it is the middle: the shorter side is resized to
-    image_size * 256 / 224, of which image_size is kept.
+    """Images of any size, cropped and resized.
 
-    Images are RGB, uint8 (image_size, image_size, 3); labels int64 (). A subclass sets `classes` and `labels`,
-    an array (N,), and defines `read`. Raises DataError for values that cannot be.
+    A training sample is a random crop of at least `min_area` (0..1) of the image, resized (Szegedy et al.,
+    arXiv:1409.4842; torchvision's RandomResizedCrop), mirrored half of the time if `flip` is true, and then augmented
+    by `policy` (data.policy). A test sample is the middle of the image: the shorter side is resized to
+    image_size * 256 / 224, and then a square of image_size is cut out.
+
+    Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
+    array (N,), and defines `read`. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
@@ -44,9 +46,10 @@ class CroppedDataset:
         self.policy = chosen if train else None
 
     def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        """The box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
+        """Reads the box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
 
-        A box of 2, 4 or 8 times `enough` pixels on both sides may come at 1/2, 1/4 or 1/8 of its size.
+        If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
+        of its size.
         """
         raise NotImplementedError
 
@@ -64,7 +67,7 @@ class CroppedDataset:
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
-        Augments as `__getitem__` does, by `random.uniform`: float64 (B, DRAWS), or more for a policy.
+        Augments as `__getitem__` does, with numbers from `random.uniform`: float64 (B, DRAWS), or more for a policy.
         """
         images = out["image"].permute(0, 3, 1, 2)
         draws = random.uniform(self._draws).tolist() if self.train else [()] * len(indices)
@@ -77,7 +80,7 @@ class CroppedDataset:
         return DRAWS if self.policy is None else DRAWS + self.policy.draws
 
     def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
-        """Writes one sample into `image`, a view (1, C, H, W) of memory that lies channels last."""
+        """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order."""
         if not self.train:
             resize_and_crop(self.read(index, middle, math.inf), image)
             return
@@ -89,9 +92,9 @@ class CroppedDataset:
 
 
 def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
-    """A box in an image of `size` (width, height), made of 4 * CROP_ATTEMPTS numbers in [0, 1).
+    """A random box in an image of `size` (width, height). `uniforms` are 4 * CROP_ATTEMPTS numbers in [0, 1).
 
-    The first attempt that lies within the image counts; if none does, the largest box in the middle.
+    The first attempt that fits into the image is used. If none fits, it is the largest box in the middle.
     """
     width, height = size
     for attempt in range(0, 4 * CROP_ATTEMPTS, 4):
@@ -108,7 +111,7 @@ def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
 
 
 def middle(size: Size) -> Box:
-    """All of an image of `size` (width, height), unless it is so long that resizing it would fill the memory."""
+    """The whole image of `size` (width, height), or its middle if it is so long that resizing it would fill memory."""
     spare_width, spare_height = (max(0, side - LONGEST * min(size)) // 2 for side in size)
     return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
 
@@ -122,7 +125,7 @@ def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
 
 
 def with_shorter_side(pixels: torch.Tensor, shorter: int) -> torch.Tensor:
-    """`pixels` (C, H, W), resized as a whole so that the shorter side has `shorter`; channels last."""
+    """Resizes `pixels` (C, H, W) so that the shorter side has `shorter` pixels; the result is channels last."""
     height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
     if pixels.shape[1:] == (height, width):
         return pixels
@@ -132,6 +135,7 @@ def with_shorter_side(pixels: torch.Tensor, shorter: int) -> torch.Tensor:
 
 
 def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:
-    """Writes `pixels` (C, H, W) into `image` (1, C, h, w), channels last; interpolate(antialias=True) takes no out."""
-    pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # it would copy a crop anyway
+    """Resizes `pixels` (C, H, W) into the memory of `image` (1, C, h, w), which is channels last."""
+    pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # the operator would copy a crop anyway
+    # This is interpolate(mode="bilinear", antialias=True), which cannot write into given memory.
     torch.ops.aten._upsample_bilinear2d_aa.out(pixels, image.shape[2:], False, None, None, out=image)

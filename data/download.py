@@ -1,29 +1,30 @@
-"""Download a public dataset through torchvision, or say what to do where there is no network."""
+"""Downloads a public dataset with torchvision, or says what to do if there is no network."""
 
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock  # comes with torch
 
 from data.errors import DataError
 
-DEFAULT_ROOT = "downloads"  # in the folder that the program was started in
+DEFAULT_ROOT = "downloads"  # in the current folder
 
 
-def download(dataset: type, root: Path, files: str) -> None:
-    """Let the torchvision class `dataset` download into `root`, with its progress bar.
+def download(dataset: type[Any], root: Path, files: str) -> None:
+    """Downloads `dataset`, a class of torchvision, into `root`, with a progress bar.
 
-    Raises DataError where that fails: the sentence asks for `files` to be put into `root`.
+    Raises DataError if that fails, with a sentence that asks the user to put `files` into `root`.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # Of a machine's processes the first one downloads; the others wait, and then find its files.
+        # The first process on a machine downloads. The others wait for it, and then find its files.
         with FileLock(root / ".download.lock"):
             dataset(root, download=True)
     except (OSError, RuntimeError, EOFError, tarfile.TarError, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{dataset.__name__} could not be downloaded ({reason}); put {files} into {root.resolve()}, "
-            f"or name the folder that has what is needed with data.root=FOLDER"
+            f"{dataset.__name__} could not be downloaded ({reason}); put {files} into "
+            f"{root.resolve()}, or set data.root=FOLDER to a folder that has them"
         ) from error

@@ -1,19 +1,23 @@
-"""The one exception of this package, and the check of a choice that raises it."""
+"""The exception of this package, and the check of a setting that has a few known values."""
 
-import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 
 class DataError(ValueError):
-    """Data that are missing or broken: one sentence with the file or value, and what to do about it.
+    """Data are missing or damaged: one sentence with the file or value, and what to do about it.
 
-    It takes a single string, so that it survives pickling and being raised again in another process.
+    It takes a single string, so that it can be pickled and raised again in another process.
     """
 
 
-def check_choice(key: str, value: object, choices: Collection[str]) -> None:
-    """Raises DataError unless `value` is one of `choices`."""
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """A question that names the known value nearest to `given`; empty if none is near."""
+    near = get_close_matches(str(given), list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def check_choice(key: str, value: object, choices: Collection[str], error: type[ValueError] = DataError) -> None:
+    """Raises `error` unless `value` is one of `choices`."""
     if value not in choices:
-        guess = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {guess[0]}?" if guess else f"use one of {', '.join(choices)}"
-        raise DataError(f"{key}={value} is unknown; {hint}")
+        raise error(f"{key}={value}: {did_you_mean(value, choices)}it is one of {', '.join(choices)}")

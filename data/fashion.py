@@ -1,6 +1,6 @@
 """Fashion-MNIST: 28x28 grey images of ten kinds of clothing (Xiao, Rasul and Vollgraf, arXiv:1708.07747).
 
-FashionMini is the part of it that ships with this repository, FashionMNIST the full set.
+FashionMini is the part that ships with this repository, FashionMNIST the full dataset.
 """
 
 import gzip
@@ -8,7 +8,9 @@ import hashlib
 import lzma
 import math
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +30,19 @@ CLASSES = [
     "Bag",
     "Ankle boot",
 ]
-ABOUT = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
+ABOUT: dict[str, Any] = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
 TRAIN_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST_FILES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
 class FashionMini(ArrayDataset):
-    """10,000 training and 2,000 test images of Fashion-MNIST, equally many a class.
+    """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class.
 
-    root: the folder with the four .xz files and their SHA256SUMS. None: data/embedded/, which has them.
+    root: the folder with the four .xz files and their SHA256SUMS. None: data/embedded/.
     pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1).
-    Raises DataError when a file is missing or is not the one that SHA256SUMS lists.
+    Raises DataError if a file is missing or does not have the checksum that SHA256SUMS lists.
     """
 
     def __init__(
@@ -56,9 +59,9 @@ class FashionMini(ArrayDataset):
 class FashionMNIST(ArrayDataset):
     """All 60,000 training and 10,000 test images of Fashion-MNIST.
 
-    root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/; if they are in
-    neither, torchvision downloads them to the latter. None: downloads/ in the current folder.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError without files or network.
+    root: the folder that has the four IDX files (.gz or not) in it or in FashionMNIST/raw/. If they are in neither,
+    torchvision downloads them into FashionMNIST/raw/. None: downloads/ in the current folder.
+    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError if the download fails.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class FashionMNIST(ArrayDataset):
     ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
-            # Imported here, as it takes a second in every worker that is not forked.
+            # Imported here, because it takes a second in every worker that is spawned.
             from torchvision import datasets
 
             names = ", ".join(f"{name}.gz" for name in TRAIN_FILES + TEST_FILES)
@@ -77,10 +80,10 @@ class FashionMNIST(ArrayDataset):
 
 
 def find_files(root: Path) -> dict[str, Path]:
-    """Where the four files are, if they are all in `root` or all in its FashionMNIST/raw/; else nothing."""
+    """The paths of the four files, if all are in `root` or all are in its FashionMNIST/raw/; else an empty dict."""
     names = TRAIN_FILES + TEST_FILES
     for folder in (root, root / "FashionMNIST" / "raw"):
-        # The .gz counts where there are both: a download that was cut off may have left half a raw file.
+        # If there are both, the .gz is used: an interrupted download may have left a part of the raw file.
         candidates = [(name, folder / f"{name}{suffix}") for suffix in ("", ".gz") for name in names]
         found = {name: path for name, path in candidates if path.is_file()}
         if len(found) == len(names):
@@ -89,34 +92,34 @@ def find_files(root: Path) -> dict[str, Path]:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array, read-only, in a file of the IDX format (that of MNIST): raw, .gz or .xz.
+    """Reads a file in MNIST's IDX format, raw, .gz or .xz: a uint8 array, read-only.
 
-    Raises DataError when the file is missing, truncated, or something else.
+    Raises DataError if the file is missing, truncated, or has another format.
     """
-    remedy = "put a good copy in its place, or delete it to have it downloaded again"
+    remedy = "replace it with a good copy, or delete it to download it again"
     try:
-        with {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, "rb") as file:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
             content = file.read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
-    # Two zeros, 8 for bytes, the number of dimensions, each dimension in four bytes, and the values.
+    # The format: two zeros, 8 for uint8, the number of dimensions, four bytes for each dimension, then the values.
     start = 4 + 4 * content[3] if len(content) > 4 else 0
     shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if content[:3] != b"\0\0\x08" or len(content) != start + math.prod(shape):
-        raise DataError(f"{path} is not a whole IDX file of bytes; {remedy}")
+        raise DataError(f"{path} is not a complete IDX file of uint8 values; {remedy}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def verify_checksum(path: Path) -> None:
-    """Raise DataError unless `path` is the file whose SHA-256 stands in the SHA256SUMS beside it."""
+    """Raises DataError unless the file has the SHA-256 that SHA256SUMS, in the same folder, lists for it."""
     try:
         lines = (path.parent / "SHA256SUMS").read_text().splitlines()
-        listed = f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in lines
+        if f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in lines:
+            return
         problem = "its SHA-256 is not the one in SHA256SUMS"
     except OSError as error:
-        listed, problem = False, error
-    if not listed:
-        raise DataError(
-            f"{path} is not as it was shipped ({problem}); restore it with `git checkout -- data/embedded` "
-            f"or make it again with `python scripts/make_fashion_mini.py`"
-        )
+        problem = str(error)
+    raise DataError(
+        f"{path} is missing or damaged ({problem}); restore it with `git checkout -- data/embedded`, "
+        "or make it again with `python scripts/make_fashion_mini.py`"
+    )

@@ -1,4 +1,4 @@
-"""ImageFolder: JPEG, PNG and WebP files, one folder a class."""
+"""ImageFolder: JPEG, PNG and WebP files, one folder per class."""
 
 import logging
 import os
@@ -22,9 +22,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    The other arguments, and what a sample is: see CroppedDataset. Images are upright: unlike torchvision's
-    ImageFolder, this one applies the EXIF orientation of photographs. Hidden files and other suffixes are ignored.
-    Raises DataError when the folders are not as expected, and on reading a file that is not an image.
+    For the other arguments and the samples see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the
+    EXIF orientation of photographs. It ignores hidden files and files with other suffixes.
+    Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
     def __init__(
@@ -38,19 +38,21 @@ class ImageFolder(CroppedDataset):
     ) -> None:
         super().__init__(train, image_size, min_area, flip, policy)
         if not root:
-            raise DataError(f"data.root is not set; name the folder of the images, laid out as {LAYOUT}")
+            raise DataError(
+                f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"
+            )
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):
             if not folder.is_dir():
-                raise DataError(f"{folder} is not a folder; images must be laid out as {LAYOUT}")
+                raise DataError(f"{folder} is not a folder; images must have the layout {LAYOUT}")
         self.classes = class_names(root / "train")
         if train and len(self.classes) == 1:
-            log.warning("%s has a single class, %s: there is nothing to tell apart", self.folder, self.classes[0])
+            log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
         present = class_names(self.folder)
         if unknown := sorted(set(present) - set(self.classes)):
-            raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} lacks; remove it")
-        # Arrays, not lists: workers share them instead of copying them. The names are bytes, whatever they mean.
+            raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
+        # Arrays, because forked workers share them but end up copying lists. Names are bytes in whatever encoding.
         files = [image_names(self.folder / name) for name in present]
         labels = [self.classes.index(name) for name in present]
         self.files = np.concatenate(files)
@@ -64,26 +66,26 @@ class ImageFolder(CroppedDataset):
         try:
             with open(path, "rb", buffering=0) as file:
                 return decode(file.read(), crop, enough)
-        except Exception as error:  # for broken files Pillow raises OSError, SyntaxError, ValueError and others
+        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
             raise unreadable(path, error) from error
 
 
 def unreadable(path: str, error: Exception) -> DataError:
-    name = os.fsencode(path).decode(errors="backslashreplace")  # what can be printed
+    name = os.fsencode(path).decode(errors="backslashreplace")  # so that it can be printed
     reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
     return DataError(f"{name} cannot be read as an image ({reason}); replace or remove it")
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, sorted, without hidden ones."""
+    """The names of the folders in `folder`, sorted; hidden ones are left out."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
-        raise DataError(f"{folder} has no class folders in it; images must be laid out as {LAYOUT}")
+        raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")
     return tuple(names)
 
 
 def image_names(folder: Path) -> np.ndarray:
-    """The names of the images in `folder`, sorted, without hidden ones; as bytes, which numpy packs best."""
+    """The names of the images in `folder`, sorted, as bytes; hidden ones are left out."""
     names = [entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != "."]
     names = sorted(name for name in names if name.lower().endswith(SUFFIXES))
     if not names:

@@ -1,10 +1,10 @@
-"""Packed: an image folder that scripts/pack_images.py has packed into a few large files, read by mmap in any order.
+"""Packed: an image folder that scripts/pack_images.py packed into a few large files, which are mapped into memory.
 
 A pack is a folder with
-- train.npy, val.npy: the index, an array of `entry_type` with a row an image;
-- train-00000.bin, ...: the shards, images one after another: RGB, uint8 (H, W, 3), or image files as they were;
-- pack.json: what there is, with the files' sizes and the indices' checksums. It is written last: a folder without it
-  is no pack, or not yet one, and has an unfinished.json meanwhile.
+- train.npy and val.npy: the indices, arrays of `entry_type` with one row per image;
+- train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or unchanged files;
+- pack.json: the classes, the files' sizes and the indices' checksums. It is written last: a folder with an
+  unfinished.json instead is an unfinished pack.
 """
 
 import json
@@ -21,13 +21,13 @@ from data.decoding import Box, Size, decode
 from data.errors import DataError
 
 VERSION = 1
-HOW = "make one with python scripts/pack_images.py IMAGES PACK"
+HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
 
 
 def entry_type(name_length: int) -> np.dtype:
-    """Of an image: its shard, where it lies in it, its size, label, CRC-32, and the file's name, for messages.
+    """The dtype of an index: for each image its shard and offset, size, label, checksum (CRC-32) and file name.
 
-    height and width are 0 for an image file.
+    height and width are 0 for an unchanged image file.
     """
     numbers = [(name, "<u4") for name in ("shard", "bytes", "height", "width", "label", "crc32")]
     return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
@@ -40,8 +40,8 @@ def shard_name(split: str, number: int) -> str:
 class Packed(CroppedDataset):
     """The training or the validation images of the pack in `root`.
 
-    The other arguments, and what a sample is: see CroppedDataset. An image's checksum is verified when a process reads
-    it for the first time. Raises DataError when the pack is missing, unfinished or damaged.
+    For the other arguments and the samples see CroppedDataset. Each process verifies an image's checksum when it reads
+    the image for the first time. Raises DataError if the pack is missing, unfinished or damaged.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Packed(CroppedDataset):
     ) -> None:
         super().__init__(train, image_size, min_area, flip, policy)
         if not root:
-            raise DataError(f"data.root is not set; name the folder of a pack, or {HOW}")
+            raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
         self.folder, self._split = Path(root).expanduser(), "train" if train else "val"
         about = read_about(self.folder)
         for name, size in about["bytes"].items():
@@ -66,8 +66,8 @@ class Packed(CroppedDataset):
             raise damaged(index, "its checksum is wrong")
         self._entries = np.load(index)
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
-        self._shards: dict[int, np.ndarray] = {}  # mapped into this process
-        self._verified = np.zeros(len(self.labels), bool)  # by this process
+        self._shards: dict[int, np.ndarray] = {}  # those that this process has mapped
+        self._verified = np.zeros(len(self.labels), bool)  # by this process, for each image
 
     def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
         if not self._verified[index]:
@@ -79,16 +79,16 @@ class Packed(CroppedDataset):
             return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
         try:
             return decode(data.tobytes(), crop, enough)
-        except Exception as error:  # for broken files Pillow raises OSError, SyntaxError, ValueError and others
+        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
             name = entry["name"].decode(errors="backslashreplace")
             raise DataError(
                 f"{name} in {self.folder} cannot be read as an image ({error}); make a new pack"
             ) from error
 
     def verify(self, index: int) -> None:
-        """Raises DataError where an image's bytes are not those that were packed."""
+        """Raises DataError if an image's bytes have changed since it was packed."""
         entry = self._entries[index]
-        if zlib.crc32(self._data(index)) != entry["crc32"]:
+        if zlib.crc32(self._data(index).data) != entry["crc32"]:
             path, name = self.folder / shard_name(self._split, entry["shard"]), entry["name"]
             raise damaged(path, f"the checksum of {name.decode(errors='backslashreplace')} is wrong")
         self._verified[index] = True
@@ -107,25 +107,25 @@ class Packed(CroppedDataset):
         return self._shards[shard][start : start + int(entry["bytes"])]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": {}}  # pickled, a mapped file would become a copy of it
+        return {**self.__dict__, "_shards": {}}  # pickling a mapped file would copy it
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What pack.json says. Raises DataError where there is none that can be read."""
+    """The content of pack.json. Raises DataError if there is none or it cannot be read."""
     path = folder / "pack.json"
     try:
         about = json.loads(path.read_text())
     except FileNotFoundError:
         if (folder / "unfinished.json").exists():
             raise DataError(
-                f"{folder} is an unfinished pack; finish it with the command that began it, "
-                "python scripts/pack_images.py IMAGES PACK"
+                f"{folder} is an unfinished pack; run the command that began it again: "
+                "`python scripts/pack_images.py IMAGES PACK`"
             ) from None
-        raise DataError(f"{folder} is not a pack, as it has no pack.json; {HOW}") from None
+        raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}") from None
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(about, dict) or about.get("version") != VERSION:
-        raise damaged(path, f"it is not of version {VERSION}")
+        raise damaged(path, f"it does not have version {VERSION}")
     if missing := {"classes", "bytes", "crc32"} - set(about):
         raise damaged(path, f"it has no {min(missing)}")
     return about
@@ -137,7 +137,7 @@ def check_size(path: Path, size: int) -> None:
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
     if found != size:
-        raise damaged(path, f"it has {found:,} bytes and not {size:,}")
+        raise damaged(path, f"it has {found:,} bytes instead of {size:,}")
 
 
 def damaged(path: Path, reason: str) -> DataError:

@@ -1,7 +1,7 @@
-"""Augmentation policies: torchvision's TrivialAugment and RandAugment, by random numbers that they are given.
+"""Augmentation policies: torchvision's TrivialAugment and RandAugment, with random numbers from the caller.
 
-torchvision's own classes draw from torch's default generator, which threads share: a sample would not be a function of
-its key. Here the caller draws; the operations, their strengths and the way they are applied are torchvision's.
+torchvision's own classes draw from torch's default generator. Threads share it, so the result would depend on their
+timing. Only the random numbers differ here: the operations, their strengths and their application are torchvision's.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,27 @@ POLICIES = ("trivial", "rand")
 
 
 class Policy:
-    """`trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide"); `rand`: two of fixed
-    strength 9 of 31 (Cubuk et al., arXiv:1909.13719). Raises DataError for another name.
+    """A policy by its name; raises DataError for an unknown one.
+
+    `trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide");
+    `rand`: two operations of strength 9 out of 31 (Cubuk et al., arXiv:1909.13719).
     """
 
     def __init__(self, name: str) -> None:
         check_choice("data.policy", name, POLICIES)
-        # Imported here, as it takes a second in every worker that is not forked.
+        # Imported here, because it takes a second in every worker that is spawned.
         from torchvision.transforms import InterpolationMode, v2
 
         kind = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[name]
         self._policy = kind(interpolation=InterpolationMode.BILINEAR)
         self._strength = getattr(self._policy, "magnitude", None)
-        self.draws = 3 * getattr(self._policy, "num_ops", 1)  # random numbers an image takes
+        self.draws = 3 * getattr(self._policy, "num_ops", 1)  # random numbers that an image needs
 
     def __call__(self, image: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-        """uint8 (C, H, W), C 1 or 3, to the same, chosen by `self.draws` numbers in [0, 1)."""
+        """Augments a uint8 image (C, H, W), with C 1 or 3. `draws` are `self.draws` numbers in [0, 1)."""
         height, width = image.shape[1:]
-        operations = list(self._policy._AUGMENTATION_SPACE.items())  # in its class: functions that cannot be pickled
+        # Not kept in an attribute: it has functions that cannot be pickled.
+        operations = list(self._policy._AUGMENTATION_SPACE.items())
         for start in range(0, self.draws, 3):
             which, strength, sign = draws[start : start + 3]
             name, (strengths_of, signed) = operations[int(which * len(operations))]

@@ -1,7 +1,6 @@
-"""Synthetic: as many learnable images as wanted, out of next to no memory, at a price that can be set.
+"""Synthetic: any number of learnable images in almost no memory, each of which takes a given time to read.
 
-It stands in for a real dataset when loaders are compared: `cost` says what a sample costs, `cost_ms` how
-much of it.
+It stands in for a real dataset when loaders are compared: `cost` is the kind of work per sample, `cost_ms` its time.
 """
 
 import hashlib
@@ -14,21 +13,21 @@ import torch
 from data.errors import DataError, check_choice
 
 BANDS = 8  # of colour, side by side in an image
-OFFSETS = 65_536  # at which an image's noise is cut out of one long array
+OFFSETS = 65_536  # an image's noise begins at one of so many offsets in one long array
 PRIME = 2_654_435_761  # spreads neighbouring indices over the offsets (Knuth's multiplicative hash)
-CHUNK = bytes(32_768)  # hashing it releases the GIL, and takes little enough (20 to 100 us) to stop in time
+CHUNK = bytes(32_768)  # hashing it releases the GIL, and is short enough (20 to 100 us) to stop in time
 
 
 class Synthetic:
-    """`length` training or `test_length` test images: coloured bands that belong to the class, plus noise.
+    """`length` training or `test_length` test images: coloured bands that depend on the class, plus noise.
 
-    A sample depends on (seed, train, index) alone. Images are uint8 (image_size, image_size, channels).
-    Each also takes `cost_ms` milliseconds, of
+    A sample depends only on (seed, train, index). Images are uint8 (image_size, image_size, channels).
+    Reading one takes `cost_ms` milliseconds of
     - cost="python": Python code, which holds the GIL, as most augmentations do;
     - cost="native": C code that releases the GIL, as decoding a JPEG does;
-    - cost="wait": sleep, as for a disk or a network.
-    The first two are CPU time of the calling thread, so they cost the same on a busy machine.
-    Raises DataError for a value that cannot be.
+    - cost="wait": sleep, like waiting for a disk or a network.
+    The first two are CPU time of the calling thread, so they are the same amount of work on a busy machine.
+    Raises DataError for a value out of range.
     """
 
     def __init__(
@@ -57,10 +56,10 @@ class Synthetic:
         self.cost, self.cost_ms = cost, cost_ms
         self.image_shape = (image_size, image_size, channels)
         self.classes = tuple(f"class {label}" for label in range(num_classes))
-        # Bands and noise are each uniform over half of a byte's range, so that their sum never overflows.
+        # Bands and noise are each uniform over half of uint8's range, so their sum never overflows.
         self.mean, self.std = (0.5,) * channels, (0.2,) * channels
         bands = np.random.default_rng(seed).integers(128, size=(num_classes, BANDS, channels), dtype=np.uint8)
-        # (num_classes, W * C): the row of pixels that a class repeats; long rows add up 20 times as fast.
+        # (num_classes, W * C): the row of pixels that a class's images repeat. Adding whole rows is 20 times as fast.
         self._rows = bands[:, np.arange(image_size) * BANDS // image_size].reshape(num_classes, -1)
         noise = np.random.default_rng((seed, 1 if train else 2))
         self._noise = noise.integers(128, size=image_size**2 * channels + OFFSETS, dtype=np.uint8)
@@ -79,14 +78,14 @@ class Synthetic:
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
-        `random` is not used: a sample depends on its index alone.
+        Does not draw from `random`: a sample depends only on its index.
         """
         images, labels = out["image"].numpy(), out["label"].numpy()
         for row, index in enumerate(indices.tolist()):
             labels[row] = self._write(index, images[row])
 
     def _write(self, index: int, image: np.ndarray) -> int:
-        """Writes an image, at its price, and returns its label."""
+        """Spends the time that a sample takes, writes its image, and returns its label."""
         index = range(self.length)[index]  # raises IndexError past the end
         if self.cost_ms:
             COSTS[self.cost](self.cost_ms / 1000)
@@ -100,7 +99,7 @@ class Synthetic:
 def run_python(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
-        for _ in range(100):  # reading the clock is a system call, and not Python code
+        for _ in range(100):  # because reading the clock is a system call, not Python code
             pass
 
 

@@ -1,4 +1,4 @@
-"""What is done to a batch on the device: bytes become normalised numbers, once a batch."""
+"""Normalize: turns a batch of uint8 images into normalised numbers, on the device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from data.errors import DataError
 class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
 
-    A transform: called with a batch, a dict that has "image", it returns a new one with the other fields as
-    they were. `random`, for transforms that mix images at random, is not used here.
-    mean, std: one number a channel, of pixel values scaled to 0..1.
-    Raises DataError when the images are not uint8 (B, H, W, C) with as many channels.
+    A transform: it takes a batch, a dict that has "image", and returns a new dict with the other fields unchanged.
+    It does not draw from `random`, which other transforms need.
+    mean, std: one number per channel, for pixels scaled to 0..1.
+    Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
@@ -26,18 +26,18 @@ class Normalize:
         if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
             raise DataError(
                 f"Normalize needs uint8 images of shape (B, H, W, {len(self.mean)}), not {image.dtype} "
-                f"{tuple(image.shape)}; have the dataset return such images, or use another transform"
+                f"{tuple(image.shape)}; change what the dataset returns, or use another transform"
             )
         shift, scale = self._row_constants(image.device, width=image.shape[2])
-        # Rows of W * C values, not pixels of C, make the inner loop long: five times as fast on a CPU. It is
-        # one pass: the kernel reads bytes, computes in float32 and writes `dtype`.
+        # Operating on rows of W * C values instead of pixels of C is five times as fast on a CPU, as the inner loop is
+        # longer. It takes a single pass: the kernel reads uint8, computes in float32 and writes `dtype`.
         rows = image.flatten(2)
         result = torch.empty(rows.shape, dtype=self.dtype, device=rows.device)
         torch.addcmul(shift, rows, scale, out=result)
         return {**batch, "image": result.view(image.shape).permute(0, 3, 1, 2)}
 
     def _row_constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(shift, scale), float32 (W * C), for shift + byte * scale; made once a device and width."""
+        """(shift, scale), float32 (W * C), for shift + pixel * scale; made once per device and width."""
         key = (device, width)
         if key not in self._constants:
             mean, std = torch.tensor(self.mean), torch.tensor(self.std)

@@ -273,12 +273,12 @@ class WorkerLoader(DataLoader[T_co]):
 
     def _get_iterator(self) -> Any:
         """Torch asks this for an iterator if there is no seed."""
-        iterable = isinstance(self.dataset, IterableDataset)
-        if iterable or not (self._has_pool() or self.on_error == "skip"):
+        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not self._has_pool()):
             if self.num_workers > 0:
                 _warn_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
             return super()._get_iterator()
-        self.check_worker_number_rationality()
+        if self.num_workers > 0:
+            self.check_worker_number_rationality()
         return _UnseededIterator(self)
 
     def _has_pool(self) -> bool:

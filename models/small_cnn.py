@@ -1,18 +1,19 @@
-"""SmallCNN: a network for small images that trains in a minute on two CPU cores."""
+"""SmallCNN: a network for small images, which trains in a minute on two CPU cores."""
 
 import torch
 from torch import nn
 
 
 class SmallCNN(nn.Module):
-    """Float images (B, in_channels, H, W), H and W at least 8, to logits (B, num_classes).
+    """Takes float images (B, in_channels, H, W) with H and W at least 8, returns logits (B, num_classes).
 
-    width: channels of the first convolution; later ones have 2, 4 and 8 times as many. Multiples of 16 suit a CPU.
+    width: channels of the first convolution; later ones have 2, 4 and 8 times as many. Multiples of 16 are fast on a
+    CPU. Raises ValueError if it is less than 1.
 
-    The plan is that of the short residual networks made for fast training on CIFAR-10: David Page's ResNet-9
-    (DAWNBench, "How to train your ResNet") and Keller Jordan's airbench (arXiv:2404.00498). It has fewer
-    channels than these, and pools before a convolution widens, not after: that costs a quarter as much. The
-    mean over positions before the last layer generalised better than their maximum.
+    The architecture follows the short residual networks for fast training on CIFAR-10: David Page's ResNet-9
+    (DAWNBench, "How to train your ResNet") and Keller Jordan's airbench (arXiv:2404.00498). It has fewer channels, and
+    pools before a convolution adds channels instead of after it, which costs a quarter as much. Averaging over
+    positions before the last layer generalised better than taking their maximum.
     """
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 16) -> None:
@@ -37,7 +38,7 @@ class SmallCNN(nn.Module):
 
 
 class Residual(nn.Module):
-    """A convolution whose result is added to what went in."""
+    """A convolution whose result is added to its input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Residual(nn.Module):
 
 
 def convolution(in_channels: int, out_channels: int) -> nn.Sequential:
-    """A 3x3 convolution that keeps the resolution, normalised over the batch, then ReLU."""
+    """A 3x3 convolution that keeps the resolution, then batch norm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
         nn.BatchNorm2d(out_channels),

@@ -1,26 +1,25 @@
-"""How near each way of feeding a GPU comes to training on data that are there already, measured in one run.
+"""Measures how close each loader comes to training on data that are already on the GPU.
 
     python scripts/bench_device.py --model resnet50                 # 224x224, batches of 256, bf16, channels last
     python scripts/bench_device.py --model small_cnn --workers 8    # 32x32, batches of 1024: short steps
-    python scripts/bench_device.py --tiny                           # next to no work, to see that all parts run
+    python scripts/bench_device.py --tiny                           # almost no work, to see that everything runs
 
-Rows take turns of --steps steps each, in rounds, and medians over the rounds are compared:
-- `limit`: one batch, on the device and normalised: what training costs when data cost nothing;
-- `ready`: page-locked batches made beforehand, through the Preloader: what is missing to the limit is the Preloader's;
-- `torch`: the stock DataLoader with pinned memory, and copies that the host does not wait for;
+The rows of the table are loaders:
+- `limit`: one batch that is on the device and normalised: training speed if data cost nothing;
+- `ready`: page-locked batches made beforehand, through the Preloader: the gap to `limit` is the Preloader's cost;
+- `torch`: the stock DataLoader with pinned memory and asynchronous copies;
 - `workers` and `prefetch`: build_loader's, without and with the preloader's thread.
 
-Samples are made-up bytes. `idle` is the share of a step in which the device waited for its batch. Last, without a step
-beside them, the rates at which batches cross the bus: ready-made ones, loaded ones, and one large page-locked piece.
+The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
+`idle` is the share of a step in which the device waited for its batch. At the end, without training, the bench
+measures how fast batches are copied to the GPU: batches made beforehand, loaded ones, and one large page-locked block.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,95 +34,91 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from data.errors import check_choice
 from data.synthetic import Synthetic
 from data.transform import Normalize
-from loaders import Preloader, build_loader
-from loaders.build import LoaderConfig
-from loaders.base import check_choice
-from loaders.workers.batch_buffer import BatchBuffer
-from loaders.workers.reader import batch_bytes, spec_of
-from loaders.preload.device_copy import Transform, present_device
+from loaders import LoaderConfig, Preloader, build_loader
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
 
 LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
-ROUNDS = 3
-READY = 4  # ready-made batches, which take turns
-PIECE = 256 << 20  # bytes of the one large copy
+READY = 4  # batches made beforehand, used again and again
+BLOCK = 256 << 20  # bytes of the one large copy
 
-
-class BenchError(ValueError):
-    """What cannot be measured, and why, in a sentence."""
-
-
-# What makes the network, pixels a side, classes, a batch's size, steps of a turn.
-WORKS = {
+# For each model: what makes it, pixels a side, classes, batch size, steps per turn.
+WORKS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "resnet50": (lambda: resnet("resnet50", 1000, 3, small_images=False), 224, 1000, 256, 100),
     "small_cnn": (lambda: SmallCNN(10, 3, width=64), 32, 10, 1024, 300),
     "tiny": (lambda: SmallCNN(10, 3), 32, 10, 8, 3),
 }
+COLUMNS: Columns = (
+    ("loader", "loader", str),
+    ("steps_per_second", "steps/s", "{:.2f}".format),
+    ("images_per_second", "images/s", "{:,.0f}".format),
+    ("ratio_to_limit", "of limit", "{:.3f}".format),
+    ("idle", "idle", lambda share: f"{100 * share:.1f} %"),
+)
 
 
 class Bench:
-    """What all rows share; `warmup_steps` come before a turn's steps, and use up what was queued."""
+    """What all rows share. Each turn begins with `warmup_steps`, which use up the batches that were queued before."""
 
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
         self.make_model, size, classes, its_batch_size, its_steps = WORKS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
         self.workers, self.device, self.on_cuda = workers, device, device.type == "cuda"
         self.warmup_steps = 3 * workers + 2
-        self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used: no epoch ends
+        self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used, so that no epoch ends
         self.dataset = Synthetic(True, self.batch_size * self.batches, image_size=size, num_classes=classes)
-        self.spec = spec_of(self.dataset)
-        self.batch_bytes = batch_bytes(self.spec, self.batch_size)
+        spec = self.dataset.sample_spec().values()
+        self.field_bytes = [self.batch_size * math.prod(shape) * dtype.itemsize for shape, dtype in spec]
 
-    def rows(self, seconds: float) -> list[dict[str, Any]]:
-        """The rows' medians; a turn ends after its steps, or its share of `seconds`."""
+    def rows(self, seconds: float) -> list[Row]:
+        """Measures the loaders in turns, for `seconds` in all at most."""
         dtype = torch.bfloat16 if self.on_cuda else torch.float32
         normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
-        turns: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
         with ExitStack() as cleanup:
             batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in LOADERS}
             step = training_step(self.make_model(), self.device)
-            for _ in range(self.warmup_steps):  # the choice of kernels belongs to no row
+            for _ in range(self.warmup_steps):  # the search for the fastest kernels counts for no row
                 step(next(batches["limit"]))
-            for _ in range(ROUNDS):
-                for name in LOADERS:
-                    turns[name].append(self.turn(step, batches[name], seconds / ROUNDS / len(LOADERS)))
-        rows: list[dict[str, Any]] = []
-        for name, measured in turns.items():
-            row = {key: statistics.median(turn[key] for turn in measured) for key in measured[0]}
-            ratio = row["steps_per_second"] / (rows or [row])[0]["steps_per_second"]
-            rows.append({"loader": name, **row, "ratio_to_limit": ratio})
+            seconds_a_turn = seconds / ROUNDS / len(LOADERS)
+            rows = measured_in_turns(LOADERS, lambda name: self.turn(step, batches[name], seconds_a_turn))
+        for row in rows:
+            row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
 
-    def loader(self, name: str, transform: Transform | None) -> Preloader:
-        """A row's loader: its batches are on the device, and transformed."""
+    def loader(self, name: str, transform: Callable[[Any, Any], Any] | None) -> Preloader:
+        """A row's loader. Its batches are on the device and transformed."""
         if name == "limit":
             batch = next(Preloader(self.ready_batches(), self.device, 0, transform))
             return Preloader([batch] * self.batches, self.device, 0)
         if name == "ready":
             return Preloader(self.ready_batches() * (self.batches // READY), self.device, 2, transform)
-        settings = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         if name == "torch":
             settings |= {"num_workers": self.workers, "pin_memory": self.on_cuda, "persistent_workers": True}
-            stock = DataLoader(self.dataset, multiprocessing_context="fork", **settings)
-            return Preloader(stock, self.device, 0, transform)  # copies without waiting
-        config = LoaderConfig(name, num_workers=self.workers)
+            dataset: Any = self.dataset
+            stock: DataLoader[Any] = DataLoader(dataset, multiprocessing_context="fork", **settings)
+            return Preloader(stock, self.device, 0, transform)  # which copies asynchronously
+        config = LoaderConfig(name, num_workers=self.workers, preload_depth=2 if name == "prefetch" else 0)
         return build_loader(config, self.dataset, seed=0, device=self.device, transform=transform, **settings)
 
     def ready_batches(self) -> list[dict[str, torch.Tensor]]:
-        """Host batches, each in one piece of memory as a loader's slots are; page-locked for a GPU."""
+        """Batches on the host, page-locked for a GPU. Each is one block of memory, which takes a single copy."""
         batches = []
         for indices in np.arange(READY * self.batch_size).reshape(READY, -1):
-            room = BatchBuffer(torch.empty(self.batch_bytes, dtype=torch.uint8, pin_memory=self.on_cuda))
-            batch = {name: room.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
+            block = torch.empty(sum(self.field_bytes), dtype=torch.uint8, pin_memory=self.on_cuda)
+            fields = zip(self.dataset.sample_spec().items(), block.split(self.field_bytes), strict=True)
+            batch = {name: memory.view(dtype).view(-1, *shape) for (name, (shape, dtype)), memory in fields}
             self.dataset.read_batch(indices, batch, None)
             batches.append(batch)
         return batches
 
-    def turn(self, step: Callable[[Any], None], batches: Iterator[Any], seconds: float) -> dict[str, float]:
+    def turn(self, step: Callable[[Any], None], batches: Iterator[Any], seconds: float) -> Row:
+        """Measures `steps` steps, or fewer if `seconds` are over before."""
         timer, until = StepTimer(self.device, self.warmup_steps), time.perf_counter() + seconds
         for number, batch in enumerate(timer.batches(batches), 1 - self.warmup_steps):
             step(batch)
@@ -137,7 +132,7 @@ class Bench:
         }
 
     def copying(self) -> dict[str, float]:
-        """Bytes a second from the host to the GPU, of each way of copying."""
+        """Bytes per second from the host to the GPU, for each way of copying."""
         rates = {}
         for name in ("ready", "prefetch"):
             with self.loader(name, None) as loader:
@@ -145,19 +140,19 @@ class Bench:
                     began = time.perf_counter()
                     for number in range(count):
                         next(loader)
-                        if number % 8 == 7 or number == count - 1:  # on the way too, or memory would run out
+                        if number % 8 == 7 or number == count - 1:  # now and then, or the GPU's memory would fill up
                             torch.cuda.synchronize()
-                rates[name] = self.steps * self.batch_bytes / (time.perf_counter() - began)
-        source = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+                rates[name] = self.steps * sum(self.field_bytes) / (time.perf_counter() - began)
+        source = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
         target = source.to(self.device)
         torch.cuda.synchronize()
         began = time.perf_counter()
         target.copy_(source)
-        return {**rates, "one piece": PIECE / (time.perf_counter() - began)}
+        return {**rates, "one block": BLOCK / (time.perf_counter() - began)}
 
 
 def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str, torch.Tensor]], None]:
-    model = model.to(device, memory_format=torch.channels_last).train()
+    model.to(device).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
@@ -171,50 +166,40 @@ def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str,
     return step
 
 
+def usable_device(name: str) -> torch.device:
+    """The device, with its number if it is a GPU. Raises BenchError if torch cannot use it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise BenchError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50", help=", ".join(WORKS) + " (resnet50)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (cuda; with --tiny, cpu)")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
-    parser.add_argument("--batch-size", type=int, help="(the model's own)")
-    parser.add_argument("--steps", type=int, help="of a turn (the model's own)")
-    parser.add_argument("--seconds", type=float, default=600, help="of steps, over all rows and rounds, at most (600)")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--tiny", action="store_true", help="next to no work: the model of that name")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--batch-size", type=int, help="(depends on the model)")
+    parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
+    parser.add_argument("--seconds", type=float, default=600, help="of training, over all rows and rounds (600)")
+    parser.add_argument("--tiny", action="store_true", help="almost no work: the model of that name")
+    given = parsed(parser, arguments, positive=("workers", "batch_size", "steps", "seconds"))
     check_choice("--model", given.model, WORKS, BenchError)
-    for key in ("workers", "batch_size", "steps", "seconds"):
-        value = getattr(given, key)
-        if value is not None and not 0 < value < math.inf:
-            raise BenchError(f"--{key.replace('_', '-')} {value:g}: give a number above 0")
-    if given.json is not None and not given.json.absolute().parent.is_dir():
-        raise BenchError(f"--json {given.json}: there is no folder {given.json.parent}")
-    try:
-        device = present_device(given.device or ("cpu" if given.tiny else "cuda"))
-    except RuntimeError as error:
-        raise BenchError(f"--{error}") from error
+    device = usable_device(given.device or ("cpu" if given.tiny else "cuda"))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True
-    torch.set_num_threads(1)  # this process forks, and threads of an operation would not come along
+    torch.set_num_threads(1)  # this process forks, and a fork has none of the threads of torch's operations
 
     model = "tiny" if given.tiny else given.model
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)
     rows, rates = bench.rows(given.seconds), bench.copying() if bench.on_cuda else None
-    print(f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}\n")
-    print(f"{'loader':<10}{'steps/s':>10}{'images/s':>12}{'of limit':>10}{'idle':>9}")
-    for row in rows:
-        speed = f"{row['steps_per_second']:>10.2f}{row['images_per_second']:>12,.0f}{row['ratio_to_limit']:>10.3f}"
-        print(f"{row['loader']:<10}{speed}{100 * row['idle']:>7.1f} %")
+    setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
+    title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
+    report(title, COLUMNS, {**setting, "rows": rows, "bytes_per_second": rates}, given.json)
     if rates is not None:
         print("\nto the device:", ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in rates.items()))
-    if given.json is not None:
-        result = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
-        given.json.write_text(json.dumps({**result, "rows": rows, "bytes_per_second": rates}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (BenchError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -1,12 +1,14 @@
 # shellcheck shell=sh
-# Sourced by train, test and .ci/run: makes .venv hold what requirements.txt asks for, silent when it does.
+# Sourced by train, test and .ci/run: installs requirements.txt into .venv. Prints nothing where that is already done.
 #
-# .venv/ready says which folder, Python and requirements .venv was made for. It is written last, so an
-# install that was interrupted is repeated, and a .venv that was moved or lost its Python is made anew.
+# .venv/ready marks a .venv that this script made, and records the folder, Python and requirements that it was made for.
+# The record is written last, so an interrupted install is repeated, and a .venv that was moved is made again.
+# A .venv without that file is yours: it is used if it fits, and this script never changes or deletes it.
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-python=$root/.venv/bin/python
-ready=$root/.venv/ready
+venv=$root/.venv
+python=$venv/bin/python
+ready=$venv/ready
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -15,60 +17,88 @@ fail() {
 }
 
 version() { "$1" -S -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
-place() { echo "$root with Python $(version "$python")"; }
-requirements() { cksum <"$root/requirements.txt"; }
+is_new_enough() { case $(version "$1") in 3.[1-9][0-9]) ;; *) return 1 ;; esac }
+is_chosen() { [ -z "${PYTHON:-}" ] || [ "$(version "$PYTHON")" = "$(version "$python")" ]; }
+has_uv() { command -v uv >/dev/null; }
 
-is_usable() {
-    [ "$(head -n 1 "$ready" 2>/dev/null)" = "$(place)" ] || return 1
-    [ -z "${PYTHON:-}" ] || [ "$(version "$PYTHON")" = "$(version "$python")" ]
-}
+made_for() { echo "$root with Python $(version "$python")"; }
+requirements() { cksum <"$root/requirements.txt"; }
+is_usable() { [ "$(head -n 1 "$ready" 2>/dev/null)" = "$(made_for)" ] && is_chosen; }
 is_ready() { is_usable && [ "$(sed 1d "$ready")" = "$(requirements)" ]; }
+is_yours() { [ -L "$venv" ] || { [ -e "$venv" ] && [ ! -f "$ready" ]; }; }
+
+refuse() {
+    fail "$venv $*. This script did not make it and does not change it:" \
+        "install requirements.txt into it, or move it away to have a new one made."
+}
+
+check_yours() {
+    found=$(version "$python") || refuse "has no bin/python that runs"
+    is_new_enough "$python" || refuse "has Python $found, and 3.10 or newer is needed"
+    is_chosen || refuse "has Python $found, and PYTHON=$PYTHON asks for another"
+    missing=$("$python" "$root/scripts/missing_requirements.py") || refuse "lacks ${missing:-what requirements.txt asks for}"
+}
 
 choose_python() {
     [ -z "${PYTHON:-}" ] || set -- "$PYTHON"
     for candidate in "$@"; do
-        case $(version "$candidate") in 3.[1-9][0-9]) return ;; esac
+        if is_new_enough "$candidate"; then return; fi
     done
+    candidate=3.13 # uv finds or downloads it
+    if has_uv && [ -z "${PYTHON:-}" ]; then return; fi
     fail "Python 3.10 or newer is needed, and $1 is $(version "$1" || echo missing):" \
         "install one, or name one as in PYTHON=python3.12 $0."
 }
 
 make_venv() {
     choose_python python3 python3.13 python3.12 python3.11 python3.10
-    "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
+    has_uv || "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$candidate has no venv module: on Debian or Ubuntu, apt install python$(version "$candidate")-venv."
 
-    rm -rf "$root/.venv"
-    # 6 or 7 GB stay; the rest of the 10 is for what pip downloads and removes.
+    mkdir -p "$venv"
+    : >"$ready" # before anything else: an interrupted run leaves a .venv that is known to be this script's
+    find "$venv" -mindepth 1 ! -path "$ready" -delete
+    # The environment takes 6 or 7 GB. The rest of the 10 is for what pip downloads and removes.
     free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1024 / 1024) }')
     [ "$free" -ge "${VENV_GB:-10}" ] ||
         fail "$root has $free GB free, and making .venv takes ${VENV_GB:-10} GB:" \
             "make room, or set VENV_GB=0 to try anyway."
 
     say "Making .venv with $candidate: PyTorch and the rest, 6 GB, a few minutes, once."
-    "$candidate" -m venv "$root/.venv" || fail "$candidate could not make $root/.venv: its reason is above."
+    if has_uv; then
+        uv venv --quiet --seed --allow-existing --python "$candidate" "$venv" >&2
+    else
+        "$candidate" -m venv "$venv"
+    fi || fail "$candidate could not make $venv: see the reason above."
 }
 
 install_requirements() {
     wanted=$(requirements)
     if is_usable; then
         say "requirements.txt has changed: bringing .venv up to date."
-        place >"$ready"
+        made_for >"$ready"
     else
         make_venv
     fi
-    "$python" -m pip install --disable-pip-version-check -r "$root/requirements.txt" >&2 ||
-        fail "pip could not install requirements.txt: see its reason above (network? disk?), then run this again."
-    printf '%s\n' "$(place)" "$wanted" >"$ready"
+    if has_uv; then
+        uv pip install --python "$python" -r "$root/requirements.txt" >&2
+    else
+        "$python" -m pip install --disable-pip-version-check -r "$root/requirements.txt" >&2
+    fi || fail "requirements.txt could not be installed: see the reason above (network? disk?), then run this again."
+    printf '%s\n' "$(made_for)" "$wanted" >"$ready"
 }
 
-# One at a time: a second run waits for the first, and then finds everything ready.
-install_alone() (
+# One run installs at a time. The others wait, and then find everything ready.
+prepare() (
     if command -v flock >/dev/null; then
         flock -n 9 || say "Another run is installing into .venv: waiting for it."
         flock 9
     fi
-    is_ready || install_requirements
+    if is_yours; then
+        check_yours
+    elif ! is_ready; then
+        install_requirements
+    fi
 ) 9>>"$root/.venv.lock"
 
-is_ready || install_alone || exit 1
+is_ready || prepare || exit 1

@@ -1,8 +1,8 @@
-"""Make data/embedded/ again from the full Fashion-MNIST: the first images of each class, in their order.
+"""Makes data/embedded/ from the full Fashion-MNIST: the first images of each class, in their order.
 
     python scripts/make_fashion_mini.py --source /usr/share/datasets/fashion-mnist
 
-The same liblzma gives the same bytes each time; SHA256SUMS is written to match what was made.
+The same version of liblzma writes the same bytes each time. SHA256SUMS gets their checksums.
 """
 
 import argparse
@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.errors import DataError
 from data.fashion import CLASSES, EMBEDDED, TEST_FILES, TRAIN_FILES, find_files, read_idx
 
-SOURCE = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
+SOURCE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist has it
 
 
 def make(source: Path, target: Path, train_per_class: int = 1000, test_per_class: int = 200) -> None:
-    """Write four .xz files and SHA256SUMS to `target`. Raises DataError if `source` is not the full set."""
+    """Writes four .xz files and SHA256SUMS into `target`. Raises DataError if `source` is not the full dataset."""
     paths = find_files(source)
     if not paths:
-        names = ", ".join(TRAIN_FILES + TEST_FILES)
-        raise DataError(f"{source} does not have all of {names} (or .gz); name the folder with --source")
+        wanted = ", ".join(TRAIN_FILES + TEST_FILES)
+        raise DataError(f"{source} does not have all of {wanted} (or .gz); give another folder with --source")
     target.mkdir(parents=True, exist_ok=True)
     sums = ""
     for names, per_class in ((TRAIN_FILES, train_per_class), (TEST_FILES, test_per_class)):
@@ -46,18 +46,18 @@ def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
     chosen = [np.flatnonzero(labels == label)[:count] for label in range(len(CLASSES))]
     for name, indices in zip(CLASSES, chosen, strict=True):
         if len(indices) < count:
-            raise DataError(f"{name} has {len(indices)} of {count} images; --source must be the full set")
+            raise DataError(f"{name} has {len(indices)} of {count} images; --source must be the full dataset")
     return np.sort(np.concatenate(chosen))
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """A uint8 array as the content of an IDX file."""
+    """The content of an IDX file for a uint8 array."""
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", type=Path, default=SOURCE, help="folder of the full set (%(default)s)")
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--source", type=Path, default=SOURCE, help="folder of the full dataset (%(default)s)")
     parser.add_argument("--target", type=Path, default=EMBEDDED, help="folder to write to (%(default)s)")
     arguments = parser.parse_args()
     try:

@@ -1,11 +1,11 @@
-"""Packs an image folder into a few large files, for data=packed: fast to read in any order, from any disk.
+"""Packs an image folder into a few large files for data=packed, which reads them fast in any order from any disk.
 
-    python scripts/pack_images.py IMAGES PACK                 # pixels, with the shorter side resized to 256
-    python scripts/pack_images.py IMAGES PACK --format jpeg   # the files as they are: smaller, and slower to read
+    python scripts/pack_images.py IMAGES PACK                 # pixels; each shorter side is resized to 256
+    python scripts/pack_images.py IMAGES PACK --format jpeg   # unchanged files: smaller, but slower to read
     python scripts/pack_images.py --verify PACK               # compares all images with their checksums
 
-IMAGES is laid out as for data=image_folder. It may be interrupted at any time: the same command goes on from the last
-shard that was finished. Images that have changed since need a new pack. data/packed.py says what a pack consists of.
+IMAGES has the layout of data=image_folder. Packing may be interrupted at any time: the same command continues after
+the last finished shard. If images have changed since then, make a new pack. data/packed.py describes a pack's files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import os
 import sys
 import zlib
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ SPLITS = ("train", "val")
 
 
 class Encoded:
-    """The images of a folder as a pack has them: bytes, height, width; or why one cannot be read."""
+    """The images of a folder as stored in a pack: (bytes, height, width), or the error if one cannot be read."""
 
     def __init__(self, images: ImageFolder, form: str, short_side: int) -> None:
         self._images, self._form, self._short_side = images, form, short_side
@@ -63,9 +64,9 @@ def whole(size: Size) -> Box:
 
 
 class Packing:
-    """A pack in the making. `unfinished.json` says what it is made of and which shards are done.
+    """A pack that is being written. `unfinished.json` has its settings, and says which shards are finished.
 
-    Raises DataError where the folder has something else in it, or another process that packs into it.
+    Raises DataError if the folder has other files in it, or if another process is packing into it.
     """
 
     def __init__(self, images: Path, folder: Path, form: str, short_side: int) -> None:
@@ -78,8 +79,9 @@ class Packing:
             "classes": self.splits["train"].classes,
             "images": {split: fingerprint(data) for split, data in self.splits.items()},
         }
-        self.about = json.loads(json.dumps(about))  # as it is read again
-        self.done: dict[str, list[int]] = {split: [] for split in SPLITS}  # images behind the end of each shard
+        self.about = json.loads(json.dumps(about))  # so that it equals what is read from a file
+        # For each finished shard, the number of images up to its end.
+        self.done: dict[str, list[int]] = {split: [] for split in SPLITS}
         self.finished = (folder / "pack.json").exists()
         if folder.is_file():
             raise DataError(f"{folder} is a file; give a new folder for the pack")
@@ -90,9 +92,10 @@ class Packing:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 raise DataError(f"{folder} is being packed by another process; wait for it") from None
-        self._take_up()
+        self._resume()
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
+        """Reads which shards an earlier run has finished."""
         path = self.folder / ("pack.json" if self.finished else "unfinished.json")
         if path.exists():
             try:
@@ -101,17 +104,17 @@ class Packing:
             except (ValueError, TypeError, KeyError) as error:
                 raise damaged(path, f"{type(error).__name__}: {error}") from error
             if not same:
-                raise DataError(f"{self.folder} has a pack of other images or settings in it; give another folder")
+                raise DataError(f"{self.folder} is a pack of other images or settings; give another folder")
         elif any(entry.name[0] != "." for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} is not empty; give a new folder for the pack")
         if not self.finished:
-            self._remove(".*.bin.*", ".*.npy.*", ".*.json.*")  # what a killed process was writing
+            self._remove(".*.bin.*", ".*.npy.*", ".*.json.*")  # temporary files of a killed process
             for split, done in self.done.items():
-                whole = takewhile(lambda shard, split=split: self._is_whole(split, shard), range(len(done)))
-                del done[len(list(whole)) :]
-            self._note()
+                complete = list(takewhile(partial(self._is_complete, split), range(len(done))))
+                del done[len(complete) :]
+            self._save_progress()
 
-    def _is_whole(self, split: str, shard: int) -> bool:
+    def _is_complete(self, split: str, shard: int) -> bool:
         try:
             entries = np.load(self._part(split, shard))
             check_size(self.folder / shard_name(split, shard), int(entries["bytes"].sum()))
@@ -123,7 +126,7 @@ class Packing:
         return self.done[split][-1] if self.done[split] else 0
 
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
-        """Writes the shards of a split that are not there yet. Raises DataError for an image that cannot be read."""
+        """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
         images, done = self.splits[split], self.done[split]
         rest = range(self.images_done(split), len(images))
         encoded = Encoded(images, self.about["format"], self.about["short_side"] or 0)
@@ -142,20 +145,20 @@ class Packing:
                         elif skip:
                             bar.write(f"left out: {item}")
                         else:
-                            raise DataError(f"{item}, or leave it out by --skip")
+                            raise DataError(f"{item}, or leave it out with --skip")
                 with replacing(self._part(split, len(done))) as file:
                     np.save(file, np.array(entries, self._entry_type(images)))
                 done.append(number + 1)
-                self._note()
+                self._save_progress()
 
     def finish(self) -> None:
-        """Joins the parts of the indices, and writes pack.json. Raises DataError for a split of no images."""
+        """Joins the parts of each index, and writes pack.json. Raises DataError for a split without images."""
         files = []
         for split, done in self.done.items():
             entries = np.concatenate([np.load(self._part(split, shard)) for shard in range(len(done))])
             if not len(entries):
                 raise DataError(
-                    f"none of the {len(self.splits[split]):,} {split} images can be read: is the folder right?"
+                    f"none of the {len(self.splits[split]):,} {split} images can be read; check the folder"
                 )
             files += [self.folder / shard_name(split, shard) for shard in range(len(done))]
             files.append(self.folder / f"{split}.npy")
@@ -167,7 +170,7 @@ class Packing:
         write_whole(self.folder / "pack.json", json.dumps(about) + "\n")
 
     def clean(self) -> None:
-        """Removes what only an unfinished pack needs."""
+        """Removes the files that only an unfinished pack needs."""
         self._remove("unfinished.json", "*.part.npy", ".lock")
 
     def __enter__(self) -> Packing:
@@ -176,7 +179,7 @@ class Packing:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def _note(self) -> None:
+    def _save_progress(self) -> None:
         write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
 
     def _remove(self, *patterns: str) -> None:
@@ -196,14 +199,14 @@ class Packing:
 
 
 def fingerprint(images: ImageFolder) -> list[int]:
-    """Their number, and a checksum of their names, labels, sizes and times of change."""
+    """The number of images, and a checksum of their names, labels, sizes and modification times."""
     stats = [os.stat(images.path(index)) for index in range(len(images))]
     times = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats])
     return [len(images), zlib.crc32(images.files.tobytes() + images.labels.tobytes() + times.tobytes())]
 
 
 def verify(folder: Path) -> None:
-    """Reads every image of a pack. Raises DataError for the first whose checksum is wrong."""
+    """Reads every image of a pack. Raises DataError for the first one whose checksum is wrong."""
     splits = [Packed(train=split == "train", root=folder) for split in SPLITS]
     total = sum(map(len, splits))
     with tqdm(total=total, desc="verifying", unit="image", disable=None) as bar:
@@ -211,26 +214,28 @@ def verify(folder: Path) -> None:
             for index in range(len(packed)):
                 packed.verify(index)
                 bar.update()
-    print(f"{folder}: all {total:,} images are as they were packed")
+    print(f"{folder}: the checksums of all {total:,} images are correct")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
     parser.add_argument("pack", type=Path, help="folder to write")
-    parser.add_argument("--verify", action="store_true", help="write nothing, check a pack")
+    parser.add_argument("--verify", action="store_true", help="check a pack, write nothing")
     parser.add_argument("--format", default="raw", help="raw or jpeg (raw)")
-    parser.add_argument("--short-side", type=int, default=256, help="pixels, of raw images; smaller ones stay (256)")
-    parser.add_argument("--shard-mb", type=int, default=1024, help="megabytes from which a shard is full (1024)")
+    parser.add_argument(
+        "--short-side", type=int, default=256, help="pixels of raw images; smaller images are not resized (256)"
+    )
+    parser.add_argument("--shard-mb", type=int, default=1024, help="megabytes after which a new shard begins (1024)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = parser.parse_args(arguments)
     if given.verify and given.images is None:
         return verify(given.pack)
     if given.verify:
-        raise DataError(f"--verify {given.images} {given.pack}: give a single folder, that of the pack")
+        raise DataError(f"--verify {given.images} {given.pack}: give only the folder of the pack")
     if given.images is None:
-        raise DataError("two folders are needed: that of the images, and that of the pack")
+        raise DataError("give two folders: that of the images, and that of the pack")
     check_choice("--format", given.format, ("raw", "jpeg"))
     for name, least in (("short_side", 1), ("shard_mb", 1), ("workers", 0)):
         if getattr(given, name) < least:
@@ -253,6 +258,6 @@ if __name__ == "__main__":
     except (DataError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        goes_on = "" if "--verify" in sys.argv else ": the same command goes on from the last finished shard"
-        print(f"interrupted{goes_on}", file=sys.stderr)
+        hint = "" if "--verify" in sys.argv else ": the same command continues after the last finished shard"
+        print(f"interrupted{hint}", file=sys.stderr)
         sys.exit(130)

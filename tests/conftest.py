@@ -1,4 +1,4 @@
-"""Tests marked `cuda` run where there is a CUDA device and are skipped elsewhere."""
+"""Skips tests marked `cuda` if there is no CUDA device."""
 
 import pytest
 import torch
@@ -9,4 +9,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device here"))
+            item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))

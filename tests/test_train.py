@@ -8,9 +8,9 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from data.array_dataset import ArrayDataset
-from loaders.workers.shared_memory import MachineFull
 from train import CONF, run
 from training.config import ConfigError
+from training.launch import is_expected
 
 SMALL = [
     "data=synthetic",
@@ -48,7 +48,7 @@ def assert_equal_weights(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_run_leaves_its_metrics_summary_and_checkpoints(tmp_path):
+def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     summary = train(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     promised = "loader num_workers batch_size device images_per_second data_wait_fraction first_batch_seconds "
@@ -64,7 +64,7 @@ def test_a_run_leaves_its_metrics_summary_and_checkpoints(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
 
 
-def test_training_lowers_the_loss_and_beats_chance(tmp_path):
+def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path):
     summary = train(tmp_path, "train.epochs=6")
     losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
@@ -72,7 +72,7 @@ def test_training_lowers_the_loss_and_beats_chance(tmp_path):
 
 
 @pytest.mark.parametrize("loader", ["torch", "prefetch"])
-def test_the_same_seed_gives_the_same_weights_to_the_last_bit(tmp_path, loader):
+def test_the_same_seed_gives_bit_equal_weights(tmp_path, loader):
     for name in ("one", "other"):
         train(tmp_path / name, f"loader={loader}", "loader.num_workers=2", "train.epochs=1")
     assert_equal_weights(tmp_path / "one", tmp_path / "other")
@@ -86,8 +86,8 @@ def test_another_seed_gives_other_weights(tmp_path):
 
 
 @pytest.mark.parametrize("stop_after", [8, 11], ids=["between two epochs", "inside an epoch"])
-def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(tmp_path, monkeypatch, stop_after):
-    # The learning rate follows the whole run's length, so the first part is interrupted rather than made shorter.
+def test_a_resumed_run_ends_with_the_weights_of_one_that_did_not_stop(tmp_path, monkeypatch, stop_after):
+    # The learning rate depends on the run's length, so the first part is interrupted instead of made shorter.
     whole, part = tmp_path / "whole", tmp_path / "part"
     train(whole)
     interrupt_after(monkeypatch, stop_after)
@@ -98,7 +98,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(tmp_path,
 
 
 @pytest.mark.parametrize("first, then", [("resident", "prefetch"), ("prefetch", "resident"), ("resident", "resident")])
-def test_a_run_goes_on_with_the_other_loader_to_the_same_weights_augmentation_included(
+def test_a_run_resumed_with_another_loader_ends_with_the_same_weights_augmentation_included(
     tmp_path, monkeypatch, first, then
 ):
     whole, part, data = tmp_path / "whole", tmp_path / "part", "data._target_=tests.test_train.augmented_images"
@@ -117,7 +117,7 @@ def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDa
     return ArrayDataset(images, np.arange(len(images)) % 10, train=train, pad=2, flip=True, **about)
 
 
-def test_a_cached_run_resumes_and_says_what_it_measured(tmp_path):
+def test_a_cached_run_can_be_resumed_and_its_verdict_says_what_it_measured(tmp_path):
     train(tmp_path, "loader=cached", "train.epochs=1")
     summary = train(tmp_path, "loader=cached", f"train.resume={tmp_path}")
     assert [line["step"] for line in metrics(tmp_path) if "loss" in line][-1] == 16
@@ -125,21 +125,21 @@ def test_a_cached_run_resumes_and_says_what_it_measured(tmp_path):
     assert "this is what training costs with free data" in summary["verdict"]
 
 
-def test_a_set_that_does_not_fit_ends_the_run_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("loaders.resident_loader.free_bytes", lambda device: 1000)
-    with pytest.raises(MachineFull, match=r"loader=resident needs 0.1 MB on cpu for 256 samples, and 0.0 MB are free"):
-        train(tmp_path, "loader=resident")
+def test_a_dataset_that_does_not_fit_into_memory_ends_the_run_with_the_reason(tmp_path):
+    with pytest.raises(RuntimeError, match=r"loader=resident needs .* on cpu for 10,000,000 samples.* free") as caught:
+        train(tmp_path, "loader=resident", "data.length=10000000", "data.image_size=1024")
+    assert is_expected(caught.value), "the run ends with this sentence, not with a traceback"
 
 
 def interrupt_after(monkeypatch, steps):
-    """Ends the loop as max_steps does, with the learning rate of the whole run."""
+    """Ends the run like max_steps, but with the learning rate of the whole run."""
     from train import Trainer
 
     monkeypatch.setattr(Trainer, "finished", property(lambda trainer: trainer.step >= steps))
 
 
-def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tmp_path):
-    # Without batch norm's dependence on the part, which no splitting can keep: a linear model.
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole_batch(tmp_path):
+    # A linear model, because the result of batch norm depends on the parts.
     linear = ["model._target_=tests.test_train.linear_model", "~model.width", "train.epochs=1", "train.clip_norm=1.0"]
     for parts in (1, 3):
         train(tmp_path / str(parts), *linear, f"train.accumulate={parts}")
@@ -159,19 +159,19 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("override", ["train.precision=bf16", "train.channels_last=false", "optim=adamw"])
-def test_other_ways_to_compute_train_too(tmp_path, override):
+def test_other_precisions_layouts_and_optimizers_train_too(tmp_path, override):
     train(tmp_path, override, "optim.lr=0.01", "train.epochs=4")
     losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_and_its_checkpoint_fits_an_uncompiled_one(tmp_path):
+def test_a_compiled_model_trains_and_its_checkpoint_loads_into_an_uncompiled_one(tmp_path):
     train(tmp_path, "train.compile=true")
     train(tmp_path, f"train.resume={tmp_path}", "train.epochs=3")
 
 
-def test_a_resumed_run_goes_by_its_own_learning_rate(tmp_path):
+def test_a_resumed_run_uses_its_own_learning_rate(tmp_path):
     train(tmp_path, "train.epochs=1", "train.warmup_epochs=0")
     train(tmp_path / "on", "train.epochs=2", "train.warmup_epochs=0", "optim.lr=0.01", f"train.resume={tmp_path}")
     rates = [line["lr"] for line in metrics(tmp_path / "on") if "loss" in line]
@@ -179,7 +179,7 @@ def test_a_resumed_run_goes_by_its_own_learning_rate(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["a new folder", "the same folder"])
-def test_best_is_the_best_of_its_folder_after_a_resume_too(tmp_path, monkeypatch, where):
+def test_after_a_resume_too_best_is_the_best_of_its_folder(tmp_path, monkeypatch, where):
     accuracies = iter([0.8, 0.9, 0.5, 0.7, 0.6])
     monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader: next(accuracies))
     train(tmp_path)
@@ -191,7 +191,7 @@ def test_best_is_the_best_of_its_folder_after_a_resume_too(tmp_path, monkeypatch
 
 
 @pytest.mark.cuda
-def test_the_devices_random_numbers_go_on_after_a_resume(tmp_path, monkeypatch):
+def test_after_a_resume_the_devices_random_numbers_continue(tmp_path, monkeypatch):
     train(tmp_path, "train.epochs=1")
     drawn, states = [], torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["random_cuda"]
     monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: drawn.append(torch.cuda.get_rng_state()))
@@ -202,32 +202,32 @@ def test_the_devices_random_numbers_go_on_after_a_resume(tmp_path, monkeypatch):
 
 def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
     train(tmp_path, "train.epochs=1")
-    with pytest.raises(ConfigError, match=r"has 8 steps behind it and this run ends after 8: raise train\.epochs"):
+    with pytest.raises(ConfigError, match=r"was saved after 8 steps, and this run ends after 8: raise train\.epochs"):
         train(tmp_path, "train.epochs=1", f"train.resume={tmp_path}")
 
 
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("model=resnet18", "is of another model than this run's ResNet"),
+        ("model=resnet18", "does not fit this run's ResNet"),
         ("seed=1", "seed=0, but the loader has seed=1"),
         ("train.batch_size=16", "global_batch_size=32, but the loader has global_batch_size=16"),
         ("data.length=128", "dataset_length=256, but the loader has dataset_length=128"),
         ("optim=adamw", "was trained with SGD and this run has AdamW"),
     ],
 )
-def test_resuming_another_run_is_refused_naming_the_difference(tmp_path, override, reason):
+def test_resuming_another_run_is_refused_with_the_difference(tmp_path, override, reason):
     train(tmp_path, "train.max_steps=1")
     with pytest.raises(ConfigError, match=reason):
         train(tmp_path / "second", override, f"train.resume={tmp_path}")
 
 
-def test_a_batch_larger_than_the_data_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.batch_size=300, but there are 256 training images"):
+def test_a_batch_larger_than_the_dataset_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.batch_size=300: there are only 256 training images"):
         train(tmp_path, "train.batch_size=300")
 
 
-def test_nothing_of_a_run_is_left_when_it_ends_or_fails(tmp_path, monkeypatch):
+def test_no_process_or_thread_is_left_when_a_run_ends_or_fails(tmp_path, monkeypatch):
     import multiprocessing
 
     before = set(threading.enumerate())

@@ -1,1 +1,1 @@
-"""What a training loop needs around it: checked config, checkpoints, records, sweeps."""
+"""What a training loop needs around it: a checked config, checkpoints, records, sweeps."""

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running anything that they contain."""
+"""Checkpoints: written whole or not at all, and read without running code that they contain."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ KEYS = {"model", "optimizer", "optimizer_class", "loader", "random", "random_cud
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes `state`: tensors, numbers and strings, nested."""
+    """Writes `state`, a nest of tensors, numbers and strings."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         torch.save(state, file)
 
 
 def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that `train.resume` names, a file or the last of a run's folder, and where it lies.
+    """The path and the content of the checkpoint that `train.resume` names: a file, or the last one in a run's folder.
 
-    Raises ConfigError where there is none or it cannot be read.
+    Raises ConfigError if there is none or it cannot be read.
     """
     given = Path(resume).expanduser()
     path = next(filter(Path.is_file, (given, given / "checkpoints" / "last.pt", given / "last.pt")), None)
@@ -36,25 +36,25 @@ def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, 
         state = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"train.resume: {path} cannot be read as a checkpoint: it is damaged or another file"
+            f"train.resume: {path} cannot be read as a checkpoint: it is damaged, or not a checkpoint"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= KEYS:
-        raise ConfigError(f"train.resume: {path} holds no training state: give a checkpoint that train.py wrote")
+        raise ConfigError(f"train.resume: {path} has no training state: give a checkpoint that train.py wrote")
     return path, state
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises ConfigError, naming the first difference, for the weights of another model."""
+    """Raises ConfigError with the first difference if the weights are those of another model."""
     ours, theirs = _shapes(model.state_dict()), _shapes(weights)
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")
         if here != there:
             raise ConfigError(
-                f"train.resume: {path} is of another model than this run's {type(model).__name__}: {name} is "
-                f"{there} there and {here} here; choose the model= and data= of that run"
+                f"train.resume: {path} does not fit this run's {type(model).__name__}: {name} is {there} in the "
+                f"checkpoint and {here} in the model; use the model= and data= that the checkpoint was made with"
             )
     model.load_state_dict(weights)
 
 
 def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, str]:
-    return {name: f"of shape {tuple(tensor.shape)}" for name, tensor in weights.items()}
+    return {name: str(tuple(tensor.shape)) for name, tensor in weights.items()}

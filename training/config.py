@@ -1,7 +1,7 @@
-"""The config's types and bounds, and one sentence for each way to get it wrong.
+"""The types and bounds of the config, and a sentence for each mistake in it.
 
-Names and types are checked against conf/ before Hydra starts (`check_overrides`), because Hydra 1.3 exits on a bad
-override without a suggestion. Values are checked when the config is made (`checked`).
+`check_overrides` compares keys and types with conf/ before Hydra starts, because Hydra 1.3 exits on a wrong override
+without a suggestion. `checked` compares the values with their bounds.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.errors import DataError
+from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
-from loaders import check_choice, did_you_mean
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work, in a sentence that names the key, the value given and what would do."""
+    """A setting cannot work: a sentence with the key, its value, and what to do."""
 
 
 @dataclass
 class TrainConfig:
-    """The keys of `train` in conf/config.yaml, where each is explained."""
+    """The keys of the section `train`, which conf/config.yaml explains."""
 
     epochs: int
     batch_size: int
@@ -67,7 +66,7 @@ class TrainConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `model` and `optim` hold a `_target_` and its arguments; `augment`, Augment's."""
+    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment."""
 
     data: dict[str, Any]
     augment: dict[str, float]
@@ -90,19 +89,22 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def checked(cfg: DictConfig) -> Config:
-    """The typed config. Raises ConfigError for a value out of its bounds."""
+    """The typed config. Raises ConfigError for a value that is out of bounds."""
     try:
-        return OmegaConf.to_object(cfg)
+        config = OmegaConf.to_object(cfg)
     except LoaderConfigError as error:
         raise ConfigError(str(error)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
+    assert isinstance(config, Config)
+    return config
 
 
 def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-    """What the `_target_` of the section called `name` makes of its keys, `arguments` and `options`.
+    """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Raises ConfigError where there is no such target or it refuses its keys; its other errors come out as raised.
+    Raises ConfigError if there is no such target, or if it raises an error about its arguments. A DataError and other
+    kinds of errors are raised unchanged.
     """
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
@@ -117,58 +119,66 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
 
 
 def full_errors() -> bool:
-    """Whether every error is left to Hydra, which then shows its traceback."""
+    """Whether Hydra shows every error itself, with its traceback."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 def check_overrides(arguments: list[str], conf: Path) -> None:
-    """Raises ConfigError for the first command-line override that names or types something wrongly.
+    """Raises ConfigError for a command-line override that has an unknown key, an unknown choice or a wrong type.
 
-    Other flags than -m, such as --help or --cfg, leave all to Hydra, and so does HYDRA_FULL_ERROR=1.
+    With flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1, nothing is checked.
     """
     flags = {argument for argument in arguments if argument.startswith("-")}
     if flags - {"-m", "--multirun", "-r", "--run"} or full_errors():
         return
-    lines = [argument for argument in arguments if not argument.startswith(("-", "hydra"))]
+    overrides = _parsed([argument for argument in arguments if not argument.startswith(("-", "hydra"))])
+    for override in overrides:
+        if override.is_sweep_override() and not flags & {"-m", "--multirun"}:
+            raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
+        groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
+        for override in groups:
+            key = override.key_or_group
+            for choice in _values(override):
+                if choice is not None:  # null leaves out an optional group such as debug
+                    check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
         try:
-            overrides = OverridesParser.create().parse_overrides(lines)
-        except OverrideParseException as error:
-            raise ConfigError(
-                f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3"
-            ) from error
-        groups, others = [], []
-        for override in overrides:
-            key, values = override.key_or_group, _values(override)
-            if override.is_sweep_override() and not flags & {"-m", "--multirun"}:
-                raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
-            if choices := loader.get_group_options(key):
-                for choice in values:
-                    if choice is not None:  # null leaves out an optional group such as debug
-                        check_choice(key, str(choice), choices, ConfigError)
-                groups.append(f"{override.get_key_element()}={values[0] or 'null'}")
-            elif not override.input_line.startswith(("+", "~")) or key.startswith(("train.", "loader.")):
-                others += [(key, value) for value in values]
-        try:
-            known = compose("config", overrides=groups)
+            known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:
             raise ConfigError(_one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
-    for key, value in others:
-        if key not in names:
-            hint = did_you_mean(key, names)
-            raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
-        _check_value(key, value, known)
+    for override in overrides:
+        adds_or_deletes = str(override.input_line).startswith(("+", "~"))
+        if override not in groups and not (adds_or_deletes and not _is_typed(override.key_or_group)):
+            for value in _values(override):
+                _check_value(override.key_or_group, value, known, names)
 
 
-def _check_value(key: str, value: Any, known: DictConfig) -> None:
+def _parsed(lines: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(lines)
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3"
+        ) from error
+
+
+def _is_typed(key: str) -> bool:
+    """Whether the key's section is a dataclass, to which nothing can be added."""
+    return key.startswith(("train.", "loader."))
+
+
+def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
+    if key not in names:
+        hint = did_you_mean(key, names)
+        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig):
         raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
     kind = type(default)
     wants = f"it takes {TYPES.get(kind, f'a {kind.__name__}')}, such as {key}={str(default).lower()}"
-    # The keys of data, model and optim have no types of their own but those of their defaults.
+    # The keys of data, model and optim are untyped: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
         raise ConfigError(f"{key}={value}: {wants}")
     try:
@@ -178,7 +188,7 @@ def _check_value(key: str, value: Any, known: DictConfig) -> None:
 
 
 def _values(override: Override) -> list[Any]:
-    """Its value, or those that it sweeps over."""
+    """The override's value, or the values that it sweeps over."""
     values = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
     return [value.text if isinstance(value, QuotedString) else value for value in values]
 
@@ -186,7 +196,8 @@ def _values(override: Override) -> list[Any]:
 def _names(config: DictConfig, prefix: str = "") -> list[str]:
     names = []
     for key, value in config.items_ex(resolve=False):
-        names += [f"{prefix}{key}", *(_names(value, f"{prefix}{key}.") if isinstance(value, DictConfig) else [])]
+        name = f"{prefix}{key!s}"
+        names += [name, *(_names(value, f"{name}.") if isinstance(value, DictConfig) else [])]
     return names
 
 

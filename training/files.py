@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: a reader finds the old content or the new, never a part."""
+"""Writes files whole or not at all: a reader finds either the old content or the new, never a part of it."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` to write to, which takes its place when the block ends well."""
+    """A temporary file to write to. It replaces `path` at the end of the block, unless the block raises."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:

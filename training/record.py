@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: metrics.jsonl as it goes, summary.json at its end."""
+"""What a run writes into its folder: metrics.jsonl while it runs, summary.json at its end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Record:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def metrics(self, **values: Any) -> None:
-        """Appends a line to metrics.jsonl, at once, so that a run can be watched and a crash loses nothing."""
+        """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
 
     def summary(self, **values: Any) -> dict[str, Any]:
-        """Writes summary.json, with the commit and the versions added, and returns it."""
+        """Adds the commit and the versions, writes summary.json, and returns its content."""
         versions = {module.__name__: module.__version__ for module in (torch, torchvision, numpy)}
         versions["python"] = platform.python_version()
         summary = {**values, "git_commit": _git_commit(), "versions": versions}

@@ -1,10 +1,10 @@
 """What a sweep leaves behind: one table and one picture over all its jobs, and the setting to use.
 
-The report is a pure function of the sweep's folder, so it can be made after every job, at the end, or after
-an interruption. A job is a folder named by its number. It holds `.hydra/overrides.yaml`, and `summary.json`
-when it ended well or `error.txt` when it failed; with neither, it was interrupted or is still running.
+The report is a pure function of the sweep's folder, so it can be written after every job, at the end, or after an
+interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`, and `summary.json`
+if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is still running.
 
-    python -m training.sweep multirun/2026-11-21_10-00-00_123456      # make the report again, and print it
+    python -m training.sweep multirun/2026-11-21_10-00-00_123456      # write the report again, and print it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,14 @@ from typing import Any
 import yaml
 
 from training.files import write_whole
-from training.sweep_plot import draw_sweep, percent, shorten
+from training.sweep_plot import draw_sweep, percent
+from training.table import table
 
-# What is written where a job of such a status has no number.
+# What the picture shows for a job that has no number, by the job's status.
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
-# What changes how fast a job runs, but not what it learns: `loader`, `loader.num_workers`, `device`, ...
+# Keys that change how fast a job runs but not what it learns: `loader`, `loader.num_workers`, `device`, ...
 SPEED_ONLY = ("loader", "device")
-# A key of summary.json, its heading in a table, and how its value is written there.
+# Keys of summary.json, their headings in the table, and how their values are written there.
 METRICS = (
     ("images_per_second", "images/s", "{:,.0f}".format),
     ("data_wait_fraction", "waiting", percent),
@@ -44,26 +45,26 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep, as its folder tells it."""
+    """One job of a sweep, as read from its folder."""
 
     number: int
-    overrides: list[str]  # as they were given: loader=torch
+    overrides: list[str]  # as given on the command line: loader=torch
     status: str  # done, failed, or unfinished: interrupted or still running
     summary: dict[str, Any]  # empty unless it is done
     error: str = ""
 
     @property
     def command(self) -> str:
-        """The line to copy into a shell to run this job by itself."""
+        """The line to copy into a shell to run this job alone."""
         return shlex.join(["python", "train.py", *self.overrides])
 
     @property
     def is_free(self) -> bool:
-        """Whether it trained on cached batches: a ceiling to compare with, not a setting to use."""
+        """Whether it trained on cached batches: its speed is an upper limit, and its loader not one to use."""
         return self.summary.get("loader") == "cached"
 
     def metric(self, key: str) -> float | None:
-        """The number under `key` in the summary; None where there is none."""
+        """The number under `key` in the summary, or None if there is no finite one."""
         value = self.summary.get(key)
         return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
@@ -71,7 +72,7 @@ class Job:
 def read_job(folder: Path) -> Job:
     try:
         overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):  # cut short as it was written
+    except (yaml.YAMLError, UnicodeDecodeError):  # only a part of it was written
         overrides = None
     job = partial(Job, int(folder.name), [str(override) for override in overrides or []])
     if (folder / "error.txt").exists():
@@ -85,8 +86,15 @@ def read_job(folder: Path) -> Job:
         return job("failed", {}, f"its summary.json cannot be read: {error}")
 
 
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """For each key its last part, or all of it if another key ends in the same part."""
+    last = {key: key.lstrip("+").rpartition(".")[2] for key in keys}
+    shared = Counter(last.values())
+    return {key: part if shared[part] == 1 else key.lstrip("+") for key, part in last.items()}
+
+
 class Sweep:
-    """The jobs in a sweep's folder, by number, and what they show. Raises ValueError when there are none."""
+    """The jobs in a sweep's folder, by number, and what they show. Raises ValueError if there are none."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -94,35 +102,32 @@ class Sweep:
         found = sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
         if not found:
             raise ValueError(
-                f"{folder} is not a sweep's folder: it holds no job (such as 0/.hydra/overrides.yaml). "
+                f"{folder} is not a sweep's folder: it has no job (such as 0/.hydra/overrides.yaml). "
                 "Give one that `python train.py -m ...` made, such as multirun/2026-11-21_10-00-00_123456."
             )
         self.jobs = [read_job(path) for path in found]
         given = [override for job in self.jobs for override in job.overrides]
         self.constant = [text for text in dict.fromkeys(given) if all(text in job.overrides for job in self.jobs)]
         keys = dict.fromkeys(text.partition("=")[0] for text in given if text not in self.constant)
-        last = {key: key.lstrip("+").rpartition(".")[2] for key in keys}
-        shared = Counter(last.values())
-        # A name for each swept key: its last part, unless two keys share it.
-        self.names = {key: last[key] if shared[last[key]] == 1 else key.lstrip("+") for key in keys}
+        self.names = short_names(keys)
         self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in keys)
         comparable = all(key.split(".")[0] == "loader" for key in keys)  # another device has another ceiling
         free = [job.metric("images_per_second") or 0.0 for job in self.jobs if job.is_free and comparable]
-        self.ceiling = max(free, default=None)  # images/s if data were free
+        self.ceiling: float | None = max(free, default=None)  # images/s with free data
         self.fastest = self._highest("images_per_second")
-        # A free loader cannot be slower than another: then the machine was busier in some jobs than in others.
-        fastest = self.fastest.metric("images_per_second") if self.fastest else 0.0
+        # No loader can be faster than free data. If one was, the machine was busier in some jobs than in others.
+        fastest = (self.fastest and self.fastest.metric("images_per_second")) or 0.0
         self.is_unequal = self.ceiling is not None and fastest > 1.05 * self.ceiling
         if self.is_unequal:
             self.ceiling = None
 
     def _highest(self, key: str) -> Job | None:
         candidates = [job for job in self.jobs if job.metric(key) is not None and not job.is_free]
-        ranks = (key, "images_per_second")  # of two jobs as accurate, the faster
+        ranks = (key, "images_per_second")  # of two equally accurate jobs, the faster one
         return max(candidates, key=lambda job: [job.metric(rank) or 0.0 for rank in ranks], default=None)
 
     def settings(self, job: Job) -> dict[str, str]:
-        """The swept keys that the job was given, under their short names."""
+        """The job's values of the swept keys, under the keys' short names."""
         given = (override.partition("=") for override in job.overrides)
         return {self.names[key]: value for key, _, value in given if key in self.names}
 
@@ -131,21 +136,20 @@ class Sweep:
         return f"job {job.number} ({settings})" if settings else f"job {job.number}"
 
     def text(self) -> str:
-        """The report for a terminal: table, best setting with the line to copy, jobs that are not done."""
+        """The report for a terminal: the table, the best setting with the line to copy, the jobs that are not done."""
         counts = Counter(job.status for job in self.jobs)
         headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in WORDS if counts[status])
         headline += f"; all with {' '.join(self.constant)}" if self.constant else ""
         lines = [f"Sweep {self.folder}", headline, "", *self._table()]
         for sentence, job in self._advice():
             lines += ["", sentence, f"  {job.command}"]
-        lost = [f"{job.status.capitalize()}: {self.label(job)}: {job.error}" for job in self.jobs if job.error]
-        return "\n".join([*lines, "", *lost]).rstrip()
+        not_done = [f"{job.status.capitalize()}: {self.label(job)}: {job.error}" for job in self.jobs if job.error]
+        return "\n".join([*lines, "", *not_done]).rstrip()
 
     def _table(self) -> list[str]:
-        """A column only for what varies and what is known."""
+        """One line per job, with columns only for keys that vary and metrics that are known."""
         columns = [["job", *(str(job.number) for job in self.jobs)]]
-        for name in self.names.values():
-            columns.append([name, *(self.settings(job).get(name, "-") for job in self.jobs)])
+        columns += [[name, *(self.settings(job).get(name, "-") for job in self.jobs)] for name in self.names.values()]
         for key, heading, write in METRICS:
             values = [job.metric(key) for job in self.jobs]
             if any(value is not None for value in values):
@@ -153,31 +157,30 @@ class Sweep:
         if any(job.status != "done" for job in self.jobs):
             columns.append(["status", *(job.status for job in self.jobs)])
         marks = ["  ", *("> " if job is self.fastest else "  " for job in self.jobs)]
-        rows = zip(*map(_aligned, columns), strict=True)
-        return [mark + "  ".join(row).rstrip() for mark, row in zip(marks, rows, strict=True)]
+        return [mark + line for mark, line in zip(marks, table(columns), strict=True)]
 
     def _advice(self) -> Iterator[tuple[str, Job]]:
-        """The fastest job, and the most accurate where the sweep can change accuracy."""
+        """A sentence about the fastest job, and one about the most accurate if the sweep can change accuracy."""
         if job := self.fastest:
-            speed, waiting = job.metric("images_per_second"), job.metric("data_wait_fraction")
+            speed, waiting = job.metric("images_per_second") or 0.0, job.metric("data_wait_fraction")
             sentence = f"Fastest: job {job.number}, {speed:,.0f} images/s"
             if waiting is not None:
                 sentence += f", {percent(waiting)} of the time spent waiting for data"
             if self.ceiling:
-                sentence += f" ({100 * speed / self.ceiling:.0f} % of what a free loader would give)"
+                sentence += f" ({100 * speed / self.ceiling:.0f} % of the speed with free data)"
             if self.is_unequal:
-                sentence += ". That is more than loader=cached, and cannot be: the machine was busy, measure again"
+                sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
             yield f"{sentence}.", job
         job = None if self.trains_alike else self._highest("test_accuracy")
-        if job not in (None, self.fastest):
+        if job is not None and job is not self.fastest:
             yield f"Most accurate: job {job.number}, test accuracy {job.metric('test_accuracy'):.4f}.", job
 
     def markdown(self) -> str:
-        heading, picture = f"# Sweep {self.folder.resolve().name}", "![Speed and waiting, by setting](sweep.png)"
+        heading, picture = f"# Sweep {self.folder.resolve().name}", "![Speed and waiting of each setting](sweep.png)"
         return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n"
 
     def csv(self) -> str:
-        """A row a job, under the full names of its keys."""
+        """One row per job, with the full names of the keys."""
         text, metrics = io.StringIO(), [key for key, _, _ in METRICS]
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["job", *(key.lstrip("+") for key in self.names), *metrics, "status", "error"])
@@ -187,7 +190,7 @@ class Sweep:
         return text.getvalue()
 
     def picture(self) -> bytes:
-        """A bar a job, in the table's order; the jobs that set the ceiling have none."""
+        """One bar per job, in the table's order. Jobs with free data are a dashed line instead."""
         jobs = [job for job in self.jobs if self.ceiling is None or not job.is_free] or self.jobs
         speeds, waiting = (
             [WORDS[job.status] if (value := job.metric(key)) is None else value for job in jobs]
@@ -197,28 +200,24 @@ class Sweep:
         return draw_sweep([self.label(job) for job in jobs], speeds, waiting, best, self.ceiling)
 
 
-def _aligned(column: list[str]) -> list[str]:
-    """The heading and its cells, as wide as each other: numbers to the right, words to the left."""
-    column = [shorten(cell, 32) for cell in column]
-    width = max(map(len, column))
-    are_numbers = all(cell[:1] in "-.0123456789" for cell in column[1:])
-    return [cell.rjust(width) if are_numbers else cell.ljust(width) for cell in column]
-
-
 def write_report(folder: str | Path) -> list[Path]:
     """Writes `sweep.csv`, `sweep.md` and `sweep.png` into the sweep's folder, each whole or not at all.
 
-    Returns their paths. Raises ValueError when the folder is no sweep's, OSError when it cannot be written.
+    Returns their paths. Raises ValueError if it is not a sweep's folder, OSError if it cannot be written to.
     """
     sweep = Sweep(folder)
-    paths = [sweep.folder / name for name in ("sweep.csv", "sweep.md", "sweep.png")]
-    for path, make in zip(paths, (sweep.csv, sweep.markdown, sweep.picture), strict=True):
-        write_whole(path, make())
-    return paths
+    makers: dict[str, Callable[[], str | bytes]] = {
+        "sweep.csv": sweep.csv,
+        "sweep.md": sweep.markdown,
+        "sweep.png": sweep.picture,
+    }
+    for name, make in makers.items():
+        write_whole(sweep.folder / name, make())
+    return [sweep.folder / name for name in makers]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make the report of a sweep again, and print it.")
+    parser = argparse.ArgumentParser(description="Write the report of a sweep again, and print it.")
     parser.add_argument("folder", help="the sweep's folder, such as multirun/2026-11-21_10-00-00_123456")
     folder = parser.parse_args(arguments).folder
     try:

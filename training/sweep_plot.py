@@ -1,21 +1,17 @@
-"""The picture of a sweep. This file knows labels and numbers; training/sweep.py knows what they mean."""
+"""Draws the picture of a sweep from labels and numbers; training/sweep.py knows what they mean."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 
+from training.table import shorten
+
 INK, BAR, BEST = "#222222", "#9ecae1", "#08519c"
 
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
-
-
-def shorten(text: str, longest: int) -> str:
-    """`text`, with its middle left out where it is longer than `longest` characters."""
-    half = (longest - 1) // 2
-    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
 
 def draw_sweep(
@@ -25,15 +21,15 @@ def draw_sweep(
     best: int | None,
     ceiling: float | None,
 ) -> bytes:
-    """A PNG of images/s beside the share of time spent waiting, a level bar a label; that of `best` is dark.
+    """A PNG with two bar charts: images/s, and the share of time spent waiting. The bars of `best` are dark.
 
-    A word in a number's place, such as "failed", is written where the bar would be. `ceiling` (images/s) is
-    drawn as a dashed line. Matplotlib is loaded here only, and its global state is left alone.
+    Where a word such as "failed" is given in place of a number, the word is written where the bar would be. `ceiling`
+    (images/s) is drawn as a dashed line. Matplotlib is imported only here, and its global state is not changed.
     """
     from matplotlib.figure import Figure
 
     figure = Figure((13, 1.5 + 0.28 * len(labels)), dpi=130, layout="constrained")
-    title = "No job has measured its speed" if best is None else f"Fastest: {labels[best]}"
+    title = "No job measured its speed" if best is None else f"Fastest: {labels[best]}"
     figure.suptitle(shorten(title, 100), x=0.01, ha="left", fontsize=13, weight="bold", color=INK, parse_math=False)
     panels = figure.subplots(1, 2, sharey=True)
     speed_heading = "Training speed (images/s, more is better)"

@@ -1,4 +1,4 @@
-"""Small stand-ins for the files of the public datasets, so that no test needs a network."""
+"""Small fakes of the public datasets' files, so that no test needs a network."""
 
 import gzip
 import pickle
@@ -26,7 +26,7 @@ def write_idx():
 @pytest.fixture
 def write_fashion(write_idx):
     def write(folder: Path, suffix: str = "", per_class: int = 2) -> Path:
-        """The four files of Fashion-MNIST with few images: the pixels of image i are all i."""
+        """The four files of Fashion-MNIST with few images. All pixels of image i have the value i."""
         folder.mkdir(parents=True, exist_ok=True)
         for split in ("train", "t10k"):
             labels = np.tile(np.arange(10, dtype=np.uint8), per_class)
@@ -41,7 +41,7 @@ def write_fashion(write_idx):
 @pytest.fixture
 def write_cifar():
     def write(root: Path) -> Path:
-        """cifar-10-batches-py with ten images a file: image i is i in red, 100 in green and 200 in blue."""
+        """cifar-10-batches-py with ten images per file. All pixels of image i are (i, 100, 200)."""
         folder = root / "cifar-10-batches-py"
         folder.mkdir(parents=True)
         pixels = np.stack([np.repeat([i, 100, 200], 32 * 32) for i in range(10)]).astype(np.uint8)
@@ -57,7 +57,7 @@ def write_cifar():
 @pytest.fixture
 def write_images():
     def write(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 2) -> Path:
-        """root/train and root/val with `count` JPEG files a class."""
+        """root/train and root/val with `count` JPEG files per class."""
         for split in ("train", "val"):
             for name in classes:
                 folder = root / split / name
@@ -72,7 +72,7 @@ def write_images():
 @pytest.fixture
 def write_pack(write_images):
     def write(folder: Path, *options: str) -> Path:
-        """folder/pack, of the images that write_images puts into folder/images, unless others are there."""
+        """Packs folder/images into folder/pack. Unless folder/images exists, write_images makes it."""
         if not (folder / "images").exists():
             write_images(folder / "images")
         pack_images.main([str(folder / "images"), str(folder / "pack"), "--workers", "0", *options])
@@ -92,7 +92,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def any_cifar(monkeypatch):
-    """Have torchvision take our small files for the real ones: it compares checksums otherwise."""
+    """Switches off torchvision's checksums, so that it accepts the small files."""
     from torchvision.datasets import CIFAR10
 
     for attribute in ("train_list", "test_list"):

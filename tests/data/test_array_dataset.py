@@ -6,7 +6,7 @@ from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from loaders.randomness import Random
 
-IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # every pixel differs
+IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
 LABELS = np.array([1, 0], dtype=np.uint8)
 
 
@@ -25,7 +25,7 @@ def test_without_augmentation_the_pixels_are_those_of_the_array():
         assert dataset[0]["label"].item() == 1
 
 
-def test_training_shows_every_crop_of_the_reflected_image_and_its_mirror_image_and_nothing_else():
+def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_images_and_nothing_else():
     padded = np.pad(IMAGES[1], ((1, 1), (1, 1), (0, 0)), mode="reflect")
     crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
     expected = {crop.tobytes() for crop in crops} | {crop[:, ::-1].tobytes() for crop in crops}
@@ -52,13 +52,13 @@ def test_flip_alone_mirrors_about_half_of_the_samples():
         ({"pad": -1}, "data.pad=-1"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(arguments, words):
+def test_arguments_that_do_not_fit_together_are_refused_with_a_reason(arguments, words):
     with pytest.raises(DataError, match=words):
         make(**arguments)
 
 
 class Given:
-    """Stands in for the loader's source of random numbers."""
+    """A loader's `random` with given numbers."""
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -67,7 +67,7 @@ class Given:
         return self.numbers
 
 
-def test_a_batch_written_in_place_shows_every_crop_and_its_mirror_image_and_nothing_else():
+def test_the_samples_of_read_batch_are_all_crops_and_their_mirror_images_and_nothing_else():
     dataset = make(pad=1, flip=True)
     out = {"image": torch.zeros(500, 5, 4, 3, dtype=torch.uint8), "label": torch.zeros(500, dtype=torch.int64)}
     dataset.read_batch(np.ones(500, np.int64), out, Given(np.random.default_rng(0).random((500, 3))))
@@ -81,7 +81,7 @@ def gathered(dataset, indices):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("augmentation", [{"pad": 1, "flip": True}, {"pad": 2}, {"flip": True}, {}])
-def test_gathered_rows_are_augmented_as_a_batch_written_in_place(augmentation, device):
+def test_augment_batch_gives_the_samples_of_read_batch(augmentation, device):
     dataset = make(**augmentation)
     indices = np.arange(300) % 2
     random = Given(np.random.default_rng(0).random((300, 3)))
@@ -93,7 +93,7 @@ def test_gathered_rows_are_augmented_as_a_batch_written_in_place(augmentation, d
     assert all(torch.equal(batch[name].cpu(), out[name]) for name in out)
 
 
-def test_gathered_rows_without_random_numbers_are_the_images_themselves():
+def test_augment_batch_without_random_numbers_gives_the_unpadded_images():
     for dataset in (make(), make(pad=2, flip=True), make(flip=True), make(train=False, pad=2, flip=True)):
         batch = dataset.augment_batch(gathered(dataset, [1, 0]), None)
         assert np.array_equal(batch["image"], IMAGES[[1, 0]])
@@ -106,7 +106,7 @@ def test_an_augmented_batch_may_be_empty():
     assert batch["image"].shape == (0, 5, 4, 3)
 
 
-def test_a_policy_is_not_for_whole_batches():
+def test_augment_batch_refuses_a_policy():
     dataset = make(policy="trivial")
-    with pytest.raises(DataError, match=r"data\.policy works image by image.*use loader=prefetch"):
+    with pytest.raises(DataError, match=r"data\.policy augments single images.*use loader=prefetch"):
         dataset.augment_batch({"image": torch.from_numpy(dataset.images)}, Random(0, 0, np.arange(2)))

@@ -25,14 +25,14 @@ def normalized(batch=None):
     return Normalize(MEAN, STD)(batch or make_batch())["image"]
 
 
-def test_nothing_is_done_unless_asked_for():
+def test_by_default_a_batch_is_only_normalised():
     batch = augment()
     assert torch.equal(batch["image"], normalized())
     assert torch.equal(batch["label"], make_batch()["label"]) and batch["name"] == "kept"
 
 
 @pytest.mark.parametrize("settings", [{"erase": 0.5}, {"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}])
-def test_the_same_key_gives_the_same_batch_and_another_one_another(settings):
+def test_the_same_key_gives_the_same_batch_and_another_key_another_batch(settings):
     given = make_batch()
     before, state = given["image"].clone(), torch.get_rng_state()
     first, again, other = (augment(given, key, **settings)["image"] for key in (0, 0, 1))
@@ -41,7 +41,7 @@ def test_the_same_key_gives_the_same_batch_and_another_one_another(settings):
     assert first.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_erasing_sets_one_box_in_the_asked_share_of_the_images_to_the_mean():
+def test_erasing_sets_one_box_to_the_mean_in_the_given_share_of_the_images():
     images = augment(make_batch(400), erase=0.25)["image"]
     changed = (images != normalized(make_batch(400))).any(dim=1)  # (B, H, W)
     erased = changed.flatten(1).any(dim=1)
@@ -53,7 +53,7 @@ def test_erasing_sets_one_box_in_the_asked_share_of_the_images_to_the_mean():
 
 
 @pytest.mark.parametrize("size", [(20, 30), (224, 224), (8, 8)])
-def test_erased_boxes_are_distributed_as_torchvisions(size):
+def test_erased_boxes_have_the_distribution_of_torchvisions(size):
     torch.manual_seed(0)
     theirs = v2.RandomErasing(p=1.0)
     blank = torch.zeros(3, *size)
@@ -67,7 +67,7 @@ def test_erased_boxes_are_distributed_as_torchvisions(size):
     assert (bottom <= size[0]).all() and (right <= size[1]).all() and (top >= 0).all() and (left >= 0).all()
 
 
-def test_mixup_blends_images_and_labels_by_one_share():
+def test_mixup_blends_images_and_labels_with_the_same_share():
     batch, plain = augment(mixup=0.4), normalized()
     share = batch["label"][1, 1].item()  # of class 1, of which image 1 is, and image 0 not
     assert 0 < share < 1
@@ -77,7 +77,7 @@ def test_mixup_blends_images_and_labels_by_one_share():
 
 
 @pytest.mark.parametrize("key", range(5))
-def test_cutmix_pastes_a_box_and_the_labels_share_is_its_area(key):
+def test_cutmix_pastes_a_box_and_blends_the_labels_by_its_area(key):
     batch, plain = augment(key=key, cutmix=1.0), normalized()
     pasted = (batch["image"] != plain).any(dim=1).any(dim=0)  # (H, W)
     rows, columns = (torch.nonzero(pasted.any(dim=axis))[:, 0] for axis in (1, 0))
@@ -90,7 +90,7 @@ def test_cutmix_pastes_a_box_and_the_labels_share_is_its_area(key):
     assert batch["label"].sum(dim=1).allclose(torch.ones(16))
 
 
-def test_shares_are_beta_distributed_and_both_kinds_come_up():
+def test_shares_have_a_beta_distribution_and_mixup_and_cutmix_both_occur():
     labels = torch.stack([augment(key=key, mixup=1.0)["label"][1, 1] for key in range(500)])
     assert 0.45 < labels.mean() < 0.55 and labels.std() == pytest.approx(12**-0.5, abs=0.03)  # uniform
     rows = normalized()
@@ -100,20 +100,20 @@ def test_shares_are_beta_distributed_and_both_kinds_come_up():
     assert 15 < sum(kinds) < 45
 
 
-def test_a_batch_of_one_image_stays_as_it_is():
+def test_a_batch_of_one_image_is_not_changed():
     batch = augment(make_batch(1), mixup=1.0, cutmix=1.0)
     assert torch.allclose(batch["image"], normalized(make_batch(1)), atol=1e-6)
     assert batch["label"].tolist() == [[1, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("settings", [{"erase": -0.1}, {"erase": 1.5}, {"mixup": -1}, {"cutmix": float("inf")}])
-def test_a_value_that_cannot_be_is_refused_with_its_key(settings):
+def test_a_value_out_of_range_is_refused_with_its_key(settings):
     with pytest.raises(DataError, match=f"augment.{next(iter(settings))}="):
         augment(**settings)
 
 
 @pytest.mark.cuda
-def test_a_gpu_gives_the_same_batch_without_the_host_waiting():
+def test_on_a_gpu_the_batch_is_the_same_and_the_host_does_not_wait():
     settings = {"erase": 0.5, "mixup": 0.4, "cutmix": 1.0}
     step = Augment(Normalize(MEAN, STD), 5, **settings)
     batch = {**make_batch(), "image": make_batch()["image"].cuda(), "label": make_batch()["label"].cuda()}

@@ -4,7 +4,7 @@ from data.cifar import CIFAR10
 from data.errors import DataError
 
 
-def test_files_that_are_there_are_read_without_a_download(tmp_path, no_network, any_cifar, write_cifar):
+def test_existing_files_are_read_without_a_download(tmp_path, no_network, any_cifar, write_cifar):
     root = write_cifar(tmp_path)
     dataset = CIFAR10(train=True, root=str(root), pad=0, flip=False)
     assert len(dataset) == 50 and len(CIFAR10(train=False, root=root)) == 10

@@ -1,4 +1,4 @@
-"""What data/__init__.py promises of every dataset, checked for each of them, and for each yaml."""
+"""What data/__init__.py promises about datasets, checked for every dataset and its yaml file."""
 
 import importlib
 import inspect
@@ -37,7 +37,7 @@ def make(request, tmp_path, any_cifar, write_fashion, write_cifar, write_images,
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_samples_look_as_the_spec_says(make, train):
+def test_samples_match_the_spec(make, train):
     dataset = make(train)
     spec = dataset.sample_spec()
     for index in (0, len(dataset) - 1, -1):
@@ -83,24 +83,26 @@ def test_a_pickled_copy_reads_the_same(make):
     assert len(copy) == len(dataset) and torch.equal(copy[1]["image"], dataset[1]["image"])
 
 
-def test_an_error_keeps_its_type_and_sentence_on_its_way_out_of_a_worker(tmp_path, write_images):
+def test_an_error_from_a_worker_keeps_its_type_and_message(tmp_path, write_images):
     dataset = ImageFolder(train=False, root=write_images(tmp_path))
     broken = tmp_path / "val" / "cat" / "0.jpg"
     broken.write_bytes(b"")
     try:
         dataset[0]
     except DataError:
-        caught = ExceptionWrapper(where="in a worker")  # what a DataLoader's worker sends, and its parent raises
+        caught = ExceptionWrapper(
+            where="in a worker"
+        )  # a DataLoader's worker sends this to its parent, which raises the error
     with pytest.raises(DataError, match=re.escape(str(broken))):
         pickle.loads(pickle.dumps(caught)).reraise()
 
 
-def test_there_is_a_yaml_for_each_dataset():
+def test_every_dataset_has_a_yaml_file():
     assert sorted(path.stem for path in CONFIGS) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_keys_of_a_yaml_are_the_arguments_with_their_defaults_and_each_has_a_comment(path):
+def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment_on_each(path):
     config = yaml.safe_load(path.read_text())
     module, _, name = config.pop("_target_").rpartition(".")
     arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
@@ -109,7 +111,7 @@ def test_the_keys_of_a_yaml_are_the_arguments_with_their_defaults_and_each_has_a
 
 
 def read_batch(dataset, indices, draws=None):
-    """What read_batch writes; `draws` are the random numbers it is given."""
+    """The batch that read_batch writes; `draws` are its random numbers."""
 
     class Random:
         def uniform(self, k):
@@ -121,7 +123,7 @@ def read_batch(dataset, indices, draws=None):
     return out
 
 
-def test_a_batch_that_is_written_in_place_has_the_pixels_of_its_samples(make):
+def test_read_batch_writes_the_pixels_of_the_samples(make):
     dataset = make(False)
     if not hasattr(dataset, "read_batch"):
         pytest.skip("reads samples only")

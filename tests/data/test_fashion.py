@@ -11,7 +11,7 @@ from data.fashion import FashionMini, FashionMNIST, read_idx
 
 @pytest.fixture
 def embedded(tmp_path, monkeypatch):
-    """A copy of data/embedded/ to break."""
+    """A copy of data/embedded/ for tests that damage it."""
     monkeypatch.setattr(fashion, "EMBEDDED", shutil.copytree(fashion.EMBEDDED, tmp_path / "embedded"))
     return fashion.EMBEDDED
 
@@ -41,7 +41,7 @@ def test_a_flipped_byte_is_refused(embedded, name):
 
 
 @pytest.mark.parametrize("name", ["t10k-images-idx3-ubyte.xz", "SHA256SUMS"])
-def test_a_missing_file_is_named_with_the_way_to_restore_it(embedded, name):
+def test_a_missing_file_is_reported_with_the_way_to_restore_it(embedded, name):
     (embedded / name).unlink()
     with pytest.raises(DataError, match=f"{name}.*git checkout"):
         FashionMini(train=False)
@@ -49,7 +49,7 @@ def test_a_missing_file_is_named_with_the_way_to_restore_it(embedded, name):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("place", [".", "FashionMNIST/raw"])
-def test_files_that_are_there_are_read_without_a_download(tmp_path, no_network, place, suffix, write_fashion):
+def test_existing_files_are_read_without_a_download(tmp_path, no_network, place, suffix, write_fashion):
     write_fashion(tmp_path / place, suffix)
     dataset = FashionMNIST(train=True, root=str(tmp_path), pad=0, flip=False)
     assert len(dataset) == 20
@@ -78,7 +78,7 @@ def test_without_a_network_the_four_files_and_their_folder_are_named(tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz", "a.xz"])
-def test_an_idx_file_is_read_as_it_was_written(tmp_path, name, write_idx):
+def test_an_idx_file_is_read_correctly(tmp_path, name, write_idx):
     array = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8)
     write_idx(tmp_path / name, array)
     if name == "a.xz":
@@ -87,7 +87,7 @@ def test_an_idx_file_is_read_as_it_was_written(tmp_path, name, write_idx):
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_a_truncated_idx_file_is_refused_at_whatever_byte_it_ends(tmp_path, name, write_idx):
+def test_a_truncated_idx_file_is_refused_wherever_it_ends(tmp_path, name, write_idx):
     path = tmp_path / name
     write_idx(path, np.zeros((2, 3), np.uint8))
     content = path.read_bytes()
@@ -100,7 +100,7 @@ def test_a_truncated_idx_file_is_refused_at_whatever_byte_it_ends(tmp_path, name
 @pytest.mark.parametrize(
     "content", [b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"]
 )
-def test_another_file_is_not_taken_for_an_idx_file(tmp_path, content):
+def test_a_file_of_another_format_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(DataError, match="not a whole IDX file"):
+    with pytest.raises(DataError, match="not a complete IDX file"):
         read_idx(tmp_path / "a")

@@ -17,7 +17,7 @@ from loaders.randomness import Random
 
 
 def smooth_image(width, height):
-    """Every pixel tells where it was: red grows to the right, green downwards."""
+    """Red grows to the right and green downwards, so a pixel's colour tells its position."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([x, y, np.full_like(x, 90)], axis=2).astype(np.uint8))
 
@@ -29,7 +29,7 @@ def noisy_image(width, height):
 
 @pytest.fixture
 def one_image(tmp_path, write_images):
-    """A function that saves an image and makes the dataset that has no other."""
+    """A function that saves an image and returns a dataset with only this one."""
 
     def make(image, train=False, name="a.png", saved=None, **arguments):
         root = write_images(tmp_path / str(len(list(tmp_path.iterdir()))), ("cat",), count=0)
@@ -48,7 +48,7 @@ def read_batch(dataset, indices, random=None):
 
 
 class Draws:
-    """Gives one row the random numbers that it was made of."""
+    """A loader's `random` with given numbers for one row."""
 
     def __init__(self, *draws):
         self.draws = draws
@@ -58,7 +58,7 @@ class Draws:
 
 
 def difference(ours, theirs):
-    """Of the pixels of two images: the largest and the mean."""
+    """The largest and the mean difference between the pixels of two images."""
     gap = np.abs(np.asarray(ours, dtype=np.int64) - np.asarray(theirs, dtype=np.int64))
     return gap.max(), gap.mean()
 
@@ -70,7 +70,7 @@ def test_classes_are_the_sorted_folders_and_files_are_sorted_within_them(tmp_pat
     assert [os.fsdecode(name) for name in dataset.files] == ["0.jpg", "1.jpg", "2.jpg"] * 2
 
 
-def test_suffixes_count_in_any_case_and_hidden_or_other_files_do_not(tmp_path, write_images):
+def test_suffixes_may_be_in_any_case_and_hidden_or_other_files_are_ignored(tmp_path, write_images):
     write_images(tmp_path, ("cat",), count=1)
     folder = tmp_path / "train" / "cat"
     for name in ("B.JPEG", "c.webp", "ünïcode.PNG"):
@@ -116,13 +116,13 @@ def test_images_of_any_shape_are_read(one_image, size, name, train):
         ("CMYK", "jpg", (55, 155, 205, 0), (200, 100, 50)),
     ],
 )
-def test_every_kind_of_image_becomes_rgb(one_image, mode, suffix, colour, expected):
+def test_images_of_every_mode_become_rgb(one_image, mode, suffix, colour, expected):
     dataset = one_image(Image.new(mode, (30, 20), colour), name=f"a.{suffix}", image_size=8)
     assert (dataset[0]["image"].int() - torch.tensor(expected)).abs().max() <= 3
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG", "GIF"])
-def test_the_suffix_need_not_tell_the_format(one_image, format):
+def test_the_suffix_need_not_match_the_format(one_image, format):
     image = smooth_image(60, 40)
     dataset = one_image(image, name="a.jpg", saved={"format": format}, image_size=32)
     assert difference(dataset[0]["image"], one_image(image, name="a.png", image_size=32)[0]["image"])[1] < 8
@@ -143,7 +143,7 @@ def test_photographs_are_turned_upright(one_image, monkeypatch, suffix, large):
             assert difference(ours["image"], theirs["image"])[0] <= 8
 
 
-def test_an_orientation_that_comes_after_xmp_metadata_counts(one_image):
+def test_an_orientation_after_xmp_metadata_is_applied(one_image):
     exif, xmp = Image.Exif(), b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
     exif[ExifTags.Base.Orientation] = 6
     dataset = one_image(smooth_image(300, 200), name="a.jpg", saved={"exif": exif.tobytes()}, image_size=32)
@@ -153,7 +153,7 @@ def test_an_orientation_that_comes_after_xmp_metadata_counts(one_image):
     assert torch.equal(dataset[0]["image"], expected)
 
 
-def test_jpegs_are_read_alike_without_torchvisions_decoder(one_image, monkeypatch):
+def test_without_torchvisions_decoder_jpegs_have_the_same_pixels(one_image, monkeypatch):
     dataset = one_image(noisy_image(60, 40), name="a.jpg", image_size=32)
     expected = dataset[0]["image"]
     monkeypatch.setattr(decoding, "decode_jpeg", None)
@@ -161,12 +161,12 @@ def test_jpegs_are_read_alike_without_torchvisions_decoder(one_image, monkeypatc
 
 
 @pytest.mark.parametrize("part, scale", [(1.5, 1), (2, 2), (3, 2), (4, 4), (9, 8)])
-def test_large_jpegs_are_decoded_at_less_than_their_size_where_that_is_enough(monkeypatch, part, scale):
-    """The crop has `part` times the pixels that are enough."""
+def test_large_jpegs_are_decoded_at_a_reduced_size_if_that_is_enough(monkeypatch, part, scale):
+    """The crop's sides have `part` times as many pixels as are enough."""
     file, box = io.BytesIO(), (24, 16, 24 + 640, 16 + 480)
     smooth_image(1001, 701).save(file, "jpeg", quality=95)
     whole = decoding.decode(file.getvalue(), lambda size: box, 480 / part)
-    assert whole.shape == (3, 480, 640)  # the file is too small for it to pay
+    assert whole.shape == (3, 480, 640)  # the file is not LARGE
     monkeypatch.setattr(decoding, "LARGE", 0)
     reduced = decoding.decode(file.getvalue(), lambda size: box, 480 / part)
     assert reduced.shape == (3, 480 // scale, 640 // scale)
@@ -177,7 +177,7 @@ def test_large_jpegs_are_decoded_at_less_than_their_size_where_that_is_enough(mo
 
 
 @pytest.mark.parametrize("policy", [None, "trivial", "rand"])
-def test_a_row_is_the_same_when_it_is_read_on_its_own_or_as_a_sample(tmp_path, write_images, policy):
+def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(tmp_path, write_images, policy):
     dataset = ImageFolder(train=True, root=write_images(tmp_path), image_size=32, policy=policy)
     for path in tmp_path.glob("train/*/*.jpg"):
         noisy_image(80, 60).save(path)
@@ -198,7 +198,7 @@ def test_a_row_is_the_same_when_it_is_read_on_its_own_or_as_a_sample(tmp_path, w
 
 @pytest.mark.parametrize("size", [(37, 50), (64, 64), (1, 1), (1, 90), (90, 1)])
 @pytest.mark.parametrize("side", [64, 2, 1])
-def test_resizing_writes_in_place_what_interpolate_gives(size, side):
+def test_resize_writes_in_place_the_result_of_interpolate(size, side):
     pixels = torch.randint(256, (*size, 3), dtype=torch.uint8).permute(2, 0, 1)
     expected = torch.nn.functional.interpolate(pixels[None].float(), (side, side), mode="bilinear", antialias=True)
     for memory_format in (torch.channels_last, torch.contiguous_format):
@@ -222,7 +222,7 @@ def test_training_crops_vary_and_half_of_them_are_mirrored(tmp_path, write_image
 
 
 @pytest.mark.parametrize("size", [(500, 375), (37, 400), (1, 1), (1000, 1)])
-def test_training_crops_lie_within_the_image_and_are_of_the_asked_area_and_shape(size):
+def test_training_crops_lie_within_the_image_and_have_the_given_area_and_shape(size):
     generator = np.random.default_rng(0)
     boxes = [random_crop(size, 0.25, generator.random(4 * CROP_ATTEMPTS).tolist()) for _ in range(300)]
     for left, top, right, bottom in boxes:
@@ -235,9 +235,9 @@ def test_training_crops_lie_within_the_image_and_are_of_the_asked_area_and_shape
 
 
 @pytest.mark.parametrize("size", [(500, 375), (120, 50), (40, 30), (300, 100)])
-def test_training_crops_are_distributed_as_torchvisions(size):
+def test_training_crops_have_the_distribution_of_torchvisions(size):
     def numbers(boxes):
-        """Of each crop: its share of the area, the logarithm of its shape, and where its middle lies."""
+        """For each crop its share of the area, the logarithm of its aspect ratio, and its centre."""
         left, top, width, height = np.array(boxes, dtype=np.float64).T
         area = width * height / (size[0] * size[1])
         return np.stack([area, np.log(width / height), (left + width / 2) / size[0], (top + height / 2) / size[1]])
@@ -276,7 +276,7 @@ def test_a_file_that_cannot_be_read_is_named(one_image, content, suffix):
             read()
 
 
-def test_names_need_not_be_utf_8(one_image):
+def test_file_names_need_not_be_utf_8(one_image):
     name = os.fsdecode(b"b\xff.png")
     try:
         dataset = one_image(smooth_image(60, 40), name=name, saved={"format": "png"}, image_size=32)
@@ -291,7 +291,7 @@ def test_names_need_not_be_utf_8(one_image):
 @pytest.mark.parametrize(
     "spoil, train, words",
     [
-        (lambda root: shutil.rmtree(root), True, "ROOT is not a folder; images must be laid out as"),
+        (lambda root: shutil.rmtree(root), True, "ROOT is not a folder; images must have the layout"),
         (lambda root: shutil.rmtree(root / "train"), False, "ROOT/train is not a folder"),
         (lambda root: shutil.rmtree(root / "val"), False, "ROOT/val is not a folder"),
         (
@@ -300,10 +300,10 @@ def test_names_need_not_be_utf_8(one_image):
             "no class folders",
         ),
         (lambda root: (root / "train" / "owl").mkdir(), True, "ROOT/train/owl has no images"),
-        (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train lacks"),
+        (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),
     ],
 )
-def test_a_folder_that_is_not_as_expected_is_named(tmp_path, spoil, train, words, write_images):
+def test_a_wrong_folder_is_named(tmp_path, spoil, train, words, write_images):
     root = write_images(tmp_path / "images")
     spoil(root)
     with pytest.raises(DataError, match=words.replace("ROOT", re.escape(str(root)))):
@@ -329,9 +329,9 @@ def test_a_bad_value_is_refused_with_its_key(tmp_path, arguments, words, write_i
         ImageFolder(**{"train": True, "root": write_images(tmp_path), **arguments})
 
 
-def test_a_single_class_is_pointed_out(tmp_path, write_images, caplog):
+def test_a_dataset_with_a_single_class_gives_a_warning(tmp_path, write_images, caplog):
     ImageFolder(train=True, root=write_images(tmp_path / "one", ("cat",)))
-    assert f"{tmp_path}/one/train has a single class, cat" in caplog.text
+    assert f"{tmp_path}/one/train has only one class, cat" in caplog.text
     caplog.clear()
     ImageFolder(train=True, root=write_images(tmp_path / "two"))
     assert not caplog.text

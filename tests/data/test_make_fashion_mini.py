@@ -1,4 +1,4 @@
-"""The script that makes data/embedded/, run on a small stand-in for the full set."""
+"""The script that makes data/embedded/, on a small fake of the full dataset."""
 
 import hashlib
 import sys
@@ -25,12 +25,12 @@ def test_it_keeps_the_first_images_of_each_class_in_their_order(tmp_path, write_
         assert labels.tolist() == [i % 10 for i in range(count)]
 
 
-def test_classes_that_are_mixed_stay_mixed():
+def test_mixed_classes_stay_in_their_order():
     labels = np.array([3, *range(10), 0, 0])
     assert make_fashion_mini.first_of_each_class(labels, 1).tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
-def test_it_gives_the_same_bytes_again_and_their_checksums(tmp_path, write_fashion):
+def test_it_writes_the_same_bytes_each_time_and_their_checksums(tmp_path, write_fashion):
     source = write_fashion(tmp_path / "full")
     for name in ("one", "two"):
         make_fashion_mini.make(source, tmp_path / name, train_per_class=2, test_per_class=2)
@@ -41,7 +41,7 @@ def test_it_gives_the_same_bytes_again_and_their_checksums(tmp_path, write_fashi
         verify_checksum(tmp_path / "one" / name)
 
 
-def test_what_it_cannot_do_it_says_in_a_sentence(tmp_path, monkeypatch, write_fashion):
+def test_a_source_that_is_not_the_full_dataset_is_refused_in_a_sentence(tmp_path, monkeypatch, write_fashion):
     with pytest.raises(DataError, match="T-shirt/top has 2 of 1000 images"):
         make_fashion_mini.make(write_fashion(tmp_path / "full"), tmp_path / "mini")
     monkeypatch.setattr(sys, "argv", ["make", "--source", str(tmp_path / "none"), "--target", str(tmp_path / "mini")])

@@ -26,7 +26,7 @@ def read_batch(dataset, count):
 
 @pytest.fixture
 def photographs(tmp_path):
-    """Images of several sizes and kinds, larger and smaller than a pack's."""
+    """Images of several sizes and formats, some larger and some smaller than those of a pack."""
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
         for number, (width, height) in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
@@ -38,7 +38,7 @@ def photographs(tmp_path):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_packed_files_give_the_very_batches_of_their_folder(photographs, write_pack, train):
+def test_a_pack_of_unchanged_files_gives_the_same_batches_as_the_folder(photographs, write_pack, train):
     folder = ImageFolder(train, photographs / "images", image_size=24)
     pack = Packed(train, write_pack(photographs, "--format", "jpeg"), image_size=24)
     assert (pack.classes, pack.labels.tolist()) == (folder.classes, folder.labels.tolist())
@@ -46,7 +46,7 @@ def test_packed_files_give_the_very_batches_of_their_folder(photographs, write_p
     assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
 
 
-def test_raw_images_are_the_files_with_the_shorter_side_resized_once(photographs, write_pack):
+def test_raw_images_are_the_files_resized_once(photographs, write_pack):
     folder = ImageFolder(True, photographs / "images")
     pack = Packed(True, write_pack(photographs, "--short-side", "32"))
     for index in range(4):
@@ -86,18 +86,24 @@ def flip_a_byte(path):
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (lambda pack: (pack / "pack.json").unlink(), "PACK is not a pack, as it has no pack.json; make one with"),
-        (lambda pack: (pack / "pack.json").rename(pack / "unfinished.json"), "PACK is an unfinished pack; finish it"),
+        (lambda pack: (pack / "pack.json").unlink(), "PACK is not a pack: it has no pack.json; make one with"),
+        (
+            lambda pack: (pack / "pack.json").rename(pack / "unfinished.json"),
+            "PACK is an unfinished pack; run the command",
+        ),
         (lambda pack: (pack / "pack.json").write_text("{"), "PACK/pack.json is damaged"),
-        (lambda pack: (pack / "pack.json").write_text("[]"), "PACK/pack.json is damaged .it is not of version 1"),
+        (lambda pack: (pack / "pack.json").write_text("[]"), "PACK/pack.json is damaged .it does not have version 1"),
         (lambda pack: (pack / "pack.json").write_text('{"version": 1}'), "pack.json is damaged .it has no bytes"),
         (lambda pack: (pack / "train.npy").unlink(), "PACK/train.npy is damaged .No such file"),
         (lambda pack: flip_a_byte(pack / "train.npy"), "PACK/train.npy is damaged .its checksum is wrong"),
         (lambda pack: (pack / "train-00000.bin").unlink(), "PACK/train-00000.bin is damaged .No such file"),
-        (lambda pack: (pack / "train-00000.bin").write_bytes(b"1"), "train-00000.bin is damaged .it has 1 bytes and"),
+        (
+            lambda pack: (pack / "train-00000.bin").write_bytes(b"1"),
+            "train-00000.bin is damaged .it has 1 bytes instead",
+        ),
     ],
 )
-def test_a_pack_that_is_not_whole_is_refused_by_name(tmp_path, write_pack, spoil, words):
+def test_an_incomplete_or_damaged_pack_is_refused_with_the_file(tmp_path, write_pack, spoil, words):
     pack = write_pack(tmp_path)
     spoil(pack)
     with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(pack)))):
@@ -105,33 +111,33 @@ def test_a_pack_that_is_not_whole_is_refused_by_name(tmp_path, write_pack, spoil
 
 
 @pytest.mark.parametrize("form", ["raw", "jpeg"])
-def test_an_image_that_has_changed_is_named_when_it_is_read(tmp_path, write_pack, form):
+def test_an_image_that_was_changed_is_named_when_it_is_read(tmp_path, write_pack, form):
     folder = write_pack(tmp_path, "--format", form)
     pack, shard = Packed(True, folder), folder / "train-00000.bin"
-    pack[0]  # mapped now
+    pack[0]  # maps the shard
     flip_a_byte(shard)
     bad = re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")
     with pytest.raises(DataError, match=bad):
         Packed(True, folder)[1]
     with pytest.raises(DataError, match=bad):
         read_batch(Packed(True, folder), 3)
-    assert Packed(True, folder)[3]["label"] == 1  # the others can still be read
+    assert Packed(True, folder)[3]["label"] == 1  # the other images can still be read
 
 
-def test_a_shard_that_is_gone_when_it_is_wanted_is_named(tmp_path, write_pack):
+def test_a_shard_that_was_deleted_is_named_when_it_is_read(tmp_path, write_pack):
     pack = Packed(True, write_pack(tmp_path))
     (tmp_path / "pack" / "train-00000.bin").unlink()
     with pytest.raises(DataError, match=r"train-00000.bin is damaged .*No such file"):
         pack[0]
 
 
-def test_without_a_root_it_says_how_to_make_a_pack():
+def test_without_a_root_the_error_says_how_to_make_a_pack():
     with pytest.raises(DataError, match=r"data.root is not set.*scripts/pack_images.py"):
         Packed(True)
 
 
-def test_what_is_damaged_in_the_file_before_packing_is_named_after_it(tmp_path, write_pack):
-    """Not by the checksum, which fits."""
+def test_an_image_that_was_damaged_before_packing_is_named(tmp_path, write_pack):
+    """Its checksum is correct, so the decoder finds it."""
     dataset = Packed(True, write_pack(tmp_path, "--format", "jpeg"))
     dataset._entries["bytes"][0] = 100  # cut short
     dataset._verified[0] = True

@@ -17,7 +17,7 @@ def image(channels=3):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """A function that has torchvision draw these numbers: whole ones by randint, others by rand."""
+    """A function that makes torch.randint and torch.rand return given numbers, for torchvision's policies."""
 
     def script(integers, signs):
         integers, signs = iter(integers), iter(signs)
@@ -30,7 +30,7 @@ def scripted(monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("sign", [0.1, 0.9])
 @pytest.mark.parametrize("operation", range(14))
-def test_trivial_augment_is_torchvisions(operation, sign, channels, scripted):
+def test_trivial_augment_gives_the_pixels_of_torchvisions(operation, sign, channels, scripted):
     name = list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)[operation]
     source = image(channels)
     for strength in (0, 13, 30):
@@ -42,7 +42,7 @@ def test_trivial_augment_is_torchvisions(operation, sign, channels, scripted):
     assert name == "Identity" or channels == 1 or not torch.equal(theirs, source)
 
 
-def test_rand_augment_is_torchvisions(scripted):
+def test_rand_augment_gives_the_pixels_of_torchvisions(scripted):
     source = image()
     for first in range(14):
         second = (first + 5) % 14
@@ -55,7 +55,7 @@ def test_rand_augment_is_torchvisions(scripted):
 
 
 @pytest.mark.parametrize("name", ["trivial", "rand"])
-def test_a_policy_draws_nothing_itself_and_can_be_pickled(name):
+def test_a_policy_draws_no_random_numbers_itself_and_can_be_pickled(name):
     policy = Policy(name)
     before, draws = torch.get_rng_state(), [0.3] * policy.draws
     expected = policy(image(), draws)
@@ -65,12 +65,12 @@ def test_a_policy_draws_nothing_itself_and_can_be_pickled(name):
 
 
 def test_an_unknown_policy_is_refused_with_a_suggestion():
-    with pytest.raises(DataError, match=r"data\.policy=trival is unknown; did you mean trivial"):
+    with pytest.raises(DataError, match=r"data\.policy=trival: did you mean trivial\? it is one of trivial, rand"):
         Policy("trival")
 
 
 @pytest.mark.parametrize("policy", ["trivial", "rand"])
-def test_images_in_memory_are_augmented_alike_by_rows_and_in_batches(policy):
+def test_a_row_in_memory_is_the_same_in_a_batch_alone_and_as_a_sample(policy):
     images = image().permute(1, 2, 0).repeat(20, 1, 1, 1).numpy()
     arguments = {"classes": ["a"], "mean": [0.5], "std": [0.5], "pad": 2, "flip": True, "policy": policy}
     dataset = ArrayDataset(images, torch.zeros(20).long().numpy(), train=True, **arguments)

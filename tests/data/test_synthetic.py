@@ -11,7 +11,7 @@ from data.errors import DataError
 from data.synthetic import COSTS, Synthetic
 
 
-def test_a_sample_depends_on_seed_split_and_index_alone():
+def test_a_sample_depends_only_on_seed_split_and_index():
     def image(index=5, train=True, seed=0):
         return Synthetic(train=train, seed=seed)[index]["image"]
 
@@ -20,7 +20,7 @@ def test_a_sample_depends_on_seed_split_and_index_alone():
         assert not torch.equal(image(), other)
 
 
-def test_a_hundred_million_samples_take_no_memory():
+def test_a_hundred_million_samples_take_almost_no_memory():
     dataset = Synthetic(train=True, length=100_000_000, num_classes=1000)
     assert dataset[99_999_999]["label"].item() == 999
     assert len(pickle.dumps(dataset)) < 1_000_000
@@ -53,7 +53,7 @@ def test_a_cost_in_cpu_time_is_spent_by_the_reading_thread(cost):
     assert time.thread_time() - start >= 0.005
 
 
-def test_a_cost_is_paid_once_a_sample_in_seconds_and_a_cost_of_zero_is_not_paid_at_all(monkeypatch):
+def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
     paid = []
     monkeypatch.setitem(COSTS, "wait", paid.append)
     Synthetic(train=True, cost="wait", cost_ms=0)[0]
@@ -64,7 +64,7 @@ def test_a_cost_is_paid_once_a_sample_in_seconds_and_a_cost_of_zero_is_not_paid_
 @pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold")
 @pytest.mark.parametrize("cost, holds", [("python", True), ("native", False), ("wait", False)])
 def test_only_python_code_holds_the_gil(cost, holds):
-    """Where no thread is ever asked to let go of the GIL, we get it back only when the other one gives it."""
+    """With an endless switch interval, this thread gets the GIL back only when the other one releases it."""
     finished = []
 
     def work():
@@ -86,8 +86,8 @@ def test_only_python_code_holds_the_gil(cost, holds):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"cost": "nativ"}, "data.cost=nativ is unknown; did you mean native?"),
-        ({"cost": "xyz"}, "data.cost=xyz is unknown; use one of python, native, wait"),
+        ({"cost": "nativ"}, "data.cost=nativ: did you mean native? it is one of python, native, wait"),
+        ({"cost": "xyz"}, "data.cost=xyz: it is one of python, native, wait"),
         ({"cost_ms": -1}, "data.cost_ms=-1"),
         ({"cost_ms": float("nan")}, "data.cost_ms=nan"),
         ({"length": 0}, "data.length=0"),
@@ -105,7 +105,7 @@ def test_a_bad_value_is_refused_with_its_key(arguments, words):
     assert str(caught.value).startswith(words)
 
 
-def test_noise_never_overflows_the_bands():
+def test_the_sum_of_bands_and_noise_never_overflows():
     dataset = Synthetic(train=True)
     assert int(dataset._rows.max()) + int(dataset._noise.max()) <= 255
     assert dataset._noise.size >= 32 * 32 * 3 + synthetic.OFFSETS - 1

@@ -28,7 +28,7 @@ def test_images_become_normalised_channels_first_in_channels_last_memory(device,
     torch.testing.assert_close(result.cpu(), expected, atol=2e-6, rtol=torch.finfo(dtype).eps)
 
 
-def test_other_fields_are_kept_and_the_given_batch_is_left_as_it_was():
+def test_other_fields_are_kept_and_the_given_batch_is_not_changed():
     batch = {"image": images(2, 4, 4, 3), "label": torch.tensor([1, 2]), "name": ["a", "b"]}
     before = dict(batch)
     result = Normalize(MEAN, STD)(batch, None)
@@ -36,7 +36,7 @@ def test_other_fields_are_kept_and_the_given_batch_is_left_as_it_was():
     assert batch == before and batch["image"].dtype == torch.uint8
 
 
-def test_one_transform_serves_batches_of_every_size_and_memory_layout():
+def test_one_transform_accepts_batches_of_every_size_and_memory_layout():
     normalize = Normalize(MEAN, STD)
     for shape in ((2, 4, 6, 3), (1, 6, 4, 3), (0, 4, 6, 3)):
         image = images(*shape)
@@ -44,13 +44,13 @@ def test_one_transform_serves_batches_of_every_size_and_memory_layout():
         assert torch.equal(normalize({"image": image}, None)["image"], normalize({"image": strided}, None)["image"])
 
 
-def test_a_pickled_copy_computes_the_same():
+def test_a_pickled_copy_gives_the_same_result():
     batch, normalize = {"image": images(2, 4, 4, 3)}, Normalize(MEAN, STD)
     expected = normalize(batch, None)["image"]
     assert torch.equal(pickle.loads(pickle.dumps(normalize))(batch, None)["image"], expected)
 
 
 @pytest.mark.parametrize("image", [images(2, 4, 4, 1), images(4, 4, 3), images(2, 4, 4, 3).float()])
-def test_other_images_are_refused(image):
+def test_images_of_another_shape_or_dtype_are_refused(image):
     with pytest.raises(DataError, match=r"needs uint8 images of shape \(B, H, W, 3\)"):
         Normalize(MEAN, STD)({"image": image}, None)

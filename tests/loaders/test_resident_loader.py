@@ -9,7 +9,7 @@ from example_datasets import Augmented, Faulty, Numbers, contents
 
 from data.array_dataset import ArrayDataset
 from loaders import ResidentLoader, WorkerLoader
-from loaders import resident as module
+from loaders import resident_loader as module
 from loaders.randomness import Random
 from loaders.workers.shared_memory import MachineFull
 

@@ -204,7 +204,7 @@ def test_batches_of_all_sizes_and_odd_tensors_arrive_whole():
 def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
     with seeded(Written(), 2) as loader:
         list(loader)
-        ahead = loader._engine.head()
+        ahead = loader._engine.next_task()
         assert (ahead.epoch, ahead.number) == (1, 0)
         loader.set_epoch(5)
         named = [plain(batch) for batch in loader]
@@ -390,8 +390,8 @@ def test_arguments_that_make_no_sense_are_refused_in_words(settings, message):
         WorkerLoader(Images(), **{"batch_size": 2, **settings})
 
 
-def test_without_a_seed_there_is_no_state_and_the_error_says_why():
-    with pytest.raises(ValueError, match=r"state_dict\(\) needs a seed"):
+def test_an_order_that_cannot_be_resumed_has_no_state_and_the_error_says_why():
+    with pytest.raises(AttributeError, match="needs a loader with a seed"):
         WorkerLoader(Images()).state_dict()
     with pytest.raises(ValueError, match="in_order=False"):
         seeded(Images(), 2, in_order=False).state_dict()

@@ -1,4 +1,4 @@
-"""models/resnet.py: shapes, the two stems, the error sentence."""
+"""models/resnet.py: shapes, the two first layers, the error message."""
 
 import pytest
 import torch
@@ -11,14 +11,16 @@ from models.resnet import resnet
     ("name", "channels", "small_images"),
     [("resnet18", 1, True), ("resnet18", 3, False), ("resnet50", 4, False)],
 )
-def test_images_of_any_channel_count_give_one_logit_a_class(name: str, channels: int, small_images: bool) -> None:
+def test_images_with_any_number_of_channels_give_one_logit_per_class(
+    name: str, channels: int, small_images: bool
+) -> None:
     model = resnet(name, num_classes=7, in_channels=channels, small_images=small_images).eval()
     with torch.no_grad():
         assert model(torch.randn(2, channels, 16, 16)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(("small_images", "side"), [(True, 16), (False, 4)])
-def test_only_the_small_stem_keeps_the_resolution(small_images: bool, side: int) -> None:
+def test_only_the_first_layer_for_small_images_keeps_the_resolution(small_images: bool, side: int) -> None:
     model = resnet("resnet18", num_classes=10, in_channels=3, small_images=small_images)
     seen = []
     model.layer1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
@@ -53,10 +55,12 @@ def test_channels_last_memory_gives_the_same_logits() -> None:
 
 
 def test_a_misspelt_name_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"no ResNet named 'resnet81'; did you mean resnet18\?.*resnet34"):
+    with pytest.raises(
+        ValueError, match=r"no ResNet named 'resnet81': did you mean resnet18\? it is one of .*resnet34"
+    ):
         resnet("resnet81", num_classes=10, in_channels=3, small_images=False)
 
 
-def test_a_name_like_no_other_is_refused_with_the_list() -> None:
-    with pytest.raises(ValueError, match=r"no ResNet named 'vit'; the names are resnet101, .*resnet50"):
+def test_a_name_unlike_any_other_is_refused_with_the_list() -> None:
+    with pytest.raises(ValueError, match=r"no ResNet named 'vit': it is one of resnet101, .*resnet50"):
         resnet("vit", num_classes=10, in_channels=3, small_images=False)

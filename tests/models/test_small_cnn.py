@@ -8,7 +8,7 @@ from models.small_cnn import SmallCNN
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 8, 8), (2, 17, 40)])
-def test_images_of_any_size_give_one_logit_a_class(shape: tuple[int, int, int]) -> None:
+def test_images_of_any_size_give_one_logit_per_class(shape: tuple[int, int, int]) -> None:
     model = SmallCNN(num_classes=7, in_channels=shape[0])
     logits = model(torch.randn(4, *shape))
     assert logits.shape == (4, 7) and logits.dtype == torch.float32
@@ -33,6 +33,11 @@ def test_a_few_steps_lower_the_loss_on_one_batch() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_width_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="width=0: give a number from 1"):
+        SmallCNN(num_classes=10, in_channels=1, width=0)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

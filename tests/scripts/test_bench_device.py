@@ -1,4 +1,4 @@
-"""scripts/bench_device.py on next to no work: what it writes, and what it refuses."""
+"""scripts/bench_device.py with almost no work: what it writes, and what it refuses."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, dev
         assert row["loader"] in table
     assert result["rows"][0]["ratio_to_limit"] == 1
     rates = result["bytes_per_second"]
-    assert rates is None if device == "cpu" else rates.keys() == {"ready", "prefetch", "one piece"}
+    assert rates is None if device == "cpu" else rates.keys() == {"ready", "prefetch", "one block"}
 
 
 def test_every_row_gives_the_same_kind_of_batch():
@@ -52,7 +52,7 @@ def test_every_row_gives_the_same_kind_of_batch():
     ("arguments", "message"),
     [
         (["--model", "resnet5"], "--model=resnet5: did you mean resnet50?"),
-        (["--tiny", "--device", "gpu"], "--device='gpu' is none that torch knows"),
+        (["--tiny", "--device", "gpu"], r"--device gpu: torch cannot use it \(Expected one of cpu, cuda"),
         (["--tiny", "--workers", "0"], "--workers 0: give a number above 0"),
         (["--tiny", "--batch-size", "-1"], "--batch-size -1: give a number above 0"),
         (["--tiny", "--steps", "0"], "--steps 0: give a number above 0"),
@@ -65,9 +65,9 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
         bench.main(arguments)
 
 
-def test_a_device_that_is_not_there_ends_it_with_one_line():
+def test_a_device_that_is_not_there_ends_the_bench_with_one_line():
     command = [sys.executable, bench.__file__, "--device", "cuda:99"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: --device='cuda:99', but torch finds ")
+    assert done.stderr.startswith("error: --device cuda:99: torch cannot use it (")
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""scripts/bench_loaders.py on next to no work: what it writes, and what it refuses."""
+"""scripts/bench_loaders.py with almost no work: what it writes, and what it refuses."""
 
 import json
 
@@ -7,6 +7,7 @@ import torch
 from torchvision.io import decode_jpeg, read_file
 
 from scripts import bench_loaders as bench
+from scripts import bench_workloads
 
 FIELDS = {
     "loader",
@@ -49,8 +50,8 @@ def test_without_the_stock_loader_there_is_no_ratio(tmp_path):
     assert row["ratio_to_torch"] is None
 
 
-def test_all_rows_of_cifar_end_in_the_same_kind_of_batch():
-    for name, make in bench.cifar(length=1024).items():
+def test_all_rows_of_cifar_deliver_the_same_kind_of_batch():
+    for name, make in bench_workloads.cifar(length=1024).items():
         loader = make(1)
         batch = next(iter(loader))
         image = batch["image"] if isinstance(batch, dict) else batch[0]
@@ -59,7 +60,7 @@ def test_all_rows_of_cifar_end_in_the_same_kind_of_batch():
             loader.close()
 
 
-def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(tmp_path):
+def test_made_up_pictures_are_as_large_as_photographs_and_every_row_reads_them(tmp_path):
     bench.make_pictures(tmp_path, count=160)
     files = list(tmp_path.rglob("*.jpg"))
     assert len(files) == 160
@@ -81,10 +82,10 @@ def test_pictures_are_as_large_as_photographs_and_every_row_reads_them(tmp_path)
         (["--workload", "transprt"], "--workload=transprt: did you mean transport?"),
         (["--workload", "cifar", "--loaders", "torch,worker"], "--loaders=worker: did you mean workers?"),
         (["--workload", "cifar", "--loaders", "torch-tv"], "--loaders=torch-tv: "),
-        (["--workload", "cifar", "--workers", "0"], "--workers 0 .*give numbers above 0"),
-        (["--workload", "cifar", "--seconds", "nan"], "--seconds nan: give numbers above 0"),
-        (["--workload", "jpeg", "--data-root", "/nowhere"], "--data-root /nowhere: give a folder that is there"),
-        (["--workload", "cifar", "--data-root", "."], "and only to jpeg, evaluation, packed"),
+        (["--workload", "cifar", "--workers", "0"], "--workers 0: give a number above 0"),
+        (["--workload", "cifar", "--seconds", "nan"], "--seconds nan: give a number above 0"),
+        (["--workload", "jpeg", "--data-root", "/nowhere"], "--data-root /nowhere: there is no such folder"),
+        (["--workload", "cifar", "--data-root", "."], "only jpeg, evaluation, packed read images from a folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):

@@ -1,4 +1,4 @@
-"""scripts/pack_images.py: what it writes, that it can be interrupted anywhere, and what it refuses."""
+"""scripts/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ SCRIPT = Path(pack_images.__file__)
 
 @pytest.fixture
 def images(tmp_path):
-    """20 training and 4 validation images of 100 x 100 pixels: half a megabyte, raw."""
+    """20 training and 4 validation images of 100 x 100 pixels, 30 kB each when raw."""
     for split, count in (("train", 20), ("val", 4)):
         for number in range(count):
             folder = tmp_path / "images" / split / f"class {number % 2}"
@@ -47,7 +47,7 @@ def pack(images, folder, *options):
     return folder
 
 
-def test_shards_are_filled_up_to_their_size_and_hold_the_images_in_order(images, tmp_path, small_shards, capsys):
+def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path, small_shards, capsys):
     folder = pack(images, tmp_path / "pack")
     assert "20 train and 4 val images: python train.py data=packed data.root=" in capsys.readouterr().out
     shards = [f"train-{number:05}.bin" for number in range(7)] + ["val-00000.bin", "val-00001.bin"]
@@ -58,7 +58,7 @@ def test_shards_are_filled_up_to_their_size_and_hold_the_images_in_order(images,
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 4, 19, 20, 22])
-def test_after_an_interruption_the_same_command_makes_the_same_pack(
+def test_after_an_interruption_the_same_command_completes_the_same_pack(
     images, tmp_path, small_shards, monkeypatch, stop_at
 ):
     whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
@@ -82,8 +82,8 @@ def test_after_an_interruption_the_same_command_makes_the_same_pack(
 
 
 @pytest.mark.parametrize("where", ["between shards", "inside a shard"])
-def test_a_killed_run_goes_on_where_it_was(images, tmp_path, where):
-    """Killed for real, in a process of its own, when its third shard would begin or in the middle of it."""
+def test_a_run_that_was_killed_is_continued(images, tmp_path, where):
+    """Kills a process with SIGKILL before its third shard or in the middle of it."""
     whole, folder = tmp_path / "whole", tmp_path / "pack"
     program = (
         "import os, signal, sys; from contextlib import contextmanager; from scripts import pack_images as p\n"
@@ -96,9 +96,9 @@ def test_a_killed_run_goes_on_where_it_was(images, tmp_path, where):
         "        len(shards) == die_at and os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield file\n"
         "if sys.argv[4] == 'between shards':\n"
-        "    note = p.Packing._note\n"
-        "    def die(self): note(self); len(self.done['train']) == die_at and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    p.Packing._note = die\n"
+        "    save = p.Packing._save_progress\n"
+        "    def die(self): save(self); len(self.done['train']) == die_at and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    p.Packing._save_progress = die\n"
         "else:\n"
         "    p.replacing = dying\n"
         "p.main([*sys.argv[1:3], '--workers', '2'])"
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_where_it_was(images, tmp_path, where):
 
 
 def stopped_after_shards(images, folder, monkeypatch):
-    """A pack that was stopped when two or more shards were done."""
+    """Packs, and stops after two or more finished shards."""
     original, read = pack_images.Encoded.__getitem__, []
 
     def interrupted(self, index):
@@ -129,7 +129,7 @@ def stopped_after_shards(images, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.part.npy"])
-def test_a_shard_that_was_spoilt_meanwhile_is_made_again(images, tmp_path, small_shards, monkeypatch, name):
+def test_a_shard_that_was_damaged_in_between_is_written_again(images, tmp_path, small_shards, monkeypatch, name):
     whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
     stopped_after_shards(images, folder, monkeypatch)
     (folder / name).write_bytes(b"1")
@@ -137,45 +137,49 @@ def test_a_shard_that_was_spoilt_meanwhile_is_made_again(images, tmp_path, small
     assert content(folder) == content(whole)
 
 
-def test_images_that_changed_meanwhile_are_not_mixed_with_those_before(images, tmp_path, small_shards, monkeypatch):
+def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(
+    images, tmp_path, small_shards, monkeypatch
+):
     stopped_after_shards(images, tmp_path / "pack", monkeypatch)
     pack(images, tmp_path / "whole")
-    (images / "train" / "class 0" / "18.png").rename(images / "train" / "class 1" / "00.png")  # the order stays
+    (images / "train" / "class 0" / "18.png").rename(
+        images / "train" / "class 1" / "00.png"
+    )  # the order stays the same
     for folder in (tmp_path / "pack", tmp_path / "whole"):
-        with pytest.raises(DataError, match="has a pack of other images or settings"):
+        with pytest.raises(DataError, match="is a pack of other images or settings"):
             pack(images, folder)
 
 
-def test_two_processes_do_not_pack_into_one_folder(images, tmp_path, small_shards, monkeypatch):
+def test_a_second_process_does_not_pack_into_the_same_folder(images, tmp_path, small_shards, monkeypatch):
     stopped_after_shards(images, tmp_path / "pack", monkeypatch)
     with FileLock(tmp_path / "pack" / ".lock"), pytest.raises(DataError, match="is being packed by another process"):
         pack(images, tmp_path / "pack")
 
 
-def test_damaged_bookkeeping_is_named(images, tmp_path, small_shards, monkeypatch):
+def test_a_damaged_unfinished_json_is_named(images, tmp_path, small_shards, monkeypatch):
     stopped_after_shards(images, tmp_path / "pack", monkeypatch)
     (tmp_path / "pack" / "unfinished.json").write_text('{"version"')
     with pytest.raises(DataError, match=r"unfinished\.json is damaged"):
         pack(images, tmp_path / "pack")
 
 
-def test_a_finished_pack_is_left_as_it_is(images, tmp_path, monkeypatch):
+def test_a_finished_pack_is_not_written_again(images, tmp_path, monkeypatch):
     folder = pack(images, tmp_path / "pack")
     monkeypatch.setattr(pack_images.Packing, "finish", None)
     pack(images, folder)
 
 
-def test_files_stay_as_they_are_with_format_jpeg(images, tmp_path):
+def test_with_format_jpeg_the_files_are_unchanged(images, tmp_path):
     folder = pack(images, tmp_path / "pack", "--format", "jpeg")
     first = images / "train" / "class 0" / "00.png"
     assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes())
     assert np.load(folder / "train.npy")["name"][0] == b"class 0/00.png"
 
 
-def test_images_that_cannot_be_read_end_it_or_are_left_out(images, tmp_path, capsys):
+def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):
     bad = images / "train" / "class 0" / "04.png"
     bad.write_bytes(b"")
-    with pytest.raises(DataError, match=r"04.png cannot be read as an image .* or leave it out by --skip"):
+    with pytest.raises(DataError, match=r"04.png cannot be read as an image .* or leave it out with --skip"):
         pack(images, tmp_path / "pack")
     pack(images, tmp_path / "pack", "--skip")
     dataset = Packed(True, tmp_path / "pack")
@@ -184,7 +188,7 @@ def test_images_that_cannot_be_read_end_it_or_are_left_out(images, tmp_path, cap
     assert "left out" in "".join(capsys.readouterr())
 
 
-def test_a_split_without_any_image_that_can_be_read_is_no_pack(images, tmp_path):
+def test_a_split_without_readable_images_is_refused(images, tmp_path):
     for path in images.glob("val/*/*.png"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match="none of the 4 val images can be read"):
@@ -194,7 +198,7 @@ def test_a_split_without_any_image_that_can_be_read_is_no_pack(images, tmp_path)
 def test_verifying_finds_a_changed_byte(images, tmp_path, capsys):
     folder = pack(images, tmp_path / "pack")
     pack_images.main(["--verify", str(folder)])
-    assert "all 24 images are as they were packed" in capsys.readouterr().out
+    assert "the checksums of all 24 images are correct" in capsys.readouterr().out
     shard = folder / "val-00000.bin"
     data = bytearray(shard.read_bytes())
     data[65_000] ^= 4
@@ -203,18 +207,18 @@ def test_verifying_finds_a_changed_byte(images, tmp_path, capsys):
         pack_images.main(["--verify", str(folder)])
 
 
-def test_what_cannot_be_packed_is_refused_in_a_sentence(images, tmp_path):
+def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
     pack(images, tmp_path / "pack")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").touch()
     for arguments, words in (
         ([tmp_path / "none", tmp_path / "new"], "none is not a folder"),
         ([images, tmp_path / "full"], "full is not empty"),
-        ([images, tmp_path / "pack", "--short-side", "64"], "pack has a pack of other images or settings"),
-        ([images, tmp_path / "new", "--format", "raww"], "--format=raww is unknown; did you mean raw"),
+        ([images, tmp_path / "pack", "--short-side", "64"], "pack is a pack of other images or settings"),
+        ([images, tmp_path / "new", "--format", "raww"], r"--format=raww: did you mean raw\? it is one of raw, jpeg"),
         ([images, tmp_path / "new", "--shard-mb", "0"], "--shard-mb 0: give a number from 1"),
-        ([tmp_path / "new"], "two folders are needed"),
-        (["--verify", images, tmp_path / "pack"], "give a single folder"),
+        ([tmp_path / "new"], "give two folders"),
+        (["--verify", images, tmp_path / "pack"], "give only the folder of the pack"),
         ([images, tmp_path / "full" / "thesis.doc"], "thesis.doc is a file"),
     ):
         with pytest.raises(DataError, match=words):
@@ -222,7 +226,7 @@ def test_what_cannot_be_packed_is_refused_in_a_sentence(images, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_from_the_command_line_an_error_is_one_sentence(tmp_path):
+def test_on_the_command_line_an_error_is_one_sentence(tmp_path):
     command = [sys.executable, SCRIPT, tmp_path / "none", tmp_path / "pack"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (result.returncode, result.stdout) == (1, "")

@@ -1,7 +1,7 @@
-"""scripts/train and scripts/test with a stand-in for Python: what they install, when, or say if they cannot.
+"""scripts/train and scripts/test: what they install, when they install it, and what they say if they cannot.
 
-The stand-in is a shell script: it answers what scripts/environment.sh asks, "makes" a .venv by copying itself
-there, and writes down each install. PATH holds nothing else but the few tools the scripts need.
+Python and uv are shell scripts here. They answer what scripts/environment.sh asks, "make" a .venv by copying the
+Python into it, and log each install. PATH has nothing else but the few tools that the scripts need.
 """
 
 import os
@@ -12,26 +12,37 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-TOOLS = ("sh", "awk", "cat", "cksum", "cp", "df", "dirname", "flock", "head", "mkdir", "rm", "sed")
+TOOLS = ("sh", "awk", "cat", "cksum", "cp", "df", "dirname", "find", "flock", "head", "mkdir", "rm", "sed")
 PYTHON = """#!/bin/sh
 case "$*" in
 *version_info*) echo {version} ;;
 *ensurepip*) exit {no_venv} ;;
-"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip "*) echo installed >> "$LOG"; [ -z "$HOLD" ] || cat "$HOLD"; exit ${{PIP_FAILS:-0}} ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; exit ${{VENV_FAILS:-0}} ;;
+"-m pip "*) echo pip >> "$LOG"; [ -z "$HOLD" ] || cat "$HOLD"; exit ${{INSTALL_FAILS:-0}} ;;
+*missing_requirements.py) echo "$LACKS"; [ -z "$LACKS" ] ;;
 *) echo "$PWD: $*" ;;
+esac
+"""
+UV = """#!/bin/sh
+case "$*" in
+"venv "*" --python python3 "*)
+    for folder; do :; done
+    mkdir -p "$folder/bin" && cp "$BIN/python3" "$folder/bin/python" ;;
+"pip install --python "*) echo uv >> "$LOG"; exit ${INSTALL_FAILS:-0} ;;
+*) exit 1 ;;
 esac
 """
 
 
 class Fork:
-    """A copy of the scripts in a folder with a space in its name, and a PATH with a stand-in for python3."""
+    """A copy of the scripts in a folder with a space in its name, and a PATH with a fake python3."""
 
     def __init__(self, folder: Path):
         self.root = folder / "my fork"
         self.bin = folder / "bin"
         self.log = folder / "log"
-        self.ready = self.root / ".venv" / "ready"
+        self.venv = self.root / ".venv"
+        self.ready = self.venv / "ready"
         (self.root / "scripts").mkdir(parents=True)
         for name in ("train", "test", "environment.sh"):
             shutil.copy(SCRIPTS / name, self.root / "scripts")
@@ -46,11 +57,16 @@ class Fork:
         (self.root / "requirements.txt").write_text(text)
 
     def add_python(self, name: str, version: str, no_venv: int = 0) -> None:
-        (self.bin / name).write_text(PYTHON.format(version=version, no_venv=no_venv))
-        (self.bin / name).chmod(0o755)
+        write_script(self.bin / name, PYTHON.format(version=version, no_venv=no_venv))
+
+    def add_users_venv(self, version: str = "3.12") -> None:
+        """A .venv that environment.sh did not make, with a file to find again."""
+        (self.venv / "bin").mkdir(parents=True)
+        (self.venv / "keepsake").touch()
+        write_script(self.venv / "bin" / "python", PYTHON.format(version=version, no_venv=0))
 
     def start(self, script: str = "train", *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.Popen:
-        env = {"PATH": str(self.bin), "LOG": str(self.log), "VENV_GB": "0", **env}
+        env = {"PATH": str(self.bin), "BIN": str(self.bin), "LOG": str(self.log), "VENV_GB": "0", **env}
         command = [self.root / "scripts" / script, *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd or self.root, env=env)
@@ -60,16 +76,21 @@ class Fork:
         out, err = process.communicate(timeout=30)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def installs(self) -> int:
-        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+    def installs(self) -> list[str]:
+        """The program that made each install."""
+        return self.log.read_text().split() if self.log.exists() else []
 
     def sentence(self, **options) -> str:
-        """The last line that a run which must fail leaves on standard error."""
+        """The last line of standard error of a run that must fail."""
         result = self.run(**options)
         assert result.returncode == 1
         assert result.stdout == ""
-        assert not self.ready.exists()
         return result.stderr.splitlines()[-1]
+
+
+def write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -86,33 +107,39 @@ def test_installs_once_and_is_silent_afterwards(fork: Fork):
     assert "6 GB" in fork.run().stderr
     assert fork.run().stderr == ""
     assert fork.run("test").stderr == ""
-    assert fork.installs() == 1
+    assert fork.installs() == ["pip"]
 
 
 def test_changed_requirements_are_installed_into_the_same_venv(fork: Fork):
     fork.run()
-    keepsake = fork.root / ".venv" / "keepsake"
+    keepsake = fork.venv / "keepsake"
     keepsake.touch()
     fork.require("torch\ntimm")
     assert "requirements.txt has changed" in fork.run().stderr
-    assert fork.installs() == 2
+    assert fork.installs() == ["pip", "pip"]
     assert keepsake.exists()
     assert fork.run().stderr == ""
 
 
 def test_a_failed_install_is_repeated(fork: Fork):
-    assert fork.sentence(PIP_FAILS="1").startswith("pip could not install requirements.txt")
+    assert fork.sentence(INSTALL_FAILS="1").startswith("requirements.txt could not be installed")
     assert fork.run().returncode == 0
-    assert fork.installs() == 2
+    assert fork.installs() == ["pip", "pip"]
+
+
+def test_a_venv_that_could_not_be_finished_is_known_as_ours_and_made_again(fork: Fork):
+    assert "python3 could not make" in fork.sentence(VENV_FAILS="1")
+    assert "Making .venv" in fork.run().stderr
+    assert fork.run().stderr == ""
 
 
 def test_a_failed_update_is_repeated_even_when_the_change_is_taken_back(fork: Fork):
     fork.run()
     fork.require("torch<2")
-    assert fork.run(PIP_FAILS="1").returncode == 1
+    assert fork.run(INSTALL_FAILS="1").returncode == 1
     fork.require("torch")
     assert fork.run().returncode == 0
-    assert fork.installs() == 3
+    assert fork.installs() == ["pip"] * 3
 
 
 def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
@@ -125,20 +152,83 @@ def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
         second = fork.start()
         assert "waiting" in second.stderr.readline()
     assert [process.wait(timeout=30) for process in (first, second)] == [0, 0]
-    assert fork.installs() == 1
+    assert fork.installs() == ["pip"]
 
 
-def test_a_moved_venv_is_made_anew(fork: Fork, tmp_path: Path):
+def test_a_venv_that_was_moved_is_made_again(fork: Fork, tmp_path: Path):
     fork.run()
     fork.root = fork.root.rename(tmp_path / "moved")
     assert "Making .venv" in fork.run().stderr
     assert fork.run().stderr == ""
 
 
-def test_a_venv_whose_python_is_gone_is_made_anew(fork: Fork):
+def test_a_venv_whose_python_is_gone_is_made_again_without_the_old_files(fork: Fork):
     fork.run()
-    (fork.root / ".venv" / "bin" / "python").unlink()
+    (fork.venv / "bin" / "python").unlink()
+    (fork.venv / "old").touch()
     assert "Making .venv" in fork.run().stderr
+    assert not (fork.venv / "old").exists()
+
+
+def test_a_venv_of_the_users_own_is_used_if_it_fits_and_is_left_as_it_is(fork: Fork):
+    fork.add_users_venv()
+    for _ in range(2):
+        result = fork.run("test", "-x")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout == f"{fork.root}: -m pytest -x\n"
+    assert {path.name for path in fork.venv.iterdir()} == {"bin", "keepsake"}
+    assert fork.installs() == []
+
+
+def test_a_link_to_a_venv_is_the_users_own_even_if_these_scripts_made_its_target(fork: Fork, tmp_path: Path):
+    fork.run()
+    fork.venv.rename(tmp_path / "elsewhere")
+    fork.require("torch\ntimm")
+    fork.venv.symlink_to(tmp_path / "elsewhere")
+    assert "lacks timm" in fork.sentence(LACKS="timm")
+    assert fork.run().returncode == 0
+    assert fork.venv.is_symlink() and fork.installs() == ["pip"]
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "reason"),
+    [
+        ("3.12", {"LACKS": "torch>=2.9 (it has 2.4)"}, r"/my fork/.venv lacks torch>=2.9 (it has 2.4). "),
+        ("3.8", {}, "/my fork/.venv has Python 3.8, and 3.10 or newer is needed. "),
+        ("3.12", {"PYTHON": "python3.11"}, "/my fork/.venv has Python 3.12, and PYTHON=python3.11 asks for another. "),
+    ],
+)
+def test_a_venv_of_the_users_own_that_does_not_fit_is_refused_and_left_as_it_is(fork: Fork, version, options, reason):
+    fork.add_python("python3.11", "3.11")
+    fork.add_users_venv(version)
+    sentence = fork.sentence(**options)
+    assert reason in sentence and sentence.endswith("or move it away to have a new one made.")
+    assert (fork.venv / "keepsake").exists() and fork.installs() == []
+
+
+def test_a_folder_named_venv_without_a_python_is_refused_and_left_as_it_is(fork: Fork):
+    fork.venv.mkdir()
+    (fork.venv / "thesis.doc").touch()
+    assert ".venv has no bin/python that runs. " in fork.sentence()
+    assert (fork.venv / "thesis.doc").exists()
+
+
+def test_uv_is_used_where_it_is_installed(fork: Fork):
+    write_script(fork.bin / "uv", UV)
+    fork.add_python("python3", "3.12", no_venv=1)  # uv needs no venv module
+    assert "6 GB" in fork.run().stderr
+    assert fork.run().stderr == ""
+    fork.require("torch\ntimm")
+    assert "requirements.txt has changed" in fork.run().stderr
+    assert fork.installs() == ["uv", "uv"]
+
+
+def test_a_failed_install_by_uv_is_repeated_by_pip_once_uv_is_gone(fork: Fork):
+    write_script(fork.bin / "uv", UV)
+    assert fork.sentence(INSTALL_FAILS="1").startswith("requirements.txt could not be installed")
+    (fork.bin / "uv").unlink()
+    assert fork.run().returncode == 0
+    assert fork.installs() == ["uv", "pip"]
 
 
 def test_PYTHON_chooses_the_interpreter_and_changes_it(fork: Fork):
@@ -174,4 +264,4 @@ def test_a_missing_venv_module_is_named_with_its_package(fork: Fork):
 
 def test_a_small_disk_is_refused_before_anything_is_installed(fork: Fork):
     assert "GB free, and making .venv takes 999999 GB: make room" in fork.sentence(VENV_GB="999999")
-    assert fork.installs() == 0
+    assert fork.installs() == []

@@ -59,11 +59,11 @@ def test_a_wrong_override_is_refused_in_one_sentence(arguments, sentence):
         ["--help"],
     ],
 )
-def test_good_overrides_and_hydras_own_flags_pass(arguments):
+def test_correct_overrides_and_hydras_own_flags_pass(arguments):
     check_overrides(arguments, CONF)
 
 
-def test_with_full_errors_hydra_speaks_for_itself(monkeypatch):
+def test_with_full_errors_nothing_is_checked_before_hydra(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     check_overrides(["no.such.key=1"], CONF)
 
@@ -90,7 +90,7 @@ def test_with_full_errors_hydra_speaks_for_itself(monkeypatch):
         "seed=-1",
     ],
 )
-def test_a_value_out_of_bounds_is_refused_naming_key_and_value(override):
+def test_a_value_out_of_bounds_is_refused_with_key_and_value(override):
     with pytest.raises(ConfigError, match=f"^{re.escape(override)}(\\.0)?: .+") as error:
         config(override)
     assert "\n" not in str(error.value)
@@ -109,7 +109,7 @@ def test_every_choice_of_every_group_composes():
 
 
 @pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
-def test_every_line_of_every_yaml_is_explained(file):
+def test_every_line_of_every_yaml_has_a_comment(file):
     for line in file.read_text().splitlines():
         opens_a_section = re.fullmatch(r"\s*[a-z_]+:", line)
         assert not line.strip() or "#" in line or opens_a_section, f"no comment on: {line}"
@@ -121,7 +121,7 @@ def test_every_loader_has_the_same_keys(file):
     assert set(OmegaConf.load(file)) == set.union(*keys)
 
 
-def test_an_error_inside_a_target_comes_out_as_it_was_raised():
+def test_an_error_inside_a_target_is_raised_unchanged():
     with pytest.raises(ZeroDivisionError):
         build("model", {"_target_": "operator.truediv", "_args_": [1, 0]})
 
@@ -135,7 +135,7 @@ def test_an_error_inside_a_target_comes_out_as_it_was_raised():
         ("data", "+data.mean=[0.5]", r"data: data\.fashion\.FashionMini\(.*unexpected keyword argument 'mean'"),
     ],
 )
-def test_a_value_that_a_target_refuses_is_told_in_one_sentence(group, override, sentence):
+def test_a_value_that_a_target_refuses_is_reported_in_one_sentence(group, override, sentence):
     arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3), "data": (True,)}
     loaded = config(override, "optim=adamw") if "betas" in override else config(override)
     with pytest.raises(ConfigError, match=f"^{sentence}") as error:
@@ -143,12 +143,12 @@ def test_a_value_that_a_target_refuses_is_told_in_one_sentence(group, override, 
     assert "\n" not in str(error.value)
 
 
-def test_a_data_error_passes_through_unchanged():
+def test_a_data_error_is_raised_unchanged():
     loaded = config("data=image_folder", "data.root=/no/such/folder")
     with pytest.raises(DataError, match=r"^[^(]*/no/such/folder"):
         build("data", loaded.data, train=True)
 
 
-def test_a_target_that_is_not_there_is_named():
+def test_a_target_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"models\.nope\.Net"):
         build("model", {"_target_": "models.nope.Net"})

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from data.errors import DataError
-from training.launch import sentence_of
+from loaders import LoaderConfigError
+from training.launch import check_single_process, sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,22 +19,39 @@ def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_run_ends_with_its_files_and_code_0(tmp_path):
+def test_a_run_writes_its_files_and_exits_with_0(tmp_path):
     done = train("hydra.run.dir=out", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
 
 
-def test_a_wrong_setting_ends_in_one_sentence_and_code_1(tmp_path):
+def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(tmp_path):
     done = train("trian.epochs=1", folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: trian.epochs=1: there is no key trian.epochs; did you mean train.epochs?")
     assert done.stderr.count("\n") == 1 and not done.stdout
-    assert not list(tmp_path.iterdir()), "nothing was made for a run that never began"
+    assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
 
 
-def test_an_expected_error_has_no_traceback_unless_asked_for(tmp_path, monkeypatch):
+def test_a_start_with_several_processes_ends_with_one_sentence_and_exit_code_1(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = train(folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: WORLD_SIZE=2: train.py cannot run in several processes yet: start it without torchrun"
+    )
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
+
+
+@pytest.mark.parametrize("processes", ["1", ""])
+def test_a_start_with_one_process_passes(processes, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    check_single_process()
+
+
+def test_an_expected_error_has_a_traceback_only_on_request(tmp_path, monkeypatch):
     arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
     options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
@@ -44,7 +62,7 @@ def test_an_expected_error_has_no_traceback_unless_asked_for(tmp_path, monkeypat
     assert "Traceback" in subprocess.run(command, **options).stderr
 
 
-def test_in_a_sweep_the_others_go_on_when_a_job_fails_and_all_are_in_the_table(tmp_path):
+def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(tmp_path):
     done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep", folder=tmp_path)
     assert done.returncode == 1
     summaries = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
@@ -64,9 +82,10 @@ def test_in_a_sweep_the_others_go_on_when_a_job_fails_and_all_are_in_the_table(t
             DataError("Caught DataError in worker 0.\nTraceback:\n  ...\ndata.errors.DataError: a.jpg is truncated"),
             "a.jpg is truncated",
         ),
+        (LoaderConfigError("no loader does this"), "no loader does this"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_an_error_is_told_in_its_own_words_wherever_it_was_raised(error, sentence):
+def test_an_error_is_reported_in_its_own_words_in_whatever_process_it_was_raised(error, sentence):
     assert sentence_of(error) == sentence

@@ -31,7 +31,7 @@ def add_job(sweep, number, overrides, speed=None, error=None, summary_text=None,
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two loaders by two worker counts; one job failed, and one is not finished."""
+    """Two loaders, each with two worker counts. One job failed, and one is unfinished."""
     folder = tmp_path / "2026-11-21_10-00-00"
     add_job(folder, 0, "loader=torch loader.num_workers=0 train.epochs=1", speed=1234.5)
     add_job(folder, 1, "loader=torch loader.num_workers=2 train.epochs=1", error="no memory is left\n")
@@ -42,7 +42,7 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures drawn, as matplotlib has them when they are saved."""
+    """The figures that were drawn, as matplotlib objects."""
     figures, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
     return figures
@@ -50,7 +50,7 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """For tests of the other files: drawing takes most of a report's time."""
+    """Skips the drawing, which takes most of a report's time, in tests of the other files."""
     monkeypatch.setattr("training.sweep.draw_sweep", lambda *_: b"a picture")
 
 
@@ -58,16 +58,16 @@ def labels_of(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-# What is read
+# Reading the jobs
 
 
-def test_only_keys_that_differ_count_as_swept(sweep):
+def test_only_keys_whose_values_differ_count_as_swept(sweep):
     report = Sweep(sweep)
     assert report.settings(report.jobs[2]) == {"loader": "prefetch", "num_workers": "0"}
     assert report.constant == ["train.epochs=1"]
 
 
-def test_jobs_come_by_number_not_by_name(tmp_path):
+def test_jobs_are_ordered_by_number_not_by_name(tmp_path):
     for number in (0, 2, 10, 9):
         add_job(tmp_path, number, f"seed={number}", speed=1)
     assert [job.number for job in Sweep(tmp_path).jobs] == [0, 2, 9, 10]
@@ -97,10 +97,10 @@ def test_overrides_that_cannot_be_read_do_not_break_the_report(sweep):
     assert "Fastest: job 2" in Sweep(sweep).text()
 
 
-# What is recommended
+# Recommending a setting
 
 
-def test_the_line_to_copy_gives_the_fastest_job_with_the_constant_overrides(sweep):
+def test_the_line_to_copy_runs_the_fastest_job_with_the_constant_overrides_too(sweep):
     assert "\n  python train.py loader=prefetch loader.num_workers=0 train.epochs=1\n" in Sweep(sweep).text()
 
 
@@ -109,7 +109,7 @@ def test_the_line_to_copy_is_quoted_for_the_shell(tmp_path):
     assert "python train.py 'model.widths=[16,32]'" in Sweep(tmp_path).text()
 
 
-def test_the_most_accurate_job_is_named_where_the_sweep_can_change_accuracy(tmp_path):
+def test_the_most_accurate_job_is_named_if_the_sweep_can_change_accuracy(tmp_path):
     add_job(tmp_path, 0, "optim.lr=0.1", speed=1001, test_accuracy=0.88)
     add_job(tmp_path, 1, "optim.lr=0.01", speed=1000, test_accuracy=0.91)
     report = Sweep(tmp_path).text()
@@ -117,49 +117,49 @@ def test_the_most_accurate_job_is_named_where_the_sweep_can_change_accuracy(tmp_
     assert "Most accurate: job 1, test accuracy 0.9100.\n  python train.py optim.lr=0.01" in report
 
 
-def test_accuracy_is_left_to_chance_where_only_loaders_differ(tmp_path):
+def test_the_most_accurate_job_is_not_named_if_only_loaders_and_devices_differ(tmp_path):
     add_job(tmp_path, 0, "loader=torch device=cpu", speed=1001, test_accuracy=0.88)
     add_job(tmp_path, 1, "loader=prefetch device=cpu", speed=1000, test_accuracy=0.91)
     assert "Most accurate" not in Sweep(tmp_path).text()
 
 
-def test_a_cached_job_is_the_ceiling_and_not_the_setting_to_use(tmp_path, drawn):
+def test_a_cached_job_is_the_ceiling_and_never_the_recommended_setting(tmp_path, drawn):
     add_job(tmp_path, 0, "loader=prefetch", speed=910)
     add_job(tmp_path, 1, "loader=torch", speed=455)
     add_job(tmp_path, 2, "loader=cached", speed=1000)
     write_report(tmp_path)
     assert "Fastest: job 0" in Sweep(tmp_path).text()
-    assert "91 % of what a free loader would give" in Sweep(tmp_path).text()
+    assert "91 % of the speed with free data" in Sweep(tmp_path).text()
     speed, _ = drawn[0].axes
     assert labels_of(speed.yaxis) == ["job 0 (loader=prefetch)", "job 1 (loader=torch)"]
     assert [list(line.get_xdata()) for line in speed.lines] == [[1000, 1000]]
 
 
-def test_a_cached_job_slower_than_another_is_called_a_bad_measurement(tmp_path, drawn):
+def test_a_cached_job_that_is_slower_than_another_is_reported_as_a_bad_measurement(tmp_path, drawn):
     add_job(tmp_path, 0, "loader=prefetch", speed=1040)
     add_job(tmp_path, 1, "loader=cached", speed=1000)
-    assert "(104 % of what a free loader would give).\n" in Sweep(tmp_path).text()
+    assert "(104 % of the speed with free data).\n" in Sweep(tmp_path).text()
     add_job(tmp_path, 2, "loader=torch", speed=1500)
     write_report(tmp_path)
-    assert "That is more than loader=cached, and cannot be" in Sweep(tmp_path).text()
-    assert "of what a free loader would give" not in Sweep(tmp_path).text()
+    assert "It cannot be faster than loader=cached" in Sweep(tmp_path).text()
+    assert "of the speed with free data" not in Sweep(tmp_path).text()
     assert not drawn[0].axes[0].lines
 
 
 @pytest.mark.parametrize("key", ["device", "train.batch_size"])
-def test_a_cached_job_is_no_ceiling_for_jobs_that_compute_otherwise(tmp_path, drawn, key):
+def test_a_cached_job_is_no_ceiling_for_jobs_with_another_device_or_batch_size(tmp_path, drawn, key):
     for number, (loader, value) in enumerate([("torch", 1), ("torch", 2), ("cached", 1), ("cached", 2)]):
         add_job(tmp_path, number, f"loader={loader} {key}={value}", speed=1000 + number)
     write_report(tmp_path)
     assert "Fastest: job 1, 1,001 images/s" in Sweep(tmp_path).text()
-    assert "free loader" not in Sweep(tmp_path).text()
+    assert "free data" not in Sweep(tmp_path).text()
     assert len(drawn[0].axes[0].patches) == 4 and not drawn[0].axes[0].lines
 
 
-# What is written
+# Writing the report
 
 
-def test_the_table_has_a_column_only_for_what_varies_and_lines_up(sweep):
+def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(sweep):
     lines = Sweep(sweep).text().splitlines()
     heading, *rows = lines[3:8]
     assert heading.split() == ["job", "loader", "num_workers", "images/s", "waiting", "accuracy", "status"]
@@ -177,7 +177,7 @@ def test_a_usual_sweep_fits_a_terminal_of_100_columns(tmp_path):
     assert max(map(len, table)) <= 100
 
 
-def test_the_csv_has_a_row_a_job_under_full_names_with_plain_numbers(sweep, undrawn):
+def test_the_csv_has_one_row_per_job_with_full_key_names_and_plain_numbers(sweep, undrawn):
     write_report(sweep)
     rows = list(csv.DictReader(io.StringIO((sweep / "sweep.csv").read_text())))
     assert [row["job"] for row in rows] == ["0", "1", "2", "3"]
@@ -187,7 +187,7 @@ def test_the_csv_has_a_row_a_job_under_full_names_with_plain_numbers(sweep, undr
     assert rows[1]["error"] == "no memory is left" and rows[1]["images_per_second"] == ""
 
 
-def test_the_page_holds_the_report_and_the_picture(sweep, undrawn):
+def test_the_page_has_the_report_and_the_picture(sweep, undrawn):
     write_report(sweep)
     page = (sweep / "sweep.md").read_text()
     assert page.startswith("# Sweep 2026-11-21_10-00-00\n")
@@ -199,12 +199,12 @@ def test_the_page_holds_the_report_and_the_picture(sweep, undrawn):
     assert "(sweep.png)" in page
 
 
-def test_a_failed_job_that_left_no_reason_is_named_too(sweep):
+def test_a_failed_job_without_a_reason_is_listed_too(sweep):
     (sweep / "1" / "error.txt").write_text("")
     assert "Failed: job 1 (loader=torch num_workers=2): its error.txt is empty" in Sweep(sweep).text()
 
 
-def test_the_report_is_made_again_as_jobs_end_and_leaves_nothing_else_behind(sweep, undrawn):
+def test_the_report_follows_the_jobs_and_leaves_no_other_files_behind(sweep, undrawn):
     before = {path.name for path in sweep.iterdir()}
     write_report(sweep)
     (sweep / "3" / "summary.json").write_text(json.dumps({"images_per_second": 20000.0}))
@@ -214,7 +214,7 @@ def test_the_report_is_made_again_as_jobs_end_and_leaves_nothing_else_behind(swe
     assert [path.name for path in paths] == ["sweep.csv", "sweep.md", "sweep.png"]
 
 
-def test_a_write_that_fails_leaves_the_earlier_report_whole(sweep, undrawn, monkeypatch):
+def test_a_failed_write_keeps_the_earlier_report(sweep, undrawn, monkeypatch):
     write_report(sweep)
     before = {path.name: path.read_bytes() for path in sweep.glob("*.*")}
 
@@ -227,7 +227,7 @@ def test_a_write_that_fails_leaves_the_earlier_report_whole(sweep, undrawn, monk
     assert {path.name: path.read_bytes() for path in sweep.glob("*.*")} == before
 
 
-# What is drawn
+# Drawing the picture
 
 
 def test_every_job_has_a_labelled_bar_in_the_order_of_the_table(sweep, drawn):
@@ -245,7 +245,7 @@ def test_every_job_has_a_labelled_bar_in_the_order_of_the_table(sweep, drawn):
     assert drawn[0].get_suptitle() == "Fastest: job 2 (loader=prefetch num_workers=0)"
 
 
-def test_a_failed_job_is_marked_and_not_drawn_as_zero(sweep, drawn):
+def test_a_failed_job_is_marked_as_failed_and_not_as_zero(sweep, drawn):
     write_report(sweep)
     for axes, done in zip(drawn[0].axes, [("1,234", "9,876"), ("25.0 %",)], strict=True):
         written = [text.get_text() for text in axes.texts]
@@ -265,7 +265,7 @@ def test_a_failed_job_is_marked_and_not_drawn_as_zero(sweep, drawn):
     ],
     ids=["one", "the same twice", "four by four", "forty", "odd names", "not all keys"],
 )
-def test_any_sweep_has_a_picture_whose_numbers_do_not_overlap(tmp_path, drawn, overrides):
+def test_the_numbers_in_the_picture_of_any_sweep_do_not_overlap(tmp_path, drawn, overrides):
     for number, override in enumerate(overrides):
         add_job(tmp_path, number, override, speed=8000 + number)
     write_report(tmp_path)
@@ -276,15 +276,15 @@ def test_any_sweep_has_a_picture_whose_numbers_do_not_overlap(tmp_path, drawn, o
         assert not any(a.overlaps(b) for a, b in pairs)
 
 
-def test_a_sweep_in_which_every_job_failed_still_has_its_report(tmp_path, drawn):
+def test_a_sweep_in_which_every_job_failed_still_has_a_report(tmp_path, drawn):
     add_job(tmp_path, 0, "loader=torch", error="device=cuda needs a CUDA device")
     add_job(tmp_path, 1, "loader=prefetch", error="device=cuda needs a CUDA device")
     write_report(tmp_path)
-    assert drawn[0].get_suptitle() == "No job has measured its speed"
+    assert drawn[0].get_suptitle() == "No job measured its speed"
     assert "Fastest" not in Sweep(tmp_path).text()
 
 
-def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never(sweep):
+def test_matplotlib_is_imported_only_for_drawing_and_pyplot_never(sweep):
     code = """
 import sys
 from training.sweep import Sweep, main, write_report
@@ -299,13 +299,13 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 # The command
 
 
-def test_the_command_makes_the_report_again_and_prints_it(sweep, capsys):
+def test_the_command_writes_the_report_again_and_prints_it(sweep, capsys):
     main([str(sweep)])
     assert capsys.readouterr().out == Sweep(sweep).text() + "\n"
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "a single run"])
-def test_a_folder_that_is_no_sweep_is_refused_in_a_sentence(tmp_path, kind):
+def test_a_folder_that_is_not_a_sweep_is_refused_in_a_sentence(tmp_path, kind):
     folder = tmp_path / "run"
     if kind != "missing":
         folder.mkdir()

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from loaders.randomness import Random
-from loaders.workers.slots import ALIGNMENT, align
-from loaders.preload.device_copy import FILLED, DeviceCopier, copied_together
+from loaders.preload.device_copy import DeviceCopier
 
 LONG = 500_000_000  # cycles: about a third of a second
 
@@ -19,12 +18,12 @@ def no_random() -> Random:
     return Random(0)
 
 
-def cpu_stage(transform=None) -> DeviceCopier:
+def cpu_copier(transform=None) -> DeviceCopier:
     return DeviceCopier("cpu", transform, side_stream=True)
 
 
 def test_on_the_cpu_a_batch_needs_no_copy_and_nothing_to_wait_for():
-    stage, batch = cpu_stage(), torch.arange(3)
+    stage, batch = cpu_copier(), torch.arange(3)
     with stage.on_stream():
         prepared, ready = stage.prepare(batch, no_random())
     assert ready is None
@@ -57,7 +56,7 @@ def test_what_can_move_itself_need_not_know_non_blocking():
 
 
 def test_a_device_that_torch_does_not_know_is_refused_in_words():
-    with pytest.raises(RuntimeError, match="device='gpu' is none that torch knows: use 'cpu', 'cuda'"):
+    with pytest.raises(RuntimeError, match="device='gpu' is unknown to torch: use 'cpu', 'cuda'"):
         DeviceCopier("gpu", None, side_stream=True)
 
 
@@ -68,118 +67,9 @@ def test_a_device_that_is_not_there_is_refused_in_words(monkeypatch):
             DeviceCopier(device, None, side_stream=True)
 
 
-# Leaves of one storage
-
-
-class Copies:
-    """A copy to the device, as it were: notes what it was given."""
-
-    def __init__(self) -> None:
-        self.given = []
-
-    def __call__(self, memory: torch.Tensor) -> torch.Tensor:
-        self.given.append(memory)
-        return memory.clone()
-
-
-def slot(*fields: torch.Tensor, start: int = 0) -> list[torch.Tensor]:
-    """Views of one storage that hold the fields, dense ones, as a slot does from byte `start` on."""
-    offsets, end = [], start
-    for field in fields:
-        offsets.append(end)
-        end = align(end + field.nbytes)
-    memory = torch.zeros(end, dtype=torch.uint8)
-    views = []
-    for field, offset in zip(fields, offsets, strict=True):
-        view = memory[offset : offset + field.nbytes].view(field.dtype)
-        views.append(torch.as_strided(view, field.size(), field.stride()).copy_(field))
-    return views
-
-
-def images(count: int = 4) -> torch.Tensor:
-    return torch.randint(256, (count, 8, 8, 3), dtype=torch.uint8)
-
-
-KINDS = {
-    "a slot": lambda: slot(images(), torch.arange(4)),
-    "from the middle of a slot": lambda: slot(images(), torch.arange(4), start=10 * ALIGNMENT + 8),
-    "small first": lambda: slot(torch.arange(4), images()),
-    "channels last": lambda: slot(torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last), torch.arange(4)),
-    "many dtypes": lambda: slot(
-        *(torch.ones(64).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.complex128, torch.uint8))
-    ),
-    "a scalar": lambda: slot(images(), torch.tensor(7)),
-    "fewer rows": lambda: [leaf[:3] for leaf in slot(images(), torch.arange(4))],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_leaves_of_one_storage_are_copied_at_once(kind):
-    leaves, copy = KINDS[kind](), Copies()
-    copies = copied_together(leaves, copy)
-    (memory,) = copy.given
-    assert (memory.dtype, memory.dim()) == (torch.uint8, 1)
-    assert len(memory) <= sum(leaf.nbytes for leaf in leaves) / FILLED
-    for leaf in leaves:
-        made = copies[id(leaf)]
-        assert (made.dtype, made.size(), made.stride()) == (leaf.dtype, leaf.size(), leaf.stride())
-        assert torch.equal(made, leaf)
-        assert made.data_ptr() % ALIGNMENT == leaf.data_ptr() % ALIGNMENT
-
-
-def apart() -> list[torch.Tensor]:
-    image, _, label = slot(images(1), images(5), torch.arange(4))
-    return [image, label]
-
-
-@pytest.mark.parametrize(
-    "leaves",
-    [
-        lambda: [],
-        lambda: slot(images()),
-        lambda: [images(), torch.arange(4)],
-        apart,
-        lambda: [leaf.requires_grad_() for leaf in slot(torch.ones(64), torch.ones(64))],
-        lambda: [leaf[:, ::2] for leaf in slot(torch.ones(64, 4), torch.ones(64, 4))],
-        lambda: [leaf.to_sparse() for leaf in slot(torch.ones(64), torch.ones(64))],
-        lambda: [leaf.conj() for leaf in slot(torch.ones(64) * 1j, torch.ones(64) * 1j)],
-        lambda: [leaf for leaf in slot(torch.ones(64)) for leaf in (leaf[:40], leaf[30:])],
-        lambda: [leaf for leaf in slot(torch.ones(64)) for leaf in (leaf[:0], leaf)],
-    ],
-    ids=["none", "one", "two storages", "far apart", "gradients", "gaps", "sparse", "conjugate", "overlap", "empty"],
-)
-def test_other_leaves_are_not(leaves):
-    copy = Copies()
-    assert copied_together(leaves(), copy) == {}
-    assert copy.given == []
-
-
-def test_a_label_that_is_kept_does_not_keep_the_images():
-    image, label = slot(images(), torch.arange(4))
-    copies = copied_together([image, label], torch.clone)
-    assert copies[id(label)].untyped_storage().nbytes() == label.nbytes
-
-
-@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_a_batch_of_one_storage_is_moved_by_one_copy(device, monkeypatch):
-    stage, moved = DeviceCopier(device, None, side_stream=True), []
-    to_device = stage._to_device
-    monkeypatch.setattr(stage, "_to_device", lambda leaf: moved.append(leaf) or to_device(leaf))
-    image, label = slot(images(), torch.arange(4))
-    with stage.on_stream():
-        batch, ready = stage.prepare({"image": image, "rest": [label, "text", label]}, no_random())
-    stage.hand_over(batch, ready)
-    assert len(moved) == 1
-    assert batch["rest"][0] is batch["rest"][2]
-    for arrived, sent in ((batch["image"], image), (batch["rest"][0], label)):
-        assert arrived.device.type == device
-        assert (arrived.dtype, arrived.size(), arrived.stride()) == (sent.dtype, sent.size(), sent.stride())
-        assert device == "meta" or torch.equal(arrived.cpu(), sent)
-
-
 def test_a_batch_on_two_devices_is_refused():
     with pytest.raises(ValueError, match="a batch has tensors on cpu and meta: have the loader give all of them on"):
-        cpu_stage().prepare({"image": torch.ones(2), "label": torch.ones(2, device="meta")}, no_random())
+        cpu_copier().prepare({"image": torch.ones(2), "label": torch.ones(2, device="meta")}, no_random())
 
 
 def test_a_batch_on_another_device_is_moved():

@@ -26,7 +26,7 @@ from example_datasets import Faulty, Numbers, contents
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-import loaders.preload.preloader
+import loaders.preload.producer
 from loaders import Preloader, TorchLoader
 from loaders.nested import move
 
@@ -89,8 +89,8 @@ def blocking():
 @pytest.fixture
 def impatient(monkeypatch):
     """The end of an epoch does not wait long for a thread that does not come back."""
-    monkeypatch.setattr(loaders.preload.preloader, "JOIN_SECONDS", 0.05)
-    monkeypatch.setattr(loaders.preload.preloader, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.producer, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.producer, "GIVE_UP_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -943,10 +943,10 @@ def run_script(body: str, **environment: str) -> subprocess.CompletedProcess:
     script = """
         import threading
         import torch
-        import loaders.preload.preloader
+        import loaders.preload.producer
         from loaders import Preloader, TorchLoader
 
-        loaders.preload.preloader.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
+        loaders.preload.producer.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
         {body}
     """
     root = Path(loaders.__file__).parent.parent

@@ -1,6 +1,7 @@
 import gc
 import threading
 import weakref
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,104 +13,108 @@ class Item:
 
 
 def test_items_come_out_in_the_order_they_went_in(in_thread, bound):
-    channel = ClosableQueue(2)
-    producer = in_thread(lambda: [channel.put(number) for number in range(100)])
-    assert [channel.get() for _ in range(100)] == list(range(100))
+    queue = ClosableQueue(2)
+    producer = in_thread(lambda: [queue.put(number) for number in range(100)])
+    assert [queue.get() for _ in range(100)] == list(range(100))
     producer.result(bound)
 
 
 def test_it_is_never_fuller_than_its_depth(in_thread, bound):
-    channel, lengths = ClosableQueue(3), []
-    producer = in_thread(lambda: [(channel.put(number), lengths.append(len(channel))) for number in range(200)])
+    queue, lengths = ClosableQueue(3), []
+    producer = in_thread(lambda: [(queue.put(number), lengths.append(len(queue))) for number in range(200)])
     for _ in range(200):
-        lengths.append(len(channel))
-        channel.get()
+        lengths.append(len(queue))
+        queue.get()
     producer.result(bound)
     assert max(lengths) <= 3
-    assert len(channel) == 0
+    assert len(queue) == 0
 
 
-class Watched(threading.Condition):
-    """Tells when somebody begins to wait on it."""
+class Watched:
+    """A SimpleQueue that tells when somebody begins to wait for an entry."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, queue: SimpleQueue) -> None:
+        self.queue = queue
         self.waiting = threading.Event()
 
-    def wait(self, timeout=None) -> bool:
-        self.waiting.set()
-        return super().wait(timeout)
+    def get(self):
+        if self.queue.empty():
+            self.waiting.set()
+        return self.queue.get()
+
+    def __getattr__(self, name: str):
+        return getattr(self.queue, name)
 
 
-def watched(depth: int) -> Channel:
-    channel = ClosableQueue(depth)
-    channel._changed = Watched()
-    return channel
+@pytest.fixture
+def full(monkeypatch) -> ClosableQueue:
+    queue = ClosableQueue(1)
+    queue.put("first")
+    monkeypatch.setattr(queue, "_room", Watched(queue._room))
+    return queue
 
 
-def full() -> Channel:
-    channel = watched(1)
-    channel.put("first")
-    return channel
+@pytest.fixture
+def empty(monkeypatch) -> ClosableQueue:
+    queue = ClosableQueue(1)
+    monkeypatch.setattr(queue, "_items", Watched(queue._items))
+    return queue
 
 
-def test_a_put_waits_for_room(in_thread, bound):
-    channel = full()
-    producer = in_thread(channel.put, "second")
-    assert channel._changed.waiting.wait(bound)
+def test_a_put_waits_until_there_is_room(full, in_thread, bound):
+    producer = in_thread(full.put, "second")
+    assert full._room.waiting.wait(bound)
     assert not producer.done()
-    assert channel.get() == "first"
+    assert full.get() == "first"
     producer.result(bound)
-    assert channel.get() == "second"
+    assert full.get() == "second"
 
 
-def test_a_get_waits_for_an_item(in_thread, bound):
-    channel = watched(1)
-    consumer = in_thread(channel.get)
-    assert channel._changed.waiting.wait(bound)
+def test_a_get_waits_for_an_item(empty, in_thread, bound):
+    consumer = in_thread(empty.get)
+    assert empty._items.waiting.wait(bound)
     assert not consumer.done()
-    channel.put("item")
+    empty.put("item")
     assert consumer.result(bound) == "item"
 
 
-def test_close_wakes_a_waiting_put(in_thread, bound):
-    channel = full()
-    producer = in_thread(channel.put, "second")
-    assert channel._changed.waiting.wait(bound)
-    channel.close()
+def test_close_wakes_a_waiting_put(full, in_thread, bound):
+    producer = in_thread(full.put, "second")
+    assert full._room.waiting.wait(bound)
+    full.close()
     with pytest.raises(Closed):
         producer.result(bound)
+    assert len(full) == 0
 
 
-def test_close_wakes_a_waiting_get(in_thread, bound):
-    channel = watched(1)
-    consumer = in_thread(channel.get)
-    assert channel._changed.waiting.wait(bound)
-    channel.close()
+def test_close_wakes_a_waiting_get(empty, in_thread, bound):
+    consumer = in_thread(empty.get)
+    assert empty._items.waiting.wait(bound)
+    empty.close()
     with pytest.raises(Closed):
         consumer.result(bound)
 
 
-def test_a_closed_channel_waits_for_nothing_and_holds_nothing():
-    channel = ClosableQueue(2)
+def test_a_closed_queue_waits_for_nothing_and_holds_nothing():
+    queue = ClosableQueue(2)
     item = Item()
     alive = weakref.ref(item)
-    channel.put(item)
+    queue.put(item)
     del item
-    channel.close()
-    channel.close()
+    queue.close()
+    queue.close()
     gc.collect()
     assert alive() is None
-    assert len(channel) == 0
+    assert len(queue) == 0
     with pytest.raises(Closed):
-        channel.get()
+        queue.get()
     with pytest.raises(Closed):
-        channel.put("late")
-    assert len(channel) == 0
+        queue.put("late")
+    assert len(queue) == 0
 
 
 def test_an_item_belongs_to_who_got_it():
-    channel = ClosableQueue(1)
-    channel.put(Item())
-    alive = weakref.ref(channel.get())
+    queue = ClosableQueue(1)
+    queue.put(Item())
+    alive = weakref.ref(queue.get())
     assert alive() is None

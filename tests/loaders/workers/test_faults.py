@@ -207,7 +207,7 @@ def die(worker: int) -> None:
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
     with (
         loader_over(Plain(), worker_init_fn=die) as loader,
-        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before they read a sample: in worker_init_fn"),
+        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before reading a sample, perhaps in worker_init_fn"),
     ):
         next(iter(loader))
 
@@ -453,7 +453,7 @@ def test_a_thread_that_hangs_is_an_error_and_holds_up_no_close(caplog):
     with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
         iterator = iter(loader)
         next(iterator)
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds\. A thread cannot be replaced"):
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds\. A thread cannot be restarted"):
             next(iterator)
         assert loader.state_dict()["samples"] == 4
     assert "was left behind" in caplog.text
@@ -556,8 +556,8 @@ class Careless(Written):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("another tensor", r"read_batch has put something of its own under out\['noise'\]"),
-        ("another name", r"read_batch has put something of its own under out\['nose'\]"),
+        ("another tensor", r"read_batch has replaced out\['noise'\]"),
+        ("another name", r"read_batch has replaced out\['nose'\]"),
         ("another shape", r"expanded size of the tensor \(3\) must match"),
         ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 of 4"),
     ],

@@ -1,0 +1,226 @@
+"""The workloads of bench_loaders.py: for each, a function that makes a loader, for every row of its table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder as TorchImageFolder
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.transforms import v2
+from tqdm import tqdm
+
+from data.array_dataset import ArrayDataset
+from data.fashion import FashionMini
+from data.image_folder import ImageFolder
+from data.packed import Packed
+from data.synthetic import Synthetic
+from data.transform import Normalize
+from loaders import Preloader, ResidentLoader, WorkerLoader
+from scripts.bench_harness import BenchError
+
+Maker = Callable[[int], Any]  # makes a loader with that many workers
+Workload = Callable[
+    [Path, Path], dict[str, Maker]
+]  # takes the folder of pictures and a temporary one, returns the rows
+
+TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
+EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))
+
+
+class Transport:
+    """Images that are in memory as they are: reading one is copying it."""
+
+    def __init__(self, length: int = 25_600) -> None:
+        self.length = length
+        generator = np.random.default_rng(0)
+        self.images = torch.from_numpy(generator.integers(256, size=(64, 3, 224, 224), dtype=np.uint8))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index % 64], "label": index % 10}
+
+    def sample_spec(self) -> dict[str, Any]:
+        return {"image": ((3, 224, 224), torch.uint8), "label": ((), torch.int64)}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        images, source = out["image"].numpy(), self.images.numpy()
+        for row, index in enumerate(indices.tolist()):
+            images[row] = source[index % 64]
+        out["label"].copy_(torch.from_numpy(indices % 10))
+
+
+class Tiny(Transport):
+    """Samples so small that a loader's own work is all that is left."""
+
+    def __init__(self, length: int = 64_000) -> None:
+        self.length, self.images = length, torch.rand(64, 8)
+
+    def sample_spec(self) -> dict[str, Any]:
+        return {"image": ((8,), torch.float32), "label": ((), torch.int64)}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+        out["image"].copy_(self.images[indices % 64])
+        out["label"].copy_(torch.from_numpy(indices % 10))
+
+
+class Plain:
+    """A dataset with its read_batch hidden."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+class Transformed(Plain):
+    """(image, label) pairs from memory, with a torchvision transform applied to each image."""
+
+    def __init__(self, images: torch.Tensor, labels: list[int], transform: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__(images)
+        self._labels, self._transform = labels, transform
+
+    def __getitem__(self, index: int) -> Any:
+        return self._transform(self._dataset[index]), self._labels[index]
+
+
+def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: Any = None) -> dict[str, Maker]:
+    """The rows of one workload: the stock DataLoader over each dataset in `stock`, and our loaders over `ours`."""
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
+
+    def of_torch(dataset: Any) -> Maker:
+        return lambda n: DataLoader(dataset, batch_size, num_workers=n, multiprocessing_context="fork", **common)
+
+    def of_ours(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
+        def make(n: int) -> Preloader:
+            settings = {"num_workers": n, "seed": seed, "worker_method": method, **common}
+            return Preloader(WorkerLoader(dataset, batch_size, **settings), "cpu", depth, transform)
+
+        return make
+
+    return {
+        **{name: of_torch(dataset) for name, dataset in stock.items()},
+        "workers": of_ours(ours, 0),
+        "workers-plain": of_ours(Plain(ours), None),
+        "threads": of_ours(ours, 0, "thread"),
+        "threads-plain": of_ours(Plain(ours), None, "thread"),
+        "prefetch": of_ours(ours, 0, depth=2),
+    }
+
+
+def transport(*_: Path) -> dict[str, Maker]:
+    dataset = Transport()
+    return loader_rows(dataset, {"torch": dataset}, 256)
+
+
+def overhead(*_: Path) -> dict[str, Maker]:
+    dataset = Tiny()
+    single = loader_rows(dataset, {"torch": dataset}, 1)
+    return loader_rows(dataset, {"torch": dataset}, 64) | {f"{name}-1": make for name, make in single.items()}
+
+
+def cifar(*_: Path, length: int = 50_000) -> dict[str, Maker]:
+    generator = np.random.default_rng(0)
+    images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
+    about: dict[str, Any] = {
+        "classes": [str(label) for label in range(10)],
+        "mean": (0.491, 0.482, 0.447),
+        "std": (0.247, 0.244, 0.262),
+    }
+    labels = generator.integers(10, size=length)
+    return in_memory(ArrayDataset(images, labels, **about, train=True, pad=4, flip=True), images, 512)
+
+
+def fashion(*_: Path) -> dict[str, Maker]:
+    return in_memory(FashionMini(train=True), FashionMini(train=True, pad=0).images, 128)
+
+
+def in_memory(ours: ArrayDataset, images: np.ndarray, batch_size: int) -> dict[str, Maker]:
+    """Small images, cropped and mirrored at random and normalised: every row ends in float32 batches."""
+    size = ours.image_shape[0]
+    steps = [v2.RandomCrop(size, padding=ours.pad, padding_mode="reflect"), v2.RandomHorizontalFlip()]
+    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
+    planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    stock = Transformed(planes, ours.labels.tolist(), v2.Compose(steps))
+    normalize = Normalize(ours.mean, ours.std)
+    resident = ResidentLoader(ours, batch_size, shuffle=True, drop_last=True)
+    rows = loader_rows(ours, {"torch": stock}, batch_size, normalize)
+    return rows | {"resident": lambda _: Preloader(resident, "cpu", 0, normalize)}
+
+
+def jpeg(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train", TRAINING), 64)
+
+
+def evaluation(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=False, root=root), stock_pictures(root / "val", EVALUATION), 16)
+
+
+def packed(root: Path, temporary: Path) -> dict[str, Maker]:
+    pack = temporary / "pack"
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise BenchError(f"{root} could not be packed, for the reason above")
+    return loader_rows(Packed(train=True, root=pack), stock_pictures(root / "train", TRAINING), 64)
+
+
+def stock_pictures(folder: Path, steps: tuple[v2.Transform, ...]) -> dict[str, Any]:
+    """What most programs use: torchvision's ImageFolder, decoding with Pillow or with torchvision's own decoder."""
+    return {
+        "torch": TorchImageFolder(str(folder), v2.Compose([*steps, v2.PILToTensor()])),
+        "torch-tv": TorchImageFolder(str(folder), v2.Compose(steps), loader=decoded),
+    }
+
+
+def decoded(path: str) -> torch.Tensor:
+    return decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+
+
+def costly(kind: str) -> Workload:
+    """Samples that each take a millisecond of Python code, of C code that releases the GIL, or of sleep."""
+
+    def make(*_: Path) -> dict[str, Maker]:
+        dataset = Synthetic(train=True, length=6400, cost=kind, cost_ms=1.0)
+        return loader_rows(dataset, {"torch": dataset}, 32)
+
+    return make
+
+
+OF_PICTURES: dict[str, Workload] = {"jpeg": jpeg, "evaluation": evaluation, "packed": packed}
+WORKLOADS: dict[str, Workload] = {
+    "transport": transport,
+    "cifar": cifar,
+    "fashion": fashion,
+    **OF_PICTURES,
+    "overhead": overhead,
+    **{kind: costly(kind) for kind in ("python", "native", "wait")},
+}
+
+
+def make_pictures(root: Path, count: int = 320) -> None:
+    """Writes varied 500x375 JPEG files of 40 to 120 KB, which take as long to decode as photographs."""
+    generator = np.random.default_rng(0)
+    for number in tqdm(range(count), desc="making pictures", leave=False, disable=None):
+        picture = np.zeros((375, 500, 3))
+        for cells, strength in ((4, 60), (24, 34), (120, 22), (500, 9)):  # from large shades to fine texture
+            noise = generator.normal(size=(cells * 3 // 4, cells, 3)) * strength * generator.uniform(0.8, 1.2)
+            for channel in range(3):
+                plane = Image.fromarray(noise[:, :, channel].astype(np.float32))
+                picture[:, :, channel] += np.asarray(plane.resize((500, 375), Image.Resampling.BICUBIC))
+        folder = root / ("val" if number % 10 == 0 else "train") / f"class {number % 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((picture + 128).clip(0, 255).astype(np.uint8))
+        image.save(folder / f"{number}.jpg", quality=int(generator.integers(80, 90)))

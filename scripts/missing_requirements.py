@@ -1,0 +1,38 @@
+"""Prints the first line of requirements.txt that this Python's packages do not satisfy, and exits with 1.
+
+environment.sh runs this with a .venv that it did not make. Only versions are read, nothing is imported or installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def first_missing(lines: list[str]) -> str | None:
+    """The first requirement that is not installed, or is installed in a version out of its range."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return "packaging, which pytest and matplotlib install"
+    for line in lines:
+        text = line.partition("#")[0].strip()
+        if not text or text.startswith("-"):  # an option of pip, such as --extra-index-url
+            continue
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            return text
+        if not requirement.specifier.contains(found, prereleases=True):
+            return f"{text} (it has {found})"
+    return None
+
+
+if __name__ == "__main__":
+    if missing := first_missing(Path(__file__).parents[1].joinpath("requirements.txt").read_text().splitlines()):
+        print(missing)
+        sys.exit(1)

@@ -1,0 +1,28 @@
+"""Tables of text for a terminal: a sweep's and the benches'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tabulate import tabulate
+
+LONGEST = 32  # characters of a cell
+
+
+def table(columns: Iterable[list[str]]) -> list[str]:
+    """The lines of a table. The first cell of each column is its heading.
+
+    A column is aligned right if all its cells are numbers, and left otherwise.
+    """
+    columns = [[shorten(cell, LONGEST) for cell in column] for column in columns]
+    sides = ["right" if all(cell[:1] in "-.0123456789" for cell in column[1:]) else "left" for column in columns]
+    rows = list(zip(*columns, strict=True))
+    return [
+        line.rstrip() for line in tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
+    ]
+
+
+def shorten(text: str, longest: int) -> str:
+    """`text`, or if it has more than `longest` characters, its two ends."""
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
