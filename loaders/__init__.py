@@ -3,7 +3,6 @@
 This folder imports nothing of the rest of the repository: it can be copied into another project as it is.
 """
 
-from .base import check_choice, did_you_mean
 from .build import LoaderConfig, LoaderConfigError, build_loader
 from .preload.preloader import Preloader
 from .randomness import Random
@@ -26,7 +25,5 @@ __all__ = [
     "WorkerFailure",
     "WorkerLoader",
     "build_loader",
-    "check_choice",
-    "did_you_mean",
     "verdict",
 ]

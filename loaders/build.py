@@ -66,16 +66,16 @@ def build_loader(
     device: torch.device | str = "cpu",
     transform: Transform | None = None,
 ) -> Preloader:
-    """Batches of `dataset` on `device`, transformed, by the loader that `config` names.
+    """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
-    `loader=prefetch` prepares them ahead in a thread, over WorkerLoader; `workers` is the same without the thread,
-    `threads` has worker threads in place of processes; `torch` is the stock DataLoader; `resident` keeps the whole
-    set on the device; `cached`, where it shuffles, gives the first few batches of `prefetch` again and again.
-    Raises LoaderConfigError for a combination that makes no sense, RuntimeError for a device that is not there.
+    `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset on
+    the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a thread.
+    `cached` repeats the first batches of `prefetch`, if it shuffles.
+    Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise LoaderConfigError(
-            f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is none: "
+            f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is not one: "
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
     device = present_device(device)
@@ -89,7 +89,7 @@ def build_loader(
         "pad": pad,
     }
     if config.name == "resident":
-        return Preloader(ResidentLoader(dataset, device=device, **order), device, 0, transform)
+        return Preloader(ResidentLoader(dataset, device=device, **order), device, config.preload_depth, transform)
     reading = {
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
@@ -97,7 +97,7 @@ def build_loader(
         "pin_memory": device.type == "cuda",
     }
     if config.name == "torch":
-        return Preloader(TorchLoader(dataset, **order, **reading), device, 0, transform)
+        return Preloader(TorchLoader(dataset, **order, **reading), device, config.preload_depth, transform)
     loader = WorkerLoader(
         dataset,
         persistent_workers=True,
@@ -106,8 +106,7 @@ def build_loader(
         **order,
         **reading,
     )
-    depth = config.preload_depth if config.name in ("cached", "prefetch") else 0
-    preloader = Preloader(loader, device, depth, transform)
+    preloader = Preloader(loader, device, config.preload_depth, transform)
     if config.name == "cached" and shuffle:  # an evaluation needs every sample
         return Preloader(CachedLoader(preloader, **order), device, 0)
     return preloader

@@ -20,15 +20,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-import loaders
 from data.errors import DataError
+from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ConfigError, DataError, torch.OutOfMemoryError)
+EXPECTED = (ConfigError, DataError, LoaderConfigError, MachineFull, WorkerFailure, torch.OutOfMemoryError)
 
 
 class Launcher:
@@ -91,11 +91,8 @@ def check_single_process() -> None:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the error is about a setting, a file or the machine, so that its sentence says all that is needed.
-
-    The error classes of loaders/ are all of this kind.
-    """
-    return isinstance(error, EXPECTED) or type(error).__module__.startswith(f"{loaders.__name__}.")
+    """Whether the error is about a setting, a file or the machine, so that its sentence says all that is needed."""
+    return isinstance(error, EXPECTED)
 
 
 def sentence_of(error: Exception) -> str:

@@ -244,7 +244,10 @@ class _Consumer:
             raise RuntimeError(INTERRUPTED)
         epoch.states = {item.number: epoch.state, item.number + 1: item.state}
         if item.error is not None:
-            error, item.error = item.error, None  # or the item, which the error's traceback holds, would hold the error
+            error, item.error = (
+                item.error,
+                None,
+            )  # or the item, which the error's traceback holds, would hold the error
             return Delivery(item.number, error=error)
         self.figures.batches += 1
         self.figures.queued += epoch.producer.queued

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from loaders.base import VERSION, Epochs
 from loaders.order import Order
-from loaders.base import VERSION, Delivery, EpochIterator, Epochs
 
 
 def epochs(length: int = 10, batch_size: int = 4, **settings) -> Epochs:

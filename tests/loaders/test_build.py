@@ -41,11 +41,10 @@ def test_every_loader_gives_the_order_that_was_asked_for(build, name, num_worker
         assert contents(loader) == [order.indices(0, order.positions(number)).tolist() for number in range(len(order))]
 
 
-def test_only_prefetch_prepares_batches_ahead(build):
-    assert build("prefetch", preload_depth=3).depth == 3
-    assert build("prefetch", preload_depth=0).depth == 0
-    assert build("torch", preload_depth=3).depth == 0
-    assert build("resident", preload_depth=3).depth == 0
+@pytest.mark.parametrize("name", sorted(set(LOADERS) - {"cached"}))
+@pytest.mark.parametrize("depth", [0, 3])
+def test_preload_depth_adds_a_preloaders_thread_to_any_loader(build, name, depth):
+    assert build(name, preload_depth=depth).depth == depth
 
 
 @pytest.mark.parametrize("name", LOADERS)

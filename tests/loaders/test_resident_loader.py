@@ -319,9 +319,9 @@ def test_a_device_that_is_not_there_is_refused_in_words(make, monkeypatch):
 
 
 def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make):
-    with pytest.raises(ValueError, match="batch_size=0: a batch has at least one sample"):
+    with pytest.raises(ValueError, match="batch_size=0: give a number from 1"):
         make(Numbers(4), batch_size=0)
-    with pytest.raises(TypeError, match="ResidentLoader needs a map-style dataset and generator has no __len__"):
+    with pytest.raises(TypeError, match="ResidentLoader needs a map-style dataset, and generator has no __len__"):
         make(number for number in range(4))
 
 

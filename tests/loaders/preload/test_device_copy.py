@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from loaders.randomness import Random
 from loaders.preload.device_copy import DeviceCopier
+from loaders.randomness import Random
 
 LONG = 500_000_000  # cycles: about a third of a second
 

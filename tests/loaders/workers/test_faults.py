@@ -207,7 +207,9 @@ def die(worker: int) -> None:
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
     with (
         loader_over(Plain(), worker_init_fn=die) as loader,
-        pytest.raises(RuntimeError, match=r"killed by signal: Killed.*before reading a sample, perhaps in worker_init_fn"),
+        pytest.raises(
+            RuntimeError, match=r"killed by signal: Killed.*before reading a sample, perhaps in worker_init_fn"
+        ),
     ):
         next(iter(loader))
 
