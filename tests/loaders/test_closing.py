@@ -90,9 +90,9 @@ class Exiting(Numbers):
         if not self.is_registered:
             self.is_registered = True
             util.Finalize(None, self.finish, exitpriority=1)
-        if index >= self.busy_from:
+        if index == self.busy_from:
             self.is_busy.set()
-            threading.Event().wait(4)
+            threading.Event().wait(3)  # less than idle workers get
         return index
 
     def finish(self) -> None:

@@ -33,6 +33,17 @@ def test_a_wrong_setting_ends_in_one_sentence_and_code_1(tmp_path):
     assert not list(tmp_path.iterdir()), "nothing was made for a run that never began"
 
 
+def test_under_torchrun_with_several_processes_a_run_ends_in_one_sentence_before_it_begins(tmp_path, monkeypatch):
+    torchruns = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**torchruns, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    done = train("hydra.run.dir=out", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and "torchrun" in done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert not list(tmp_path.iterdir()), "nothing was made for a run that never began"
+
+
 def test_an_expected_error_has_no_traceback_unless_asked_for(tmp_path, monkeypatch):
     arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
