@@ -1,0 +1,131 @@
+"""close() ends every iterator of a loader, and gives workers and threads the time that they are owed, and no more."""
+
+import multiprocessing
+import os
+import select
+import signal
+import threading
+from multiprocessing import util
+from pathlib import Path
+
+import pytest
+import torch
+from example_datasets import Numbers, contents
+
+from loaders import Preloader, WorkerLoader
+
+
+def alone(loader: WorkerLoader) -> WorkerLoader:
+    return loader
+
+
+def preloaded(loader: WorkerLoader) -> Preloader:
+    return Preloader(loader, "cpu", 2)
+
+
+METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+
+
+# Older iterators
+
+
+@METHODS
+@pytest.mark.parametrize("seed", [0, None])
+def test_close_ends_older_independent_iterators_too(seed, method, bound):
+    loader = WorkerLoader(Numbers(400), 4, num_workers=2, seed=seed, worker_method=method)
+    iterators = [iter(loader) for _ in range(3)]
+    kept = [next(iterator) for iterator in iterators]
+    pidfds = [os.pidfd_open(worker.pid) for iterator in iterators for worker in iterator._workers]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
+    loader.close()
+    for fd in pidfds:
+        assert select.select([fd], [], [], 0)[0], "a worker still runs"
+        os.close(fd)
+    assert not any(thread.is_alive() for thread in threads)
+    for iterator in iterators:
+        with pytest.raises(RuntimeError, match="closed"):
+            next(iterator)
+    assert contents(kept) == [[0, 1, 2, 3]] * 3
+
+
+# Threads
+
+
+class SlowBatches(Numbers):
+    """Each batch takes a second, and cannot be left in its middle."""
+
+    def sample_spec(self) -> dict:
+        return {"index": ((), torch.int64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        threading.Event().wait(1.0)
+        out["index"].numpy()[:] = indices
+
+
+@pytest.mark.parametrize("over", [alone, preloaded])
+def test_close_waits_for_threads_as_long_as_a_batch_takes_and_leaves_none_behind(over, caplog):
+    base = WorkerLoader(SlowBatches(40), 4, num_workers=1, seed=0, persistent_workers=True, worker_method="thread")
+    loader = over(base)
+    before = set(threading.enumerate())
+    next(iter(loader))  # the thread goes on with the second batch
+    ours = set(threading.enumerate()) - before
+    loader.close()
+    assert ours and not any(thread.is_alive() for thread in ours)
+    assert "left behind" not in caplog.text
+
+
+# Workers' exit work
+
+
+class Exiting(Numbers):
+    """A worker's exit work takes most of a second, and then writes a file."""
+
+    def __init__(self, folder: Path, length: int, busy_from: int | None = None) -> None:
+        super().__init__(length)
+        self.folder, self.busy_from = folder, length if busy_from is None else busy_from
+        self.is_registered = False
+        self.is_busy = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if not self.is_registered:
+            self.is_registered = True
+            util.Finalize(None, self.finish, exitpriority=1)
+        if index == self.busy_from:
+            self.is_busy.set()
+            threading.Event().wait(3)  # less than idle workers get
+        return index
+
+    def finish(self) -> None:
+        threading.Event().wait(0.8)
+        (self.folder / str(os.getpid())).touch()
+
+
+@pytest.mark.parametrize(("seed", "over"), [(0, alone), (None, alone), (0, preloaded)])
+def test_idle_workers_finish_their_exit_work_when_the_loader_is_closed(seed, over, tmp_path):
+    base = WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed, persistent_workers=True)
+    with over(base) as loader:
+        assert len(list(loader)) == 10
+        workers = {str(process.pid) for process in multiprocessing.active_children()}
+        assert len(workers) == 2
+    assert {path.name for path in tmp_path.iterdir()} == workers
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_workers_that_an_epochs_end_lets_go_finish_their_exit_work(seed, tmp_path):
+    with WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed) as loader:
+        iterator = iter(loader)
+        workers = {str(worker.pid) for worker in iterator._workers}
+        assert len(list(iterator)) == 10
+        del iterator
+    assert {path.name for path in tmp_path.iterdir()} == workers
+
+
+def test_a_busy_worker_does_not_get_the_time_that_an_idle_one_gets(tmp_path, bound):
+    dataset = Exiting(tmp_path, 40, busy_from=8)
+    with WorkerLoader(dataset, 4, num_workers=1, seed=0, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        assert contents([next(iterator), next(iterator)]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        (worker,) = iterator._workers
+        assert dataset.is_busy.wait(bound)
+    assert worker.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
+    assert not list(tmp_path.iterdir())

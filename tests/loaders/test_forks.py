@@ -1,0 +1,171 @@
+"""A program that forks while a loader runs: the child gets a sentence, and the parent's epoch does not change."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from example_datasets import Numbers, contents
+
+from loaders import Preloader, WorkerLoader
+
+ROOT = Path(__file__).parents[2]
+
+
+def loader_over(**settings) -> WorkerLoader:
+    settings = {"num_workers": 2, "seed": 3, "shuffle": True, "persistent_workers": True, **settings}
+    return WorkerLoader(Numbers(80), 4, **settings)
+
+
+def preloader_over(depth: int = 2, **settings) -> Preloader:
+    return Preloader(loader_over(**settings), "cpu", depth)
+
+
+TORCHS = {"seed": None, "shuffle": False}
+INDEPENDENT = {
+    "seeded": lambda: loader_over(persistent_workers=False),
+    "unseeded": lambda: loader_over(**TORCHS, persistent_workers=False),
+    "unseeded threads": lambda: loader_over(**TORCHS, persistent_workers=False, worker_method="thread"),
+}
+PERSISTENT = {
+    "seeded persistent": loader_over,
+    "unseeded persistent": lambda: loader_over(**TORCHS),
+    "threads": lambda: loader_over(worker_method="thread"),
+    "preloader": preloader_over,
+    "preloader without a thread": lambda: preloader_over(depth=0),
+    "preloader over threads": lambda: preloader_over(worker_method="thread"),
+}
+LOADERS = {**INDEPENDENT, **PERSISTENT}
+
+
+def in_child(function: Callable[[], object], bound: float) -> str:
+    """Calls `function` in a forked child: its value or its error, as text."""
+    receives, sends = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            said = f"returned {function()!r}"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(sends, said.encode())
+        os._exit(0)
+    os.close(sends)
+    try:
+        assert select.select([receives], [], [], bound)[0], "the child hangs"
+        return os.read(receives, 1 << 16).decode()
+    finally:
+        os.close(receives)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def undisturbed(kind: str) -> list:
+    with LOADERS[kind]() as loader:
+        return contents(loader)
+
+
+def assert_sentence(said: str) -> None:
+    assert said.startswith("RuntimeError: ") and "another process" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_child_that_asks_its_parents_iterator_gets_a_sentence_and_the_parent_every_batch(kind, bound):
+    with LOADERS[kind]() as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        said = in_child(lambda: next(iterator), bound / 3)
+        seen += iterator
+        assert contents(seen) == undisturbed(kind)
+    assert_sentence(said)
+
+
+@pytest.mark.parametrize("ask", [iter, next], ids=["iter", "next"])
+@pytest.mark.parametrize("kind", PERSISTENT)
+def test_a_child_that_asks_a_loader_with_its_parents_workers_gets_a_sentence(kind, ask, bound):
+    with LOADERS[kind]() as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        said = in_child(lambda: contents([next(iter(loader))] if ask is iter else [next(loader)]), bound / 3)
+        seen += iterator
+        assert contents(seen) == undisturbed(kind)
+    assert_sentence(said)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_child_that_closes_its_parents_loader_leaves_the_parents_alone(kind, bound):
+    with LOADERS[kind]() as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        assert in_child(loader.close, bound / 3) == "returned None"
+        seen += iterator
+        assert contents(seen) == undisturbed(kind)
+        if "workers" in (stats := loader.stats()):
+            assert stats["workers"]["deaths"] == 0
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_that_the_parent_did_not_start_works_in_the_child(kind, bound):
+    with LOADERS[kind]() as loader, LOADERS[kind]() as running:
+        iterator = iter(running)
+        seen = [next(iterator)]
+
+        def epoch() -> list:
+            with loader:
+                return contents(loader)
+
+        whole = undisturbed(kind)
+        assert in_child(epoch, bound) == f"returned {whole!r}"
+        seen += iterator
+        assert contents(seen) == whole
+
+
+EXITING_CHILD = """
+import gc, json, os, sys
+from loaders import Preloader, WorkerLoader
+
+class Numbers:
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return index
+
+def run(loader, way):
+    batches = iter(loader)
+    seen = [next(batches).tolist()]
+    child = os.fork()
+    if child == 0:
+        if way == "collected":
+            del loader, batches
+            gc.collect()
+        sys.exit(0)
+    os.waitpid(child, 0)
+    seen += [batch.tolist() for batch in batches]
+    deaths = loader.stats()["workers"]["deaths"]
+    loader.close()
+    return seen, deaths
+
+kinds = [({"seed": 0}, False), ({"seed": 0}, True), ({"seed": None}, False)]
+results = []
+for settings, preloads in kinds:
+    for way in ("exit", "collected"):
+        loader = WorkerLoader(Numbers(), 4, num_workers=2, persistent_workers=True, **settings)
+        if preloads:
+            loader = Preloader(loader, "cpu", 2)
+        results.append(run(loader, way))
+print(json.dumps(results))
+"""
+
+
+def test_a_child_that_exits_leaves_its_parents_workers_alone(bound):
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING_CHILD], cwd=ROOT, capture_output=True, text=True, timeout=bound, check=True
+    )
+    for seen, deaths in json.loads(done.stdout):
+        assert seen == [list(range(start, start + 4)) for start in range(0, 400, 4)]
+        assert deaths == 0

@@ -1,0 +1,233 @@
+"""Ctrl-C or a raising signal handler inside next(): the next epoch is right, and no batch is skipped in silence.
+
+Python runs signal handlers when a function begins and when a call returns. `struck` raises at a given one of these
+moments, so that all kinds of them are tried in every run; a second test uses real signals, which also wake a waiting
+next().
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from example_datasets import Numbers, contents
+
+import loaders
+from loaders import Preloader, WorkerLoader
+
+PACKAGE = str(Path(loaders.__file__).parent)
+BATCHES = 12
+MANY = pytest.mark.parametrize("count", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+
+# An interrupt that comes inside a finaliser is printed by Python, and goes no further.
+pytestmark = [
+    pytest.mark.timeout(60),  # a lost batch may be waited for for ever
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Interrupted(Exception):
+    """What a program's own signal handler raises."""
+
+
+def loader_over(**settings) -> WorkerLoader:
+    settings = {"num_workers": 2, "seed": 3, "shuffle": True, "persistent_workers": True, **settings}
+    return WorkerLoader(Numbers(4 * BATCHES), 4, **settings)
+
+
+TORCHS = {"seed": None, "shuffle": False}
+LOADERS = {
+    "seeded": loader_over,
+    "unseeded": lambda: loader_over(**TORCHS, persistent_workers=False),
+    "unseeded persistent": lambda: loader_over(**TORCHS),
+    "threads": lambda: loader_over(worker_method="thread"),
+    "preloader": lambda: Preloader(loader_over(), "cpu", 2),
+}
+
+
+def epochs_of(kind: str, count: int) -> list[list]:
+    """What undisturbed epochs bring."""
+    if "unseeded" in kind:
+        return [[list(range(start, start + 4)) for start in range(0, 4 * BATCHES, 4)]] * count
+    with loader_over(num_workers=0) as calm:
+        return [contents(calm) for _ in range(count)]
+
+
+def name_epoch(loader, epoch: int) -> None:
+    if hasattr(loader, "seed") and loader.seed is None:
+        return
+    loader.set_epoch(epoch)
+
+
+def is_in_loaders(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def at_moments(do: Callable[[], None]) -> Iterator[None]:
+    """Calls `do` whenever, in code of loaders/ or called from there, a signal handler might run."""
+
+    this = os.getpid()
+
+    def profile(frame: FrameType, event: str, _) -> None:
+        if os.getpid() != this:
+            sys.setprofile(None)  # a worker that was started meanwhile
+        elif event in ("call", "c_return") and is_in_loaders(frame):
+            do()
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def moments_of(iterator: Iterator) -> int:
+    """How many such moments a call of next() has."""
+    count = 0
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+
+    with at_moments(add):
+        next(iterator)
+    return count
+
+
+@contextmanager
+def struck(moment: int, error: type[BaseException]) -> Iterator[None]:
+    """Raises `error` at the given moment, counted from 1, if it comes."""
+
+    def strike() -> None:
+        nonlocal moment
+        moment -= 1
+        if moment == 0:
+            sys.setprofile(None)
+            raise error
+
+    with at_moments(strike):
+        yield
+
+
+def strikes(kind: str, count: int) -> Iterator[tuple[int, int]]:
+    """Which batch's next() is struck, and at which moment: spread over all of them, the same in each run."""
+    with LOADERS[kind]() as loader:
+        iterator = iter(loader)
+        most = max(moments_of(iterator) for _ in range(BATCHES - 1))
+    draw = random.Random(kind)
+    for number in range(count):
+        yield draw.randrange(BATCHES), 1 + int((number + draw.random()) * most / count)
+
+
+@MANY
+@pytest.mark.parametrize("kind", LOADERS)
+def test_after_ctrl_c_inside_next_a_fresh_epoch_is_whole(kind, count):
+    expected = epochs_of(kind, count + 1)
+    with LOADERS[kind]() as loader:
+        for epoch, (place, moment) in enumerate(strikes(kind, count)):
+            name_epoch(loader, epoch)
+            iterator = iter(loader)
+            with suppress(KeyboardInterrupt):
+                for _ in range(place):
+                    next(iterator)
+                with struck(moment, KeyboardInterrupt):
+                    next(iterator)
+            name_epoch(loader, epoch + 1)
+            assert contents(loader) == expected[epoch + 1]
+
+
+@MANY
+@pytest.mark.parametrize("kind", LOADERS)
+def test_after_an_error_of_a_signal_handler_the_same_iterator_skips_no_batch(kind, count):
+    expected = epochs_of(kind, count)
+    with LOADERS[kind]() as loader:
+        for epoch, (place, moment) in enumerate(strikes(kind, count)):
+            name_epoch(loader, epoch)
+            seen = go_on(iter(loader), place, moment)
+            assert contents(seen) == expected[epoch][: len(seen)]
+            if "unseeded" not in kind and len(seen) < BATCHES:
+                assert loader.state_dict()["samples"] == 4 * len(seen)
+
+
+def go_on(iterator: Iterator, place: int, moment: int) -> list:
+    """The batches of an epoch whose next() is struck once; up to its end, or to a RuntimeError in its place."""
+    seen = [next(iterator) for _ in range(place)]
+    with suppress(Interrupted), struck(moment, Interrupted):
+        seen.append(next(iterator))
+    while True:
+        try:
+            seen.append(next(iterator))
+        except StopIteration:
+            assert len(seen) == BATCHES, "the epoch ended early"
+            return seen
+        except RuntimeError as error:
+            assert str(error), "an error without a sentence"
+            return seen
+
+
+@pytest.fixture
+def send_after():
+    """Sends this thread SIGUSR1 in so many seconds; its handler raises KeyboardInterrupt inside of loaders/ only."""
+
+    def handle(_, frame: FrameType | None) -> None:
+        if is_in_loaders(frame):
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def send_after(seconds: float) -> Iterator[None]:
+        stopped, main = threading.Event(), threading.get_ident()
+
+        def send() -> None:
+            if not stopped.wait(seconds):
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    before, interval = signal.signal(signal.SIGUSR1, handle), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # or the sender would get its turn only where the main thread waits
+    yield send_after
+    sys.setswitchinterval(interval)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@MANY
+@pytest.mark.parametrize("kind", ["seeded", "unseeded persistent", "preloader"])
+def test_after_real_signals_a_fresh_epoch_is_whole(kind, count, send_after):
+    draw, interrupts = random.Random(kind), 0
+    expected = epochs_of(kind, count)
+    with LOADERS[kind]() as loader:
+        list(loader)  # the first epoch starts the workers, too
+        name_epoch(loader, count)
+        began = time.perf_counter()
+        list(loader)
+        longest = time.perf_counter() - began
+        for epoch in range(count):
+            name_epoch(loader, epoch)
+            iterator = iter(loader)
+            try:
+                with send_after(longest * (epoch + draw.random()) / count):
+                    for _ in iterator:
+                        pass
+            except KeyboardInterrupt:
+                interrupts += 1
+            name_epoch(loader, epoch)
+            assert contents(loader) == expected[epoch]
+    assert interrupts

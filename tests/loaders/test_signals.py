@@ -1,0 +1,160 @@
+"""A program's signal handlers and wakeup descriptor are its own: no worker uses them, and no exit hangs on them."""
+
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing import connection
+from pathlib import Path
+
+import pytest
+from example_datasets import Numbers, contents
+
+from loaders import WorkerLoader
+
+ROOT = Path(__file__).parents[2]
+KINDS = {"seeded": {"seed": 0, "persistent_workers": True}, "unseeded": {"seed": None}}
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGURG)
+
+raises_in_forks = False
+
+
+def raise_in_child() -> None:
+    if raises_in_forks:
+        signal.raise_signal(signal.SIGURG)
+
+
+os.register_at_fork(after_in_child=raise_in_child)  # before any other code runs in the child; cannot be taken back
+
+
+class Handlers:
+    """What became of the test's handlers: calls in any process, and bytes at its wakeup descriptor."""
+
+    def __init__(self, wakeups: socket.socket) -> None:
+        self.calls = multiprocessing.RawArray("q", 1)
+        self.wakeups = wakeups
+
+    def __call__(self, *_) -> None:
+        self.calls[0] += 1
+
+
+@pytest.fixture
+def handlers():
+    """Has a handler for each of HANDLED, and a wakeup descriptor, as asyncio and Lightning do."""
+    theirs, ours = socket.socketpair()
+    for end in (theirs, ours):
+        end.setblocking(False)
+    handlers = Handlers(ours)
+    before = {number: signal.signal(number, handlers) for number in HANDLED}
+    wakeup = signal.set_wakeup_fd(theirs.fileno())
+    yield handlers
+    signal.set_wakeup_fd(wakeup)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    theirs.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_kills_a_worker_without_the_parents_handler_and_the_worker_is_restarted(
+    kind, number, handlers, bound
+):
+    with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        worker = iterator._workers[0]
+        os.kill(worker.pid, number)
+        happened = connection.wait([worker.sentinel, handlers.wakeups], bound)
+        assert handlers.wakeups not in happened, "a worker's signal came to the parent's wakeup descriptor"
+        assert worker.sentinel in happened, "the worker outlived the signal"
+        seen += iterator
+    assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
+    assert handlers.calls[0] == 0
+    with pytest.raises(BlockingIOError):
+        handlers.wakeups.recv(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_at_the_moment_of_the_fork_does_not_run_the_parents_handler(kind, handlers, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "raises_in_forks", True)
+    with WorkerLoader(Numbers(40), 4, num_workers=2, **KINDS[kind]) as loader:
+        assert contents(loader) == [list(range(start, start + 4)) for start in range(0, 40, 4)]
+    assert handlers.calls[0] == 0
+    with pytest.raises(BlockingIOError):
+        handlers.wakeups.recv(1)
+
+
+def test_the_parent_keeps_its_handlers_and_its_signal_mask(handlers):
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with WorkerLoader(Numbers(40), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
+        next(iter(loader))
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+        assert [signal.getsignal(number) for number in HANDLED] == [handlers] * len(HANDLED)
+        signal.raise_signal(signal.SIGTERM)
+    assert handlers.calls[0] == 1
+    assert handlers.wakeups.recv(8) == bytes([signal.SIGTERM])
+
+
+NEVER_CLOSES = """
+import multiprocessing, signal, sys
+from loaders import Preloader, WorkerLoader
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
+
+class Numbers:
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return index
+
+over, seed, persistent = sys.argv[1:]
+loader = WorkerLoader(
+    Numbers(), 4, num_workers=2, seed=0 if seed == "seeded" else None, persistent_workers=persistent == "persistent"
+)
+batches = iter(Preloader(loader, "cpu", 2) if over == "preloader" else loader)
+for _ in range(3):
+    next(batches)
+print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+sys.stdin.read()  # until the test has noted the processes
+"""
+
+PROGRAMS = [
+    ("loader", "seeded", "persistent"),
+    ("loader", "seeded", "independent"),
+    ("loader", "unseeded", "persistent"),
+    ("loader", "unseeded", "independent"),
+    ("preloader", "seeded", "persistent"),
+    ("preloader", "unseeded", "independent"),
+]
+
+
+def test_a_program_that_handles_sigterm_and_never_closes_its_loader_exits_and_leaves_no_process(bound):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", NEVER_CLOSES]
+    programs = [subprocess.Popen([*command, *how], cwd=ROOT, text=True, **pipes) for how in PROGRAMS]
+    try:
+        pids = [[int(pid) for pid in program.stdout.readline().split()] for program in programs]
+        assert [len(workers) for workers in pids] == [2] * len(PROGRAMS)
+        pidfds = [[os.pidfd_open(pid) for pid in workers] for workers in pids]
+        for program in programs:
+            program.stdin.close()
+            program.stdin = None
+        outcomes = {}
+        for how, program in zip(PROGRAMS, programs, strict=True):
+            try:
+                _, errors = program.communicate(timeout=bound / 4)
+                outcomes[how] = program.returncode, errors
+            except subprocess.TimeoutExpired:
+                outcomes[how] = "does not exit"
+        assert outcomes == dict.fromkeys(PROGRAMS, (0, ""))
+        for fd in (fd for workers in pidfds for fd in workers):
+            assert select.select([fd], [], [], bound)[0], "a worker was left behind"
+            os.close(fd)
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
