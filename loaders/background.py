@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ class Stoppable(Protocol):
 
 
 _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def start_thread(name: str, function: Callable[..., None], *args: Any) -> threading.Thread:
@@ -55,6 +57,11 @@ def stop_at_exit(item: Stoppable) -> None:
     _running.add(item)
 
 
+def leave_to_us(worker: BaseProcess) -> None:
+    """Has a forked child of this process leave the worker alone."""
+    _workers.add(worker)
+
+
 def default_context() -> Any:
     """Returns how worker processes start: by the method that the program has set, else by fork where there is one.
 
@@ -71,5 +78,14 @@ def _stop_all() -> None:
         item.stop(deadline)
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads or workers to stop
-    os.register_at_fork(after_in_child=_running.clear)
+def _forget_parents() -> None:
+    """In a forked child: it has none of its parent's threads, and must not stop its workers.
+
+    multiprocessing would: at exit it terminates all processes that it has started, by their number.
+    """
+    _running.clear()
+    multiprocessing.process._children.difference_update(_workers)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)

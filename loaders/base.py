@@ -17,6 +17,8 @@ from torch.utils.data import BatchSampler
 from .order import Order
 
 VERSION = 2  # of the state
+ENDED = "this epoch was ended by a newer iter() or load_state_dict(), or the loader was closed"
+INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -44,6 +46,7 @@ class Position:
 
     epoch: int
     batch: int = 0
+    received: int = 0  # batches and errors, since the epoch's source began
     finished: bool = False
 
 
@@ -68,7 +71,7 @@ class EpochIterator:
         if position.finished:
             raise StopIteration
         if source is None:
-            raise RuntimeError("this epoch was ended by a newer iter(), by load_state_dict() or by close()")
+            raise RuntimeError(ENDED)
         delivery = source.next()
         if delivery is None:
             position.finished = True
@@ -76,14 +79,16 @@ class EpochIterator:
             raise StopIteration
         number, batch, error = delivery
         if error is not None:
+            position.received += 1
             if number is not None:
                 position.batch = number + 1
             try:
                 raise error
             finally:  # or the error and this frame, which its traceback holds, would keep each other alive
                 del error, delivery
-        # A signal handler may raise after any call. There is none from here on: either the consumer gets the batch
-        # and it is counted, or neither.
+        # A signal handler may raise after any call. There is none from here on: either the consumer gets the batch and
+        # it is counted, or neither.
+        position.received += 1
         if number is not None:
             position.batch = number + 1
         return batch

@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .background import default_context
 from .base import (
+    INTERRUPTED,
     Delivery,
     EpochIterator,
     Epochs,
@@ -37,7 +39,7 @@ from .base import (
 )
 from .order import Order, checked_seed
 from .randomness import fold
-from .workers.dispatcher import INTERRUPTED, SPARE_SLOTS, Dispatcher
+from .workers.dispatcher import SPARE_SLOTS, Dispatcher
 from .workers.inline_pool import InlinePool
 from .workers.pool import Pool
 from .workers.reader import Reader, batch_bytes, spec_of
@@ -296,25 +298,28 @@ class WorkerLoader(DataLoader[T_co]):
         position = self._epochs.begin()
         return _SeededIterator(_EpochSource(self, engine, position), position, self._epoch_length())
 
-    def open_engine(self, epoch: int, first: int) -> Dispatcher:
-        """Returns the engine that delivers the epoch from batch `first` on: a new one, or that of persistent workers."""
+    def open_engine(self, epoch: int, first: int, afresh: bool = False) -> Dispatcher:
+        """Returns the engine that delivers the epoch from batch `first` on: that of persistent workers, or a new one.
+
+        `afresh`: what it has loaded ahead is not used.
+        """
         engine = self._engine
-        if engine is not None and engine.is_interrupted:
-            engine.close()
-            engine = self._engine = None
+        if engine is not None:
+            engine.check_process()
+            if engine.is_interrupted:
+                engine.close()
+                engine = self._engine = None
         if engine is None:
             engine = self._make_engine()
         if self._one_at_a_time:
             self._engine = engine
-        # Only our own order is read ahead across epochs: a user may change a sampler between them. Out of order, batches
-        # of the next epoch would come out in this one.
-        reads_ahead = self._one_at_a_time and self._has_pool() and self.in_order and isinstance(self._tasks, OwnTasks)
-        if reads_ahead:
-            task = engine.next_task()
-            if task is None or (task.epoch, task.number) != (epoch, first):
-                engine.begin(self._tasks.onwards(epoch, first))
-        else:
-            engine.begin(self._tasks.epoch(epoch, first))
+        # Only our own order is read ahead across epochs: a user may change a sampler between them. If batches come out
+        # of order, those of the next epoch would come out in this one.
+        tasks = self._tasks
+        if not (self._one_at_a_time and self._has_pool() and self.in_order and isinstance(tasks, OwnTasks)):
+            engine.begin(tasks.epoch(epoch, first))
+        elif afresh or not engine.continues_with(epoch, first):
+            engine.begin(tasks.onwards(epoch, first))
         return engine
 
     def keeps(self, engine: Dispatcher) -> bool:
@@ -419,23 +424,19 @@ class _EpochSource:
             self.engine.close()
 
     def _is_intact(self) -> bool:
-        """Returns whether the engine delivers next what the consumer has to get next.
+        """Returns whether the consumer received all that the engine delivered.
 
-        It does not after an exception of a signal handler, which can strike anywhere.
+        It may not have after an exception of a signal handler, which can come anywhere.
         """
-        if self.engine.is_interrupted:
-            return False
-        if not self._loader.in_order:
-            return True
-        task = self.engine.next_task()
-        return task is None or task.epoch != self._position.epoch or task.number == self._position.batch
+        return not self.engine.is_interrupted and self.engine.deliveries == self._position.received
 
     def _restart(self) -> None:
         if not self._loader.keeps(self.engine):
             self.engine.close()
         if not self._loader.in_order:
             raise RuntimeError(INTERRUPTED)
-        self.engine = self._loader.open_engine(self._position.epoch, self._position.batch)
+        self.engine = self._loader.open_engine(self._position.epoch, self._position.batch, afresh=True)
+        self._position.received = 0
 
 
 class _UnseededIterator(_BaseDataLoaderIter):
@@ -454,29 +455,35 @@ class _UnseededIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: WorkerLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self.engine.check_process()
         if self.engine.is_interrupted:
             self.engine.close()
             self.engine = loader._make_engine(self._base_seed)
-        self._delivered = 0
+        self._received = 0  # batches and errors
         self.engine.begin(map(Task, self._sampler_iter))
 
-    def _next_data(self) -> Any:
+    def __next__(self) -> Any:
         if self._is_ended:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self._delivered != self._num_yielded:  # one was lost on its way to the consumer
+        if self.engine.deliveries != self._received:  # one was lost on its way here
             raise RuntimeError(INTERRUPTED)
-        delivery = self.engine.next()
+        with record_function(self._profile_name):
+            delivery = self.engine.next()
         if delivery is None:
             if not self._persistent_workers:
                 self.engine.close()
             raise StopIteration
-        if delivery.error is not None:
+        _, batch, error = delivery
+        if error is not None:
+            self._received += 1
             try:
-                raise delivery.error
+                raise error
             finally:  # or the error and this frame, which its traceback holds, would keep each other alive
-                del delivery
-        batch = self._loader.pinned(delivery.batch)
-        self._delivered += 1
+                del error, delivery
+        if self._loader.pin_memory:
+            batch = self._loader.pinned(batch)
+        self._num_yielded += 1
+        self._received += 1  # last, as in EpochIterator
         return batch
 
     def end(self) -> None:

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import Delivery, EpochIterator, Position, available_if, pass_on_epoch
+from ..base import INTERRUPTED, Delivery, EpochIterator, Position, available_if, pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
 
 log = logging.getLogger(__name__)
-
-INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
 
 
 class Preloader:
@@ -238,10 +236,10 @@ class _Consumer:
         began = time.perf_counter()
         item = epoch.producer.get()
         self.figures.wait_seconds += time.perf_counter() - began
-        if item is None:
-            return None
-        if item.number != position.batch:  # one was lost on its way to the consumer
+        if item.number != position.batch:  # one was lost on its way here
             raise RuntimeError(INTERRUPTED)
+        if item.is_end:
+            return None
         epoch.states = {item.number: epoch.state, item.number + 1: item.state}
         if item.error is not None:
             error, item.error = (

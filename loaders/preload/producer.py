@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..background import start_thread
+from ..base import ENDED
 from ..nested import rows
 from ..randomness import Random
 from .device_copy import DeviceCopier
@@ -29,23 +30,23 @@ log = logging.getLogger(__name__)
 # and how long after that before it leaves the thread behind.
 JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
-ENDED = "this epoch was ended by a newer iter(), by load_state_dict() or by close()"
 
 
 @dataclass
 class Item:
-    """A batch or an error, with its number in the epoch and the loader's state after it."""
+    """A batch or an error, with its number in the epoch and the loader's state after it; or the epoch's end."""
 
     number: int
     batch: Any = None
     ready: torch.cuda.Event | None = None  # when the batch is complete on the device
     state: dict[str, Any] | None = None
     error: BaseException | None = None
+    is_end: bool = False
 
 
 @dataclass
 class ItemMaker:
-    """Makes the epoch's next item at each call, in whichever thread calls it; None at the end.
+    """Makes the epoch's next item at each call, in whichever thread calls it.
 
     It does not know the preloader, which could otherwise never be collected while its thread runs.
     """
@@ -58,12 +59,13 @@ class ItemMaker:
     rank: int
     number: int  # of the next batch
 
-    def __call__(self) -> Item | None:
+    def __call__(self) -> Item:
         item, self.number = Item(self.number), self.number + 1
         try:
             batch = next(self.batches)
         except StopIteration:
-            return None
+            item.is_end = True
+            return item
         except Exception as error:
             item.error = error
         try:
@@ -94,7 +96,7 @@ class InlineProducer:
         self._make: ItemMaker | None = make
         self._copier = make.copier
 
-    def get(self) -> Item | None:
+    def get(self) -> Item:
         if self._make is None:
             raise RuntimeError(ENDED)
         return self._make()
@@ -119,11 +121,11 @@ class ThreadProducer:
     def queued(self) -> int:
         return len(self._queue)
 
-    def get(self) -> Item | None:
+    def get(self) -> Item:
         if os.getpid() != self._owner:
             raise RuntimeError(
-                f"this preloader's thread belongs to process {self._owner}, and this is its forked child "
-                f"{os.getpid()}: make a new loader in the child"
+                f"this preloader's thread belongs to another process ({self._owner}), of which this one "
+                f"({os.getpid()}) is a forked child: make a new loader in the child"
             )
         try:
             return self._queue.get()
@@ -156,18 +158,20 @@ class ThreadProducer:
 
 
 def _fill(queue: ClosableQueue, make: ItemMaker) -> None:
-    """Is the thread: puts items into the queue until the epoch ends or the queue is closed; None is the end."""
+    """Is the thread: puts items into the queue until the epoch ends or the queue is closed."""
     with suppress(Closed):
         try:
             with make.copier.on_stream():
-                while (item := make()) is not None:
+                is_end = False
+                while not is_end:
+                    item = make()
+                    is_end = item.is_end
                     queue.put(item)
                     del item  # the consumer's from now on: it must not stay alive while the next one is made
-            queue.put(None)
         except Closed:
             pass
         except BaseException as error:
             queue.put(Item(make.number - 1, error=error))
-            queue.put(None)
+            queue.put(Item(make.number, is_end=True))
         finally:
             make.copier.release_copied(wait=True)

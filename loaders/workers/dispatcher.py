@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,20 +18,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base import Delivery
+from ..base import INTERRUPTED, Delivery
 from .pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Pool, Result, WorkerFailure
 from .shared_memory import MachineFull
 from .slots import Lease, SlotRing
 from .stats import Stats
-from .tasks import Task
+from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
 
 # Slots beside those of tasks in flight, for what a training loop and a preloader's queue hold at once. Each is made
 # when it is first needed; a batch that finds none is delivered as a copy.
 SPARE_SLOTS = 8
-
-INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
 
 
 @dataclass(slots=True)
@@ -65,6 +64,7 @@ class Dispatcher:
     ) -> None:
         self.stats = Stats()
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
+        self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
         self._owner = os.getpid()
         self._pool, self._ring = pool, ring
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
@@ -77,7 +77,7 @@ class Dispatcher:
         self._to_retry: deque[int] = deque()
         self._tasks: Iterator[Task] = iter(())
         self._held: tuple[Task, int] | None = None  # a task that its worker's queue had no room for
-        self._tasks_error: Exception | None = None  # that the iterator of tasks ended with
+        self._tasks_error: BaseException | None = None  # that the iterator of tasks ended with
 
     @property
     def processes(self) -> list[Any]:
@@ -94,14 +94,19 @@ class Dispatcher:
         self._queue.clear()
         self._to_retry.clear()
         self._tasks, self._held, self._tasks_error = tasks, None, None
+        self.deliveries = 0
         self._turns = itertools.cycle(range(self._pool.num_workers))
         self._pool.begin()
         self._leave(self._submit)
 
-    def next_task(self) -> Task | None:
-        """Returns the task whose batch `next` delivers, if that is in order; None at the end of the tasks."""
+    def continues_with(self, epoch: int, number: int) -> bool:
+        """Begins an epoch without new tasks if its batch `number` is the next one: it has been loaded ahead."""
         self._enter()
-        return self._leave(self._first_task)
+        task = self._leave(self._first_task)
+        if task is None or (task.epoch, task.number) != (epoch, number):
+            return False
+        self.deliveries = 0
+        return True
 
     def next(self, epoch: int | None = None) -> Delivery | None:
         """Waits for the next batch, and returns it or its error; None if none is left of this epoch.
@@ -121,12 +126,20 @@ class Dispatcher:
         self._tasks, self._held = iter(()), None
         self._ring.close()
 
-    def _enter(self) -> None:
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # else its workers are gone
+            self.close()
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a forked child of the process that the workers belong to."""
         if os.getpid() != self._owner:
             raise RuntimeError(
-                f"this loader's workers belong to process {self._owner}, and this is its forked child {os.getpid()}: "
-                "make a new loader in the child"
+                f"this loader's workers belong to another process ({self._owner}), of which this one ({os.getpid()}) "
+                "is a forked child: make a new loader in the child"
             )
+
+    def _enter(self) -> None:
+        self.check_process()
         if self.is_interrupted:
             raise RuntimeError(INTERRUPTED)
         self.is_interrupted = True
@@ -159,8 +172,8 @@ class Dispatcher:
             if self._held is None:
                 try:
                     task = next(self._tasks, None)
-                except Exception as error:  # the sampler's: it comes out after the batches before it
-                    self._tasks, self._tasks_error = iter(()), error
+                except SamplerError as error:  # it comes out after the batches before it
+                    self._tasks, self._tasks_error = iter(()), error.__cause__
                     return
                 if task is None:
                     return
@@ -189,15 +202,17 @@ class Dispatcher:
     def _next(self, epoch: int | None) -> Delivery | None:
         began = time.perf_counter()
         task = self._first_task()
-        if task is None:
+        if task is None and self._tasks_error is not None:
             error, self._tasks_error = self._tasks_error, None
-            return None if error is None else Delivery(None, error=error)
-        if task.epoch != epoch:
+            self.deliveries += 1
+            return Delivery(None, error=error)
+        if task is None or task.epoch != epoch:
             return None
         number = self._wait()
         self.stats.wait_seconds += time.perf_counter() - began
         self._queue.remove(number)
         delivery = self._open(self._in_flight.pop(number))
+        self.deliveries += 1
         with suppress(MachineFull):  # the next call tries again, and says so
             self._submit(sparing=True)
         return delivery
@@ -290,9 +305,10 @@ class Dispatcher:
             self.stats.copied_batches += 1
         try:
             reading = self._pool.open(result, lease)
-        except Exception as error:
-            del result, lease, flight  # or the error's traceback, which has this frame, would keep them alive
-            return Delivery(number, error=_not_stop_iteration(error))
+        except MachineFull as error:
+            return Delivery(number, error=error)
+        if isinstance(reading, BaseException):
+            return Delivery(number, error=_not_stop_iteration(reading))
         self.stats.count_skipped(reading.skipped)
         return Delivery(number, reading.batch)
 

@@ -67,8 +67,8 @@ class Pool(Protocol):
     def receive(self) -> list[Result | Death]:
         """Waits until there is a result or a death. A worker past its time limit is killed, and reported as dead."""
 
-    def open(self, result: Result, lease: Lease | None) -> Reading:
-        """Returns the batch of a result, on the leased slot. Raises the error that the task ended with."""
+    def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
+        """Returns the batch of a result, on the leased slot, or the error that the task ended with."""
 
     def discard(self, result: Result) -> None:
         """Frees what a result holds that nobody wants."""

@@ -12,7 +12,6 @@ import os
 import pickle
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from ..background import EXIT_SECONDS, stop_at_exit
+from ..background import EXIT_SECONDS, leave_to_us, stop_at_exit
 from .connection import Connection
 from .pool import NO_ROW, Death, PoolClosed, Result
 from .process_main import LEAVING, READY, STARTED, STOP, Setup, work
@@ -106,15 +105,14 @@ class ProcessPool:
                 raise PoolClosed("the loader was closed") from None
         return events
 
-    def open(self, result: Result, lease: Lease | None) -> Reading:
+    def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         if result.error is not None:
-            wrapper: ExceptionWrapper = pickle.loads(result.error)
-            wrapper.reraise()
+            return _unwrapped(pickle.loads(result.error))
         pickled, overflow_fd = result.payload
         if result.overflowed and overflow_fd is None:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
         with full_machine_explained("mapping a batch into memory"):
-            overflow = None if overflow_fd is None else read_shared(overflow_fd)
+            overflow = None if overflow_fd is None else read_shared(overflow_fd, is_last=True)
         return load(pickled, lease and lease.array, overflow, result.needed)
 
     def discard(self, result: Result) -> None:
@@ -131,10 +129,6 @@ class ProcessPool:
         May be called while another thread waits in `receive`: the workers' exit wakes it.
         """
         self._close(time.monotonic() + EXIT_SECONDS)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():  # else its workers are gone
-            self.close()
 
     def _start(self, worker_id: int) -> None:
         if self._closed:
@@ -298,6 +292,7 @@ class _Worker:
             arguments = reader, memory_fd, setup, self._end
             self.process = self._context.Process(target=work, args=arguments, daemon=True)
             self.process.start()
+            leave_to_us(self.process)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
             self._end.close()
@@ -344,6 +339,15 @@ class _Worker:
             self.is_leaving |= message == LEAVING
             for fd in fds:
                 os.close(fd)
+
+
+def _unwrapped(wrapper: ExceptionWrapper) -> BaseException:
+    """Returns the exception of a worker, as torch raises it: of the same class, with the worker's traceback as text."""
+    try:
+        wrapper.reraise()
+    except BaseException as error:
+        return error
+    raise AssertionError("reraise() returned")
 
 
 def _wait_for_exit(workers: list[_Worker], deadline: float) -> None:

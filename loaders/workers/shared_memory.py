@@ -108,10 +108,11 @@ class Mapping:
     """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
 
     `provide` makes sure that the memory exists, and maps all its pages at once: several times as fast as one by one,
-    as they are first touched. Raises OSError where there is no memory left.
+    as they are first touched. `is_last`: nobody reads the memory after this mapping, so its end frees the pages, also if
+    a process that was forked meanwhile has them mapped. Raises OSError where there is no memory left.
     """
 
-    def __init__(self, fd: int, offset: int, size: int, provide: bool = False) -> None:
+    def __init__(self, fd: int, offset: int, size: int, provide: bool = False, is_last: bool = False) -> None:
         flags = mmap.MAP_SHARED
         if provide:
             os.posix_fallocate(fd, offset, size)
@@ -121,7 +122,7 @@ class Mapping:
         if self.address == MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
+        weakref.finalize(self, _unmap, self.address, size, os.getpid() if is_last else None).atexit = False
 
     def array(self) -> np.ndarray:
         """Returns the bytes, uint8 (size,), as a new array that keeps the mapping alive."""
@@ -132,6 +133,12 @@ class Mapping:
     def free_pages(self) -> None:
         """Gives the memory back to the system, also where other processes have it mapped; it reads as zeros then."""
         _libc.madvise(self.address, self.size, MADV_REMOVE)
+
+
+def _unmap(address: int, size: int, frees_in: int | None) -> None:
+    if frees_in == os.getpid():
+        _libc.madvise(address, size, MADV_REMOVE)
+    _libc.munmap(address, size)
 
 
 def write_shared(data: bytes | np.ndarray) -> int:
@@ -147,10 +154,10 @@ def write_shared(data: bytes | np.ndarray) -> int:
     return fd
 
 
-def read_shared(fd: int) -> np.ndarray:
-    """Returns all bytes of a descriptor's memory, uint8 (size,), and closes the descriptor."""
+def read_shared(fd: int, is_last: bool = False) -> np.ndarray:
+    """Returns all bytes of a descriptor's memory, uint8 (size,), and closes the descriptor; see Mapping."""
     try:
-        return Mapping(fd, 0, os.fstat(fd).st_size).array()
+        return Mapping(fd, 0, os.fstat(fd).st_size, is_last=is_last).array()
     finally:
         with suppress(OSError):
             os.close(fd)

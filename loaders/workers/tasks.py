@@ -32,6 +32,10 @@ class Task:
     without: frozenset[int] = frozenset()  # rows to leave out: reading them crashed workers
 
 
+class SamplerError(RuntimeError):
+    """A user's sampler raised its cause. (Other exceptions while tasks are made come from signal handlers.)"""
+
+
 class Tasks(Protocol):
     """The tasks of any epoch."""
 
@@ -135,7 +139,7 @@ def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
 def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
     yield from items
     if error is not None:
-        raise error
+        raise SamplerError from error
 
 
 def _drawn_on_demand(sampler: Any, key: int) -> Iterator[Any]:
@@ -143,13 +147,16 @@ def _drawn_on_demand(sampler: Any, key: int) -> Iterator[Any]:
     thread, states = threading.get_ident(), None
     items = iter(sampler)
     while True:
-        if threading.get_ident() != thread:
-            item = next(items, drawn)
-        else:
-            with preserved_globals():
-                seed_globals(key) if states is None else restore_globals(states)
+        try:
+            if threading.get_ident() != thread:
                 item = next(items, drawn)
-                states = global_states()
+            else:
+                with preserved_globals():
+                    seed_globals(key) if states is None else restore_globals(states)
+                    item = next(items, drawn)
+                    states = global_states()
+        except Exception as error:
+            raise SamplerError from error
         if item is drawn:  # no sampler gives this function
             return
         yield item

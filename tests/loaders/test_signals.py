@@ -58,20 +58,32 @@ def handlers():
     ours.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_kills_a_worker_without_the_parents_handler_and_the_worker_is_restarted(
-    kind, number, handlers, bound
-):
+def test_sigterm_kills_a_worker_without_the_parents_handler_and_the_worker_is_restarted(kind, handlers, bound):
     with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
         iterator = iter(loader)
         seen = [next(iterator)]
         worker = iterator._workers[0]
-        os.kill(worker.pid, number)
+        os.kill(worker.pid, signal.SIGTERM)
         happened = connection.wait([worker.sentinel, handlers.wakeups], bound)
         assert handlers.wakeups not in happened, "a worker's signal came to the parent's wakeup descriptor"
         assert worker.sentinel in happened, "the worker outlived the signal"
         seen += iterator
+    assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
+    assert handlers.calls[0] == 0
+    with pytest.raises(BlockingIOError):
+        handlers.wakeups.recv(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_that_the_program_handles_does_nothing_to_a_worker(kind, handlers):
+    with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        for worker in iterator._workers:
+            os.kill(worker.pid, signal.SIGUSR1)
+        seen += iterator
+        assert loader.stats()["workers"]["deaths"] == 0
     assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
     assert handlers.calls[0] == 0
     with pytest.raises(BlockingIOError):
