@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
-import multiprocessing.util  # registers its exit function, which joins all workers; ours, registered later, runs before
+import multiprocessing.util  # it joins all workers at exit: our exit function, registered later, runs before that
 import os
 import sys
 import threading
@@ -84,7 +84,7 @@ def _forget_parents() -> None:
     multiprocessing would: at exit it terminates all processes that it has started, by their number.
     """
     _running.clear()
-    multiprocessing.process._children.difference_update(_workers)
+    multiprocessing.process._children.difference_update(_workers)  # type: ignore[attr-defined]  # no public way
 
 
 if hasattr(os, "register_at_fork"):

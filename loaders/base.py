@@ -6,20 +6,17 @@ a batch. A batch counts as delivered if and only if the consumer received it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MethodType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-from torch.utils.data import BatchSampler
+from typing import Any, NamedTuple, Protocol
 
 from .order import Order
 
 VERSION = 2  # of the state
 ENDED = "this epoch was ended by a newer iter() or load_state_dict(), or the loader was closed"
 INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Delivery(NamedTuple):
@@ -128,11 +125,9 @@ class Epochs:
         """Returns epoch and first batch that the next `begin` starts."""
         return self._next or (0 if self.position is None else self.position.epoch + 1, 0)
 
-    def begin(self) -> Position:
-        """Starts an epoch."""
-        self.position = Position(*self.upcoming())
-        self._next = None
-        return self.position
+    def begin(self, position: Position) -> None:
+        """Starts the upcoming epoch, whose position its iterator moves."""
+        self.position, self._next = position, None
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next `begin` starts. The epoch of a loaded state keeps its position."""
@@ -166,164 +161,7 @@ class Epochs:
         }
 
 
-class OrderSampler:
-    """A loader's own order as a sampler, for other loaders too: this rank's indices, epoch by epoch.
-
-    Each `iter()` is the next epoch, unless `set_epoch` names another. It does not move the loader that it belongs to.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self._next = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next `iter()`."""
-        self._next = epoch
-
-    def __len__(self) -> int:
-        last = len(self.order) - 1
-        return last * self.order.batch_size + len(self.order.positions(last)) if last >= 0 else 0
-
-    def __iter__(self) -> Iterator[int]:
-        epoch, self._next = self._next, self._next + 1
-        return self._indices(epoch)
-
-    def _indices(self, epoch: int) -> Iterator[int]:
-        for _, _, indices in self.order.batches(epoch):
-            yield from indices.tolist()
-
-
-class OrderBatchSampler(BatchSampler):
-    """An OrderSampler's indices in batches; a last batch that is to be dropped is not among them."""
-
-    sampler: OrderSampler
-
-    def __init__(self, sampler: OrderSampler) -> None:
-        super().__init__(sampler, sampler.order.batch_size, sampler.order.drop_last)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next `iter()`."""
-        self.sampler.set_epoch(epoch)
-
-
-class EpochLoader:
-    """Base of the loaders that read in the calling thread or through torch: batches of a map-style dataset in our order.
-
-    A subclass says how an epoch's batches are made (`_open`). `iter()` ends the iterator before.
-    Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        pad: bool = True,
-    ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise TypeError(
-                f"{type(self).__name__} needs a map-style dataset, and {type(dataset).__name__} has no __len__: "
-                "use torch's own DataLoader for an iterable dataset"
-            )
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: give a number from 1")
-        order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad)
-        self.dataset = dataset
-        self.batch_size, self.seed, self.rank, self.world_size = batch_size, order.seed, rank, world_size
-        self._order = order
-        self._epochs = Epochs(order, order_kind(order))
-        self.sampler = OrderSampler(order)
-        self.batch_sampler = OrderBatchSampler(self.sampler)
-        self._iterator: EpochIterator | None = None
-        self._closed = False
-
-    def _prepare(self) -> None:
-        """Makes what all epochs need, before the first of them. If this raises, no epoch has begun."""
-
-    def _open(self, epoch: int, first: int) -> Source:
-        """Returns the batches of epoch `epoch` from number `first` on."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        """Batches per epoch, on this rank."""
-        return len(self._order)
-
-    def __iter__(self) -> EpochIterator:
-        if self._closed:
-            raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
-        if len(self.dataset) != self._order.length:
-            raise RuntimeError(
-                f"{type(self.dataset).__name__} had {self._order.length:,} samples when this {type(self).__name__} was "
-                f"made and has {len(self.dataset):,} now: make a new loader"
-            )
-        self._end_epoch()
-        self._prepare()
-        source = self._open(*self._epochs.upcoming())
-        self._iterator = EpochIterator(source, self._epochs.begin(), len(self))
-        return self._iterator
-
-    def __next__(self) -> Any:
-        """Continues the running epoch, or begins the next one."""
-        if self._iterator is None or self._iterator.position.finished:
-            iter(self)
-        assert self._iterator is not None
-        return next(self._iterator)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs."""
-        self._epochs.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, counted in global samples delivered: plain JSON."""
-        return self._epochs.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length or global batch."""
-        self._epochs.load_state_dict(state)
-        self._end_epoch()
-
-    def stats(self) -> dict[str, Any]:
-        """Empty: this loader keeps no figures."""
-        return {}
-
-    def close(self) -> None:
-        """Ends the epoch; delivered batches stay valid. Idempotent, in any state."""
-        self._closed = True
-        self._end_epoch()
-
-    def __enter__(self) -> EpochLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _end_epoch(self) -> None:
-        if self._iterator is not None:
-            self._iterator.end()
-            self._iterator = None
-
-
-class IteratorSource:
-    """A source over an iterator of (number, batch)."""
-
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
-        self._batches = batches
-
-    def next(self) -> Delivery | None:
-        try:
-            return Delivery(*next(self._batches))
-        except StopIteration:
-            return None
-
-    def close(self) -> None:
-        self._batches = iter(())
-
-
-class available_if(Generic[Method]):
+class available_if:
     """Decorator: the method exists only where `condition(loader)` holds; elsewhere hasattr() is false.
 
     Libraries call what they find: one that finds `set_epoch` or `state_dict` on a loader that cannot have it fails.
@@ -333,7 +171,7 @@ class available_if(Generic[Method]):
     def __init__(self, condition: Callable[[Any], bool]) -> None:
         self._condition = condition
 
-    def __call__(self, method: Method) -> available_if[Method]:
+    def __call__(self, method: Callable[..., Any]) -> available_if:
         self._method = method
         self.__doc__ = method.__doc__
         return self
@@ -347,21 +185,6 @@ class available_if(Generic[Method]):
                 "one the order is torch's and cannot be resumed"
             )
         return MethodType(self._method, loader)
-
-
-def order_kind(order: Order) -> str:
-    return "shuffled" if order.shuffle else "sequential"
-
-
-def pass_on_epoch(epoch: int, *samplers: Any) -> None:
-    """Calls `set_epoch` of the given samplers, and of the samplers inside them, where they have it."""
-    seen: set[int] = set()
-    for sampler in samplers:
-        while sampler is not None and id(sampler) not in seen:
-            seen.add(id(sampler))
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-            sampler = getattr(sampler, "sampler", None)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

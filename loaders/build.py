@@ -68,9 +68,9 @@ def build_loader(
 ) -> Preloader:
     """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
-    `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset on
-    the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a thread.
-    `cached` repeats the first batches of `prefetch`, if it shuffles.
+    `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset
+    on the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a
+    thread. `cached` repeats the first batches of `prefetch`, if it shuffles.
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -79,7 +79,7 @@ def build_loader(
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
     device = present_device(device)
-    order = {
+    order: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": shuffle,
         "seed": seed,
@@ -90,7 +90,7 @@ def build_loader(
     }
     if config.name == "resident":
         return Preloader(ResidentLoader(dataset, device=device, **order), device, config.preload_depth, transform)
-    reading = {
+    reading: dict[str, Any] = {
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
         "timeout": config.timeout,
@@ -98,7 +98,7 @@ def build_loader(
     }
     if config.name == "torch":
         return Preloader(TorchLoader(dataset, **order, **reading), device, config.preload_depth, transform)
-    loader = WorkerLoader(
+    loader: WorkerLoader[Any] = WorkerLoader(
         dataset,
         persistent_workers=True,
         worker_method="thread" if config.name == "threads" else "multiprocessing",

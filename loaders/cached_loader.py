@@ -10,7 +10,7 @@ import logging
 from itertools import islice
 from typing import Any
 
-from .base import EpochLoader, IteratorSource
+from .epoch_loader import EpochLoader, IteratorSource
 from .nested import rows
 
 log = logging.getLogger(__name__)

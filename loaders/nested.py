@@ -26,14 +26,14 @@ def move(batch: Any, to: Callable[[Any], Any]) -> Any:
         moved = {key: move(value, to) for key, value in batch.items()}
         if type(batch) is dict:
             return moved
-        return _refilled(batch, moved.items()) if isinstance(batch, MutableMapping) else type(batch)(moved)
+        return _refilled(batch, moved.items()) if isinstance(batch, MutableMapping) else _rebuilt(batch, moved)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(value, to) for value in batch))
     if isinstance(batch, Sequence):
-        moved = [move(value, to) for value in batch]
+        values = [move(value, to) for value in batch]
         if type(batch) is list:
-            return moved
-        return _refilled(batch, enumerate(moved)) if isinstance(batch, MutableSequence) else type(batch)(moved)
+            return values
+        return _refilled(batch, enumerate(values)) if isinstance(batch, MutableSequence) else _rebuilt(batch, values)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         clone = copy.copy(batch)
         for field in dataclasses.fields(batch):
@@ -92,6 +92,10 @@ def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
     for key, value in items:
         clone[key] = value
     return clone
+
+
+def _rebuilt(batch: Any, content: Any) -> Any:
+    return type(batch)(content)
 
 
 def _slots(batch: Any) -> dict[str, Any]:

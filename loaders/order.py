@@ -80,6 +80,11 @@ class Order:
             )
 
     @property
+    def kind(self) -> str:
+        """What makes the order, as a loader's state names it."""
+        return "shuffled" if self.shuffle else "sequential"
+
+    @property
     def global_batch_size(self) -> int:
         return self.batch_size * self.world_size
 

@@ -23,16 +23,16 @@ def mix(x: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser: a bijection of uint64 whose every output bit depends on every input bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 def fold(*key: int | np.ndarray) -> np.ndarray:
     """Hashes the parts of a key, integers or integer arrays that broadcast, into uint64 of their common shape."""
-    state = np.uint64(len(key))
-    with np.errstate(over="ignore"):  # wrapping round at 2^64 is what is meant; numpy warns for scalars only
+    state: Any = np.uint64(len(key))
+    with np.errstate(over="ignore"):  # wrapping round at 2^64 is intended; numpy warns of it for scalars only
         for part in key:
-            part = np.uint64(part & 0xFFFFFFFFFFFFFFFF) if isinstance(part, int) else part.astype(np.uint64)
-            state = mix((state + GOLDEN) ^ mix(part + GOLDEN))
+            number: Any = np.uint64(part & 0xFFFFFFFFFFFFFFFF) if isinstance(part, int) else part.astype(np.uint64)
+            state = mix((state + GOLDEN) ^ mix(number + GOLDEN))
     return np.asarray(state)
 
 

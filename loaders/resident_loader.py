@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from .base import EpochLoader, IteratorSource
+from .epoch_loader import EpochLoader, IteratorSource
 from .nested import move, tensors
 from .preload.device_copy import present_device
 from .randomness import Random, preserved_globals
@@ -40,7 +40,7 @@ class ResidentLoader(EpochLoader):
     A dataset may offer
     - `arrays()` -> {"image": uint8 (N, ...), "label": int64 (N,)}: what its samples are made of, one row per sample;
     - `augment_batch(batch, random)`: makes samples of rows of those arrays, gathered on the device, (B, ...).
-      `random` is a `loaders.randomness.Random` with a stream per row, keyed as for `read_batch`; None: no augmentation.
+      `random` is a `loaders.Random` with a stream per row, keyed as for `read_batch`, or None for no augmentation.
 
     Any other dataset is read once through `read_batch` or `__getitem__`: what it draws at random is drawn only then.
     `augment`: True for the dataset's own, or a callable (batch, random) -> batch that is given the gathered rows as

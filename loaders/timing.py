@@ -155,7 +155,7 @@ class StepTimer:
         self._pending.clear()
 
     def _seconds(self, start: Any, end: Any) -> float:
-        return start.elapsed_time(end) / 1000 if self._on_cuda else end - start
+        return float(start.elapsed_time(end) / 1000 if self._on_cuda else end - start)
 
 
 def verdict(data_wait_fraction: float, config: Any, cores: int) -> str:

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from .background import default_context
-from .base import Delivery, EpochLoader
+from .base import Delivery
+from .epoch_loader import EpochLoader
 from .order import Order
 from .randomness import fold, preserved_globals, seed_globals
 from .workers.thread_pool import warn_of_unseeded_reading
@@ -58,7 +59,7 @@ class TorchLoader(EpochLoader):
         self._loader: DataLoader[Any] | None = DataLoader(
             self._seeded,
             batch_sampler=self._batches,
-            collate_fn=_collate,
+            collate_fn=_collate,  # type: ignore[arg-type]  # what _Seeded gives is a list of its own class
             num_workers=num_workers,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
@@ -68,6 +69,7 @@ class TorchLoader(EpochLoader):
     def _open(self, epoch: int, first: int) -> _TorchSource:
         self._batches.epoch, self._batches.first = epoch, first
         self._seeded.thread = threading.get_ident()
+        assert self._loader is not None
         self._source = _TorchSource(iter(self._loader))
         return self._source
 
@@ -110,7 +112,7 @@ class _TorchSource:
         self._closed = True
 
 
-class _Numbered(list):
+class _Numbered(list[Any]):
     """A batch's dataset indices or samples, with its number in the epoch and the key of its random numbers."""
 
     def __init__(self, items: Iterable[Any], number: int, key: int) -> None:
@@ -135,7 +137,7 @@ class _KeyedBatches:
             yield _Numbered(indices.tolist(), number, int(fold(order.seed, epoch, number, order.rank)))
 
 
-class _Seeded(Dataset):
+class _Seeded(Dataset[Any]):
     """The dataset, with the global generators seeded from a batch's key while its samples are read."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:

@@ -16,40 +16,23 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .background import default_context
 from .base import (
-    INTERRUPTED,
-    Delivery,
-    EpochIterator,
     Epochs,
-    OrderBatchSampler,
-    OrderSampler,
     Position,
     available_if,
     check_choice,
-    order_kind,
-    pass_on_epoch,
 )
 from .order import Order, checked_seed
-from .randomness import fold
-from .workers.dispatcher import SPARE_SLOTS, Dispatcher
-from .workers.inline_pool import InlinePool
-from .workers.pool import Pool
-from .workers.reader import Reader, batch_bytes, spec_of
-from .workers.slots import SlotRing
-from .workers.tasks import BatchSamplerTasks, OwnTasks, SamplerTasks, Task, Tasks, length_of, own_generator_of
-from .workers.thread_pool import ThreadPool
+from .samplers import OrderBatchSampler, OrderSampler, length_of, own_generator_of, pass_on_epoch
+from .workers.dispatcher import Dispatcher
+from .workers.engine import EpochRunner, EpochSource, SeededIterator, UnseededIterator, build_engine
+from .workers.tasks import BatchSamplerTasks, OwnTasks, SamplerTasks, Tasks
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers serve, or with a seed none
-if HAS_PROCESSES:
-    from .workers.process_pool import ProcessPool
 
 log = logging.getLogger(__name__)
 T_co = TypeVar("T_co", covariant=True)
@@ -65,7 +48,7 @@ class WorkerLoader(DataLoader[T_co]):
     prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
     worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
-    max_restarts: how often in a row a worker that died or hung while reading a batch is restarted, and the batch retried.
+    max_restarts: how often in a row a batch is retried, after the worker that read it died or hung.
 
     With a seed, a dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the
     batch itself: `out` has a tensor (len(indices), *shape) for each field of the spec, `random` is a
@@ -124,14 +107,13 @@ class WorkerLoader(DataLoader[T_co]):
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
                 "and leave out prefetch_factor, which counts each worker's"
             )
-        own_order = None
+        own_order, one_at_a_time = None, persistent_workers
         if seed is not None:
             if generator is not None:
                 raise ValueError(f"seed={seed} and a generator were given: with a seed nothing draws from a generator")
             if isinstance(dataset, IterableDataset):
                 raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has its own order")
             seed = checked_seed(seed)
-            self._one_at_a_time = persistent_workers
             if num_workers == 0:  # what concerns only workers is ignored
                 prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
             if sampler is None and batch_sampler is None:
@@ -164,14 +146,16 @@ class WorkerLoader(DataLoader[T_co]):
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
         self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
-        self._engine: Dispatcher | None = None  # of persistent workers with a seed
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # that are running
         self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
         self._current: Any = None  # the iterator behind next(loader)
         if seed is not None:
-            self._tasks, kind = self._choose_tasks(own_order)
-            self._epochs = Epochs(self._tasks.order, kind)
-            if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
+            tasks, kind = self._choose_tasks(own_order, seed)
+            self._epochs = Epochs(tasks.order, kind)
+            self._runner = EpochRunner(tasks, one_at_a_time, in_order and self._has_pool())
+            if (
+                isinstance(self.sampler, OrderSampler) and batch_size is not None
+            ):  # past torch, which forbids to set it
                 vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler)
 
     def __len__(self) -> int:
@@ -218,8 +202,8 @@ class WorkerLoader(DataLoader[T_co]):
         generator = own_generator_of(self.batch_sampler, self.sampler)
         if generator is not None:
             raise ValueError(
-                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the sampler "
-                "is drawn with the global generators seeded from the loader's seed, or use the loader's own shuffle=True"
+                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the loader "
+                "seeds the global generators while it draws from the sampler; or use the loader's own shuffle=True"
             )
         return self._epochs.state_dict()
 
@@ -230,8 +214,9 @@ class WorkerLoader(DataLoader[T_co]):
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start} (loaders.workers.stats.Stats); empty without workers and after close()."""
-        engine = self._engine or getattr(self._newest(), "engine", None)
+        """{"workers": totals since the start}, see loaders.workers.stats; empty without workers and after close()."""
+        shared = None if self.seed is None else self._runner.engine
+        engine = shared or getattr(self._newest(), "engine", None)
         return {} if engine is None else {"workers": engine.stats.as_dict()}
 
     def close(self) -> None:
@@ -239,19 +224,19 @@ class WorkerLoader(DataLoader[T_co]):
         self._closed = True
         for iterator in list(self._iterators):
             getattr(iterator, "end", _nothing)()
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = self._iterator = self._current = None
+        if self.seed is not None:
+            self._runner.close()
+        self._iterator = self._current = None
         self._newest = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a loader that is pickled: without its workers and iterators."""
-        running = ("_engine", "_iterators", "_newest", "_current")
+        running = ("_iterators", "_newest", "_current")
         return {**{name: value for name, value in vars(self).items() if name not in running}, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._engine, self._iterators, self._newest, self._current = None, weakref.WeakSet(), _nothing, None
+        self._iterators, self._newest, self._current = weakref.WeakSet(), _nothing, None
 
     def __enter__(self) -> WorkerLoader[T_co]:
         return self
@@ -259,16 +244,16 @@ class WorkerLoader(DataLoader[T_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _choose_tasks(self, own_order: Order | None) -> tuple[Tasks, str]:
+    def _choose_tasks(self, own_order: Order | None, seed: int) -> tuple[Tasks, str]:
         """Returns the tasks of a seeded loader, and what makes their order."""
         if own_order is not None:
-            return OwnTasks(own_order, self._auto_collation), order_kind(own_order)
+            return OwnTasks(own_order, self._auto_collation), own_order.kind
         gives_batches = self.batch_size is None
         if gives_batches and self.world_size > 1:
             raise ValueError("world_size > 1 shares out batches of batch_size: it does not go with a batch_sampler")
         sampler = self._index_sampler if gives_batches else self.sampler
         parts = self.drop_last, self.rank, self.world_size, self.pad
-        order = Order(length_of(sampler), self.batch_size or 1, False, self.seed, *parts)
+        order = Order(length_of(sampler), self.batch_size or 1, False, seed, *parts)
         if gives_batches:
             return BatchSamplerTasks(sampler, order, self._auto_collation), "batch_sampler"
         return SamplerTasks(sampler, order), "sampler"
@@ -281,12 +266,12 @@ class WorkerLoader(DataLoader[T_co]):
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        return _UnseededIterator(self)
+        return UnseededIterator(self)
 
     def _has_pool(self) -> bool:
         return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
 
-    def _begin_epoch(self) -> EpochIterator:
+    def _begin_epoch(self) -> SeededIterator:
         self._end_epoch()
         self._follow_dataset()
         if self.num_workers > 0 and not self._has_pool():
@@ -294,201 +279,48 @@ class WorkerLoader(DataLoader[T_co]):
                 "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
                 "them in threads"
             )
-        engine = self.open_engine(*self._epochs.upcoming())
-        position = self._epochs.begin()
-        return _SeededIterator(_EpochSource(self, engine, position), position, self._epoch_length())
-
-    def open_engine(self, epoch: int, first: int, afresh: bool = False) -> Dispatcher:
-        """Returns the engine that delivers the epoch from batch `first` on: that of persistent workers, or a new one.
-
-        `afresh`: what it has loaded ahead is not used.
-        """
-        engine = self._engine
-        if engine is not None:
-            engine.check_process()
-            if engine.is_interrupted:
-                engine.close()
-                engine = self._engine = None
-        if engine is None:
-            engine = self._make_engine()
-        if self._one_at_a_time:
-            self._engine = engine
-        # Only our own order is read ahead across epochs: a user may change a sampler between them. If batches come out
-        # of order, those of the next epoch would come out in this one.
-        tasks = self._tasks
-        if not (self._one_at_a_time and self._has_pool() and self.in_order and isinstance(tasks, OwnTasks)):
-            engine.begin(tasks.epoch(epoch, first))
-        elif afresh or not engine.continues_with(epoch, first):
-            engine.begin(tasks.onwards(epoch, first))
-        return engine
-
-    def keeps(self, engine: Dispatcher) -> bool:
-        """Returns whether the engine goes on after its epoch."""
-        return engine is self._engine
+        position = Position(*self._epochs.upcoming())
+        source = EpochSource(self, self._runner, position)
+        self._epochs.begin(position)
+        return SeededIterator(source, position, self._epoch_length())
 
     def _epoch_length(self) -> int | None:
-        order = self._tasks.order
+        order = self._epochs.order
         return None if order.length == sys.maxsize else len(order)
 
     def _follow_dataset(self) -> None:
         """Takes up a length that the dataset has grown or shrunk to, as torch does."""
-        if not isinstance(self._tasks, OwnTasks) or len(self.dataset) == self._tasks.order.length:
+        if not isinstance(self.sampler, OrderSampler):
             return
-        order = replace(self._tasks.order, length=len(self.dataset))
+        order, length = self._epochs.order, len(self.dataset)  # type: ignore[arg-type]  # torch's Dataset lacks __len__
+        if length == order.length:
+            return
         log.warning(
-            "%s had %d samples and has %d now: the order is that of the new length, and workers are started again",
+            "%s had %d samples and has %d now: this epoch follows its new length, and workers are started again",
             type(self.dataset).__name__,
-            self._tasks.order.length,
             order.length,
+            length,
         )
-        self._tasks.order = self._epochs.order = self.sampler.order = order
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        order = replace(order, length=length)
+        self._runner.tasks.order = self._epochs.order = self.sampler.order = order
+        self._runner.close()
 
     def _end_epoch(self) -> None:
         """Ends the newest iterator, unless it is independent of the next one."""
         newest = self._newest()
-        if newest is not None and self._one_at_a_time:
+        if newest is not None and self._runner.is_shared:
             newest.end()
         self._current, self._newest = None, _nothing
 
-    def _make_engine(self, base_seed: int | None = None) -> Dispatcher:
-        spec = spec_of(self.dataset) if self.seed is not None and self._auto_collation else None
-        skips = self.on_error == "skip"
-        reader = Reader(self.dataset, self.collate_fn, self._auto_collation, self.seed, spec, skips)
-        has_pool = self._has_pool()
-        depth = (self.prefetch_batches or max(1, self.prefetch_factor * self.num_workers)) if has_pool else 0
-        processes = self.num_workers if has_pool and self.worker_method == "multiprocessing" else 0
-        page_locked = self.pin_memory and self.holds_batches_until_copied and torch.cuda.is_available()
-        ring = SlotRing(depth + SPARE_SLOTS if has_pool else 0, processes, page_locked)
-        if spec is not None:
-            ring.fit(batch_bytes(spec, self.batch_size or 1))
-        pool: Pool
-        if processes:
-            if base_seed is None:
-                base_seed = int(fold(self.seed, self.rank) >> np.uint64(2))
-            context = self.multiprocessing_context or default_context()
-            pool = ProcessPool(reader, processes, context, base_seed, self.worker_init_fn, ring.fd, self.timeout)
-        elif has_pool:
-            pool = ThreadPool(reader, self.num_workers, self.worker_init_fn, self.timeout)
-        else:
-            pool = InlinePool(reader)
-        return Dispatcher(
-            pool,
-            ring,
-            depth,
-            round_robin=self.seed is None and self.in_order,
-            in_order=self.in_order,
-            max_restarts=self.max_restarts,
-            skips=skips,
-        )
+    def build_engine(self, base_seed: int | None = None) -> Dispatcher:
+        """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
+        return build_engine(self, self._auto_collation, self._has_pool(), base_seed)
 
     def pinned(self, batch: Any) -> Any:
         """Returns the batch in torch's pinned memory, if that is asked for and there is a device to pin it for."""
         if not self.pin_memory or self.holds_batches_until_copied or not torch.cuda.is_available():
             return batch
         return pin_memory(batch)
-
-
-class _SeededIterator(EpochIterator):
-    """An epoch of a seeded loader."""
-
-    @property
-    def engine(self) -> Dispatcher | None:
-        return getattr(self._source, "engine", None)
-
-
-class _EpochSource:
-    """The batches of an epoch of a seeded loader."""
-
-    def __init__(self, loader: WorkerLoader[Any], engine: Dispatcher, position: Position) -> None:
-        self.engine = engine
-        self._loader, self._position = loader, position
-
-    @property
-    def processes(self) -> list[Any]:
-        return self.engine.processes
-
-    def next(self) -> Delivery | None:
-        loader, position = self._loader, self._position
-        if not self._is_intact():
-            self._restart()
-        delivery = self.engine.next(position.epoch)
-        if delivery is None or delivery.error is not None:
-            return delivery
-        return delivery._replace(batch=loader.pinned(delivery.batch)) if loader.pin_memory else delivery
-
-    def close(self) -> None:
-        if not self._loader.keeps(self.engine):
-            self.engine.close()
-
-    def _is_intact(self) -> bool:
-        """Returns whether the consumer received all that the engine delivered.
-
-        It may not have after an exception of a signal handler, which can come anywhere.
-        """
-        return not self.engine.is_interrupted and self.engine.deliveries == self._position.received
-
-    def _restart(self) -> None:
-        if not self._loader.keeps(self.engine):
-            self.engine.close()
-        if not self._loader.in_order:
-            raise RuntimeError(INTERRUPTED)
-        self.engine = self._loader.open_engine(self._position.epoch, self._position.batch, afresh=True)
-        self._position.received = 0
-
-
-class _UnseededIterator(_BaseDataLoaderIter):
-    """torch's iterator over worker processes, to the letter, on our engine."""
-
-    def __init__(self, loader: WorkerLoader[Any]) -> None:
-        super().__init__(loader)
-        self._loader = loader
-        self.engine = loader._make_engine(self._base_seed)
-        self._is_ended = False
-        self._reset(loader, first_iter=True)
-
-    @property
-    def _workers(self) -> list[Any]:
-        return self.engine.processes
-
-    def _reset(self, loader: WorkerLoader[Any], first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        self.engine.check_process()
-        if self.engine.is_interrupted:
-            self.engine.close()
-            self.engine = loader._make_engine(self._base_seed)
-        self._received = 0  # batches and errors
-        self.engine.begin(map(Task, self._sampler_iter))
-
-    def __next__(self) -> Any:
-        if self._is_ended:
-            raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self.engine.deliveries != self._received:  # one was lost on its way here
-            raise RuntimeError(INTERRUPTED)
-        with record_function(self._profile_name):
-            delivery = self.engine.next()
-        if delivery is None:
-            if not self._persistent_workers:
-                self.engine.close()
-            raise StopIteration
-        _, batch, error = delivery
-        if error is not None:
-            self._received += 1
-            try:
-                raise error
-            finally:  # or the error and this frame, which its traceback holds, would keep each other alive
-                del error, delivery
-        if self._loader.pin_memory:
-            batch = self._loader.pinned(batch)
-        self._num_yielded += 1
-        self._received += 1  # last, as in EpochIterator
-        return batch
-
-    def end(self) -> None:
-        self._is_ended = True
-        self.engine.close()
 
 
 def _nothing() -> None:

@@ -130,7 +130,8 @@ class Packing:
         images, done = self.splits[split], self.done[split]
         rest = range(self.images_done(split), len(images))
         encoded = Encoded(images, self.about["format"], self.about["short_side"] or 0)
-        with WorkerLoader(encoded, 8, sampler=rest, num_workers=num_workers, collate_fn=list) as loader:
+        settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
+        with WorkerLoader[Any](encoded, 8, sampler=rest, **settings) as loader:
             source = zip(rest, chain.from_iterable(loader), strict=True)
             number = rest.start - 1
             while number + 1 < len(images):

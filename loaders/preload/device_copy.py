@@ -125,9 +125,10 @@ def present_device(device: torch.device | str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise RuntimeError(f"device={str(device)!r}, but torch finds no CUDA device here: use device='cpu'")
-    if device.index is None:
+    number: int | None = device.index  # torch declares that it is never None
+    if number is None:
         return torch.device("cuda", torch.cuda.current_device())
-    if device.index >= torch.cuda.device_count():
+    if number >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise RuntimeError(
             f"device={str(device)!r}, but torch finds {count} CUDA devices here: use a number below {count}"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, Delivery, EpochIterator, Position, available_if, pass_on_epoch
+from ..base import INTERRUPTED, Delivery, EpochIterator, Position, available_if
+from ..samplers import pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
 
@@ -107,7 +108,8 @@ class Preloader:
         if self._last_state is not None:
             return self._last_state
         self._pass_on_epoch()
-        return self.loader.state_dict()
+        state: dict[str, Any] = self.loader.state_dict()
+        return state
 
     @available_if(lambda preloader: hasattr(preloader.loader, "load_state_dict"))
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,8 +151,9 @@ class Preloader:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_epoch", None) is not None:
-            self._epoch.producer.close(lambda: None)
+        epoch: _Epoch | None = getattr(self, "_epoch", None)
+        if epoch is not None:
+            epoch.producer.close(lambda: None)
 
     def _open_epoch(self) -> _Epoch:
         """Begins the loader's epoch in the calling thread, which so starts its workers."""

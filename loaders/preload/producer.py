@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
 
-
 @dataclass
 class Item:
     """A batch or an error, with its number in the epoch and the loader's state after it; or the epoch's end."""
@@ -114,7 +113,7 @@ class ThreadProducer:
 
     def __init__(self, make: ItemMaker) -> None:
         self._owner = os.getpid()
-        self._queue = ClosableQueue(make.depth)
+        self._queue: ClosableQueue[Item] = ClosableQueue(make.depth)
         self._thread = start_thread("preloader", _fill, self._queue, make)
 
     @property
@@ -150,14 +149,14 @@ class ThreadProducer:
     def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
         """Stops the thread at the interpreter's exit, and waits for it until `deadline` (time.monotonic)."""
         self._queue.close()
-        self._thread.join(JOIN_SECONDS)  # most only wait for room in the queue
+        self._thread.join(0.1)  # most only wait for room in the queue
         if self._thread.is_alive():
             with suppress(Exception):  # nobody is left to be told
                 unblock()
         self._thread.join(max(0, deadline - time.monotonic()))
 
 
-def _fill(queue: ClosableQueue, make: ItemMaker) -> None:
+def _fill(queue: ClosableQueue[Item], make: ItemMaker) -> None:
     """Is the thread: puts items into the queue until the epoch ends or the queue is closed."""
     with suppress(Closed):
         try:

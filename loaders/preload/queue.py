@@ -7,14 +7,16 @@ queue.SimpleQueue alone, which an exception of a signal handler cannot leave loc
 from __future__ import annotations
 
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class Closed(Exception):
     """The queue was closed: nothing can be put or got."""
 
 
-class ClosableQueue:
+class ClosableQueue(Generic[T]):
     """Like queue.Queue(maxsize=depth), with a `close` that wakes both sides at once."""
 
     def __init__(self, depth: int) -> None:
@@ -24,7 +26,7 @@ class ClosableQueue:
         for _ in range(depth):
             self._room.put(None)
 
-    def put(self, item: Any) -> None:
+    def put(self, item: T) -> None:
         """Waits until there is room. Raises Closed."""
         if not self._closed:
             self._room.get()
@@ -33,10 +35,10 @@ class ClosableQueue:
             self.close()
             raise Closed
 
-    def get(self) -> Any:
+    def get(self) -> T:
         """Waits until there is an item. Raises Closed."""
-        item = Closed if self._closed else self._items.get()
-        if item is Closed:
+        item: T | type[Closed] = Closed if self._closed else self._items.get()
+        if isinstance(item, type):
             self._items.put(Closed)  # for whoever waits next
             raise Closed
         self._room.put(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class BatchBuffer:
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         start, self.needed = self.needed, self.needed + align(size, ALIGNMENT)
-        if not self.overflowed and start + size <= self._capacity:
+        if self._slot is not None and not self.overflowed and start + size <= self._capacity:
             return tensor_at(self._slot, start, dtype, shape)
         self.overflowed = True  # all later tensors overflow too: so their order in memory stays that of the calls
         return self._overflow(size, shape, dtype)
@@ -54,16 +55,17 @@ class BatchBuffer:
         """Does what default_collate does with tensors, torch.stack, straight into the buffer."""
         first = samples[0]
         if not is_plain(first):
-            return TORCHS_STACK(samples)
+            stacked: torch.Tensor = TORCHS_STACK(samples)
+            return stacked
         if not first.numel() or any(sample.dtype != first.dtype for sample in samples):
             return torch.stack(tuple(samples))  # mixed dtypes are promoted
         return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), first.dtype))
 
-    def owned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of a small tensor of this buffer, else the tensor itself."""
+    def owned(self, tensor: Any) -> Any:
+        """Returns a copy of a small tensor of this buffer; anything else as it is."""
         return tensor.clone() if self._holds(tensor) and tensor.nbytes < SMALL * self.needed else tensor
 
-    def _holds(self, tensor: torch.Tensor) -> bool:
+    def _holds(self, tensor: Any) -> bool:
         if self._slot is None or type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
             return False
         return 0 <= tensor.data_ptr() - self._slot.ctypes.data < self._capacity
@@ -135,7 +137,7 @@ def tensor_at(memory: np.ndarray, offset: int, dtype: torch.dtype, shape: Sequen
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is a range of CPU memory with a dtype, shape and strides; so are torchvision's tv_tensors."""
+    """Returns whether a tensor is CPU memory with a dtype, shape and strides, as torchvision's tv_tensors are too."""
     kind = type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         return False

@@ -46,7 +46,7 @@ class Connection:
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Returns a message and its descriptors, or None if there is none now. Raises EOFError at the end."""
         try:
-            message, fds, flags, _ = socket.recv_fds(self.socket, LARGEST + 1, 2, socket.MSG_CMSG_CLOEXEC)
+            message, fds, *_ = socket.recv_fds(self.socket, LARGEST + 1, 2, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         if not message:

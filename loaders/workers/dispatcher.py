@@ -43,7 +43,7 @@ class _InFlight:
 
 
 class Dispatcher:
-    """Keeps `depth` tasks with the pool's workers, and delivers their batches; depth 0 reads each when it is asked for.
+    """Keeps `depth` tasks with the pool's workers, and delivers their batches; depth 0: reads each when asked for it.
 
     `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
     `in_order`: batches are delivered in the order of their tasks; else as they come.
@@ -114,7 +114,8 @@ class Dispatcher:
         Raises EngineError or MachineFull for what concerns no batch, and RuntimeError after an interruption.
         """
         self._enter()
-        return self._leave(lambda: self._next(epoch))
+        delivery: Delivery | None = self._leave(lambda: self._next(epoch))
+        return delivery
 
     def close(self) -> None:
         """Ends the workers and frees the memory; what was delivered stays valid."""

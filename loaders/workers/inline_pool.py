@@ -46,7 +46,8 @@ class InlinePool:
         return [Result(number, reading, error, buffer.needed, busy_seconds=busy)]
 
     def open(self, result: Result, lease: Lease | None) -> Reading:
-        return result.payload
+        reading: Reading = result.payload
+        return reading
 
     def discard(self, result: Result) -> None:
         pass

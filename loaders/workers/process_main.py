@@ -79,7 +79,8 @@ class _Worker:
         self._waited_from = time.perf_counter()
         while (received := self._connection.receive()) and received[0] != STOP and not self._control.is_stopping:
             try:
-                self._answer(*pickle.loads(received[0]), failed_setup)
+                number, task, place = pickle.loads(received[0])
+                self._answer(number, task, place, failed_setup)
             except _Stopping:
                 break
         self._connection.send(LEAVING)
@@ -92,15 +93,16 @@ class _Worker:
                 buffer = SharedBatchBuffer(self._slots.array(place))
                 self._mark(WHOLE_BATCH)
                 with _stacking_into(buffer, self._reader):
-                    payload = dump(self._reader.read(task, buffer, self._mark), buffer)
+                    reading = self._reader.read(task, buffer, self._mark)
+                    payload = dump((reading.batch, reading.skipped), buffer)
             except Exception:
                 error = _pickled_error(self._where)
             self._mark(NO_ROW)
         ended = time.perf_counter()
-        overflowed = buffer.overflow_fd is not None and error is None
-        flags = buffer.needed, overflowed, buffer.is_pickled
+        descriptors = [] if buffer.overflow_fd is None or error is not None else [buffer.overflow_fd]
+        flags = buffer.needed, bool(descriptors), buffer.is_pickled
         result = Result(number, payload, error, *flags, ended - began, began - self._waited_from)
-        self._connection.send(pickle.dumps(tuple(result)), [buffer.overflow_fd] if overflowed else [])
+        self._connection.send(pickle.dumps(tuple(result)), descriptors)
         buffer.close()
         self._waited_from = ended
 

@@ -14,29 +14,27 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from ..background import EXIT_SECONDS, leave_to_us, stop_at_exit
-from .connection import Connection
+from ..background import EXIT_SECONDS, stop_at_exit
 from .pool import NO_ROW, Death, PoolClosed, Result
-from .process_main import LEAVING, READY, STARTED, STOP, Setup, work
+from .process_main import LEAVING, READY, STARTED, Setup
 from .reader import Reader, Reading
 from .serialize import load
 from .shared_memory import ADVICE, MachineFull, full_machine_explained, read_shared
 from .slots import Control, Lease
 from .spawning import SpawnedReader
 from .tasks import Task
+from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
 
 LONGEST_SECONDS = 1e6  # that the system lets one wait
 LOOK_SECONDS = 0.5  # how often to look whether workers live, where the system has no pidfd
-BUSY_SECONDS = 0.3  # how long close() waits for a worker to finish its sample, before it kills it
 # How long a worker may take until it says that it has started: one that was forked while another thread held a lock
 # may wait for that lock for ever. Workers that are not forked have to import this module first.
 START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
@@ -64,7 +62,7 @@ class ProcessPool:
     ) -> None:
         self.num_workers = num_workers
         self.processes: list[Any] = [None] * num_workers
-        self._workers: list[_Worker | None] = [None] * num_workers
+        self._workers: list[WorkerProcess | None] = [None] * num_workers
         self._taking = threading.Lock()  # a worker out of the list: so that only one thread closes it
         self._owner = os.getpid()
         self._closed = False
@@ -90,10 +88,9 @@ class ProcessPool:
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         message = pickle.dumps((number, task, lease and lease.place), pickle.HIGHEST_PROTOCOL)
-        if self._workers[worker] is None:
-            self._start(worker)
+        process = self._workers[worker] or self._start(worker)
         with full_machine_explained("sending a task to a worker"):
-            return self._workers[worker].submit(number, task, message)
+            return process.submit(number, task, message)
 
     def receive(self) -> list[Result | Death]:
         events: list[Result | Death] = []
@@ -113,7 +110,7 @@ class ProcessPool:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
         with full_machine_explained("mapping a batch into memory"):
             overflow = None if overflow_fd is None else read_shared(overflow_fd, is_last=True)
-        return load(pickled, lease and lease.array, overflow, result.needed)
+        return Reading(*load(pickled, None if lease is None else lease.array, overflow, result.needed))
 
     def discard(self, result: Result) -> None:
         if result.payload is not None and result.payload[1] is not None:
@@ -130,11 +127,11 @@ class ProcessPool:
         """
         self._close(time.monotonic() + EXIT_SECONDS)
 
-    def _start(self, worker_id: int) -> None:
+    def _start(self, worker_id: int) -> WorkerProcess:
         if self._closed:
             raise PoolClosed("the loader was closed")
         with full_machine_explained(f"starting worker {worker_id + 1} of {self.num_workers}"):
-            worker = self._workers[worker_id] = _Worker(self._context)
+            worker = self._workers[worker_id] = WorkerProcess(self._context)
             self._control.rows[worker_id] = NO_ROW
             try:
                 worker.start(self._reader, self._memory_fd, replace(self._setup, worker_id=worker_id))
@@ -147,6 +144,7 @@ class ProcessPool:
         for fd in worker.descriptors():
             self._polled[fd] = worker_id
             self._poll.register(fd, select.POLLIN)
+        return worker
 
     def _wait_and_receive(self, events: list[Result | Death]) -> None:
         """Waits until something happens or a time limit is over, and receives all that is there."""
@@ -167,13 +165,13 @@ class ProcessPool:
             elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
                 self._end_late(worker_id, worker, events)
 
-    def _limit(self, worker: _Worker) -> float | None:
+    def _limit(self, worker: WorkerProcess) -> float | None:
         """Returns when, by time.monotonic, the worker has to be done with what it does."""
         if not worker.is_ready:
             return worker.start_by
         return worker.began + self._timeout if self._timeout and worker.tasks else None
 
-    def _end_late(self, worker_id: int, worker: _Worker, events: list[Result | Death]) -> None:
+    def _end_late(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
         """Ends a worker that is past its time limit, unless it reads sample by sample and has begun another one."""
         row = int(self._control.rows[worker_id])
         if worker.is_ready and worker.reads_singly and row != worker.row:
@@ -182,15 +180,14 @@ class ProcessPool:
         if worker.is_ready:
             reason = f"DataLoader timed out after {self._timeout} seconds."
         else:
-            reason = (
-                f"DataLoader worker (pid {worker.process.pid}) did not start in {worker.start_by - worker.began:g} s."
-            )
+            seconds = (worker.start_by or 0.0) - worker.began
+            reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
         worker.process.kill()
         death = self._bury(worker_id)
         death.reason = reason
         events.append(death)
 
-    def _drain(self, worker_id: int, worker: _Worker, events: list[Result | Death]) -> bool:
+    def _drain(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> bool:
         """Receives all that is there; False if the worker has died."""
         is_dead = not worker.process.is_alive()  # asked first: what it sent before its death is received
         try:
@@ -201,7 +198,7 @@ class ProcessPool:
             return False
         return not is_dead
 
-    def _receive(self, worker_id: int, worker: _Worker, message: bytes, fds: list[int]) -> Result | None:
+    def _receive(self, worker_id: int, worker: WorkerProcess, message: bytes, fds: list[int]) -> Result | None:
         now = time.monotonic()
         if message == STARTED:
             # Its set-up follows, worker_init_fn among it: the first time it may take any time, later about as long.
@@ -237,12 +234,12 @@ class ProcessPool:
         row = int(self._control.rows[worker_id])
         return Death(worker_id, f"DataLoader worker (pid {worker.process.pid}) {reason}", row)
 
-    def _take(self, worker_id: int) -> _Worker | None:
+    def _take(self, worker_id: int) -> WorkerProcess | None:
         with self._taking:
             worker, self._workers[worker_id] = self._workers[worker_id], None
         return worker
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: WorkerProcess) -> None:
         for fd in worker.descriptors():
             with suppress(KeyError):
                 self._poll.unregister(fd)
@@ -256,7 +253,7 @@ class ProcessPool:
         try:
             if workers:
                 self._control.stop()
-                _wait_for_exit(workers, deadline)
+                wait_for_exit(workers, deadline)
         finally:  # also if a second Ctrl-C comes while it waits
             for worker in workers:
                 worker.close()
@@ -264,107 +261,10 @@ class ProcessPool:
                 self._reader.close()
 
 
-class _Worker:
-    """A worker process: its socket, its unanswered tasks, and since when it does what it does."""
-
-    def __init__(self, context: BaseContext) -> None:
-        self.tasks: dict[int, Task] = {}  # unanswered, by number
-        self.is_ready = False
-        self.is_leaving = False
-        self.row = NO_ROW  # when it was last looked at
-        self.began = time.monotonic()
-        self.start_by: float | None = None
-        self.pidfd = -1
-        self.process: Any = None
-        self._context = context
-        self.connection, self._end = Connection.pair()
-
-    @property
-    def reads_singly(self) -> bool:
-        return any(task.singly for task in self.tasks.values())
-
-    def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
-        # The worker inherits the mask: so no signal reaches it before it has forgotten its parent's handlers.
-        forks = self._context.get_start_method() == "fork"
-        blocked = signal.valid_signals() if forks else {signal.SIGINT}
-        setup.signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        try:
-            arguments = reader, memory_fd, setup, self._end
-            self.process = self._context.Process(target=work, args=arguments, daemon=True)
-            self.process.start()
-            leave_to_us(self.process)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
-            self._end.close()
-        try:
-            self.pidfd = os.pidfd_open(self.process.pid)
-        except AttributeError:  # an old Python
-            pass
-        except OSError as error:  # or an old kernel, or a sandbox that forbids it
-            if error.errno in ADVICE:
-                raise
-
-    def descriptors(self) -> Iterable[int]:
-        """Returns what becomes readable when the worker answers or dies. A child of its own may hold its socket."""
-        return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
-
-    def submit(self, number: int, task: Task, message: bytes) -> bool:
-        try:
-            if not self.connection.send(message):
-                return False
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it has died: that is received, and the task retried
-        if self.is_ready and not self.tasks:
-            self.began = time.monotonic()
-        self.tasks[number] = task
-        return True
-
-    def close(self) -> None:
-        """Kills and reaps the process, and closes what belongs to it."""
-        if self.process is not None and self.process.pid is not None:
-            self.process.kill()
-            self.process.join()
-        with suppress(EOFError, OSError):
-            self.discard_messages()
-        self.connection.close()
-        self._end.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-
-    def discard_messages(self) -> None:
-        """Receives what is there, so that a worker which waits to send can go on."""
-        while (received := self.connection.receive()) is not None:
-            message, fds = received
-            self.is_leaving |= message == LEAVING
-            for fd in fds:
-                os.close(fd)
-
-
 def _unwrapped(wrapper: ExceptionWrapper) -> BaseException:
-    """Returns the exception of a worker, as torch raises it: of the same class, with the worker's traceback as text."""
+    """Returns a worker's exception as torch raises it: of the same class, with the worker's traceback as text."""
     try:
         wrapper.reraise()
     except BaseException as error:
         return error
     raise AssertionError("reraise() returned")
-
-
-def _wait_for_exit(workers: list[_Worker], deadline: float) -> None:
-    """Asks workers to leave, and waits: for one that does until `deadline`, for one that is busy BUSY_SECONDS."""
-    for worker in workers:
-        with suppress(OSError):
-            worker.connection.send(STOP)
-    kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
-    while workers:
-        # Whether a worker is leaving is looked at now and then: another thread may have received its message.
-        wait([worker.process.sentinel for worker in workers], timeout=0.02)
-        for worker in workers:
-            with suppress(EOFError, OSError):
-                worker.discard_messages()
-        now = time.monotonic()
-        workers = [
-            worker
-            for worker in workers
-            if worker.process.is_alive() and now < (deadline if worker.is_leaving else kill_busy_at)
-        ]

@@ -120,7 +120,7 @@ class Reader:
     def _read_batch(
         self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
     ) -> dict[str, torch.Tensor]:
-        assert self.spec is not None and task.positions is not None
+        assert self.spec is not None and task.epoch is not None and task.positions is not None
         out = {name: buffer.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
         if not task.singly:
             try:
@@ -145,10 +145,9 @@ class Reader:
             raise _nothing_left(skipped)
         return {name: tensor[:good] for name, tensor in out.items()}
 
-    def _write(
-        self, epoch: int | None, positions: np.ndarray, indices: np.ndarray, out: dict[str, torch.Tensor]
-    ) -> None:
+    def _write(self, epoch: int, positions: np.ndarray, indices: np.ndarray, out: dict[str, torch.Tensor]) -> None:
         def write() -> None:
+            assert self.seed is not None
             given = dict(out)
             self.dataset.read_batch(indices, given, Random(self.seed, epoch, positions, indices))
             for name, tensor in given.items():
@@ -200,7 +199,9 @@ class Reader:
         numbers = _as_integers(indices)
         if numbers is None:  # names or tuples, say: the position tells samples apart as well
             numbers = np.zeros(len(indices), dtype=np.int64)
-        return fold(self.seed, task.epoch, task.positions, numbers).tolist()
+        assert self.seed is not None and task.epoch is not None and task.positions is not None
+        keys: list[int] = fold(self.seed, task.epoch, task.positions, numbers).tolist()
+        return keys
 
 
 def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.Tensor]) -> None:

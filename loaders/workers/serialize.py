@@ -72,6 +72,6 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def _as_subclass(kind: type, tensor: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
-    item = tensor.as_subclass(kind)
+    item: torch.Tensor = tensor.as_subclass(kind)
     item.__dict__.update(attributes)
     return item

@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def _create_memfd() -> int | None:
         number = MEMFD_CREATE.get(platform.machine())
         if number is None:
             return None
-        fd = _libc.syscall(number, name.encode(), 1)  # 1 is MFD_CLOEXEC
+        fd = int(_libc.syscall(number, name.encode(), 1))  # 1 is MFD_CLOEXEC
         if fd < 0:
             raise OSError(ctypes.get_errno(), "memfd_create")
         return fd
@@ -108,8 +109,8 @@ class Mapping:
     """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
 
     `provide` makes sure that the memory exists, and maps all its pages at once: several times as fast as one by one,
-    as they are first touched. `is_last`: nobody reads the memory after this mapping, so its end frees the pages, also if
-    a process that was forked meanwhile has them mapped. Raises OSError where there is no memory left.
+    as they are first touched. `is_last`: nobody reads the memory after this mapping, so its end frees the pages, also
+    if a process that was forked meanwhile has them mapped. Raises OSError where there is no memory left.
     """
 
     def __init__(self, fd: int, offset: int, size: int, provide: bool = False, is_last: bool = False) -> None:
@@ -126,9 +127,9 @@ class Mapping:
 
     def array(self) -> np.ndarray:
         """Returns the bytes, uint8 (size,), as a new array that keeps the mapping alive."""
-        memory = (ctypes.c_uint8 * self.size).from_address(self.address)
+        memory: Any = (ctypes.c_uint8 * self.size).from_address(self.address)
         memory.mapping = self
-        return np.frombuffer(memory, np.uint8)
+        return np.asarray(np.frombuffer(memory, np.uint8))
 
     def free_pages(self) -> None:
         """Gives the memory back to the system, also where other processes have it mapped; it reads as zeros then."""

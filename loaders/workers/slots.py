@@ -44,7 +44,7 @@ class Slot:
 
 @dataclass
 class Lease:
-    """A slot's bytes, uint8 (capacity,). When the array and the last tensor on it have died, the slot is free again."""
+    """A slot's bytes, uint8 (capacity,). When the array and all tensors on it have died, the slot is free again."""
 
     array: np.ndarray
     place: tuple[int, int, int] | None

@@ -5,7 +5,6 @@ A user's sampler is never written to. It is iterated once an epoch, when that ep
 
 from __future__ import annotations
 
-import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from ..order import Order
 from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
+from ..samplers import length_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class SamplerTasks:
         return self._share(drawn(self._sampler, self.order.seed, epoch), epoch, first)
 
     def _share(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
-        order, head, number = self.order, [], 0
+        order, number = self.order, 0
+        head: list[Any] = []
         size = order.global_batch_size
         while batch := list(islice(indices, size)):
             if len(batch) < size and order.drop_last:
@@ -91,7 +91,7 @@ class SamplerTasks:
 
 
 class BatchSamplerTasks:
-    """Tasks as a user's batch sampler gives them, or without automatic batching (`batched=False`), a user's sampler."""
+    """Tasks as a user's batch sampler gives them, or without automatic batching (not `batched`), a user's sampler."""
 
     def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
         self.order = order
@@ -109,14 +109,6 @@ class BatchSamplerTasks:
             position += rows
 
 
-def length_of(sampler: Any) -> int:
-    """Returns the sampler's length, or a very large number if it has none."""
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return sys.maxsize
-
-
 def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
     """Iterates over a user's sampler now, with the global generators seeded from (seed, epoch) while it draws.
 
@@ -125,7 +117,8 @@ def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
     key = int(fold(seed, epoch))
     if length_of(sampler) == sys.maxsize:
         return _drawn_on_demand(sampler, key)
-    items, error = [], None
+    items: list[Any] = []
+    error = None
     with preserved_globals():
         seed_globals(key)
         try:
@@ -160,16 +153,3 @@ def _drawn_on_demand(sampler: Any, key: int) -> Iterator[Any]:
         if item is drawn:  # no sampler gives this function
             return
         yield item
-
-
-def own_generator_of(*samplers: Any) -> str | None:
-    """Returns the name of a sampler's attribute that is a random generator, searching the samplers inside too."""
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    for sampler in samplers:
-        while sampler is not None:
-            for name, value in getattr(sampler, "__dict__", {}).items():
-                if isinstance(value, kinds):
-                    return f"{type(sampler).__name__}.{name}"
-            inner = getattr(sampler, "sampler", None)
-            sampler = inner if inner is not sampler else None
-    return None

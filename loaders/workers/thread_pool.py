@@ -77,7 +77,8 @@ class ThreadPool:
         return results
 
     def open(self, result: Result, lease: Lease | None) -> Reading:
-        return result.payload
+        reading: Reading = result.payload
+        return reading
 
     def discard(self, result: Result) -> None:
         pass
@@ -129,7 +130,7 @@ class _Stopping(BaseException):
 
 
 def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, shared: _Shared) -> None:
-    failed_setup = None
+    failed_setup: BaseException | None = None
     try:
         if init_fn is not None:
             shared.began[worker] = time.monotonic()
@@ -142,24 +143,24 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
         number, task, slot = message
         began, shared.began[worker] = time.perf_counter(), time.monotonic()
         buffer = BatchBuffer(slot)
-        reading = error = None
+        reading, failure = None, failed_setup
         try:
             if failed_setup is not None:
                 raise failed_setup
             reading = reader.read(task, buffer, shared.mark, seeds_globals=False)
             if slot is not None:
-                reading.batch = move(reading.batch, lambda leaf, owned=buffer.owned: owned(leaf))
+                reading.batch = move(reading.batch, buffer.owned)
         except _Stopping:
             return
         except BaseException as raised:  # SystemExit too: nobody would hear of a thread that ends
-            error = raised
+            failure = raised
         ended, shared.began[worker] = time.perf_counter(), None
         busy = ended - began
         shared.longest_seconds = max(shared.longest_seconds or 0.0, busy)
         shared.results.put(
-            Result(number, reading, error, buffer.needed, buffer.overflowed, False, busy, began - waited_from)
+            Result(number, reading, failure, buffer.needed, buffer.overflowed, False, busy, began - waited_from)
         )
-        del message, slot, buffer, reading, error  # the consumer's from now on
+        del message, slot, buffer, reading, failure  # the consumer's from now on
         waited_from = ended
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from loaders.base import VERSION, Epochs
+from loaders.base import VERSION, Epochs, Position
 from loaders.order import Order
 
 
@@ -12,7 +12,8 @@ def epochs(length: int = 10, batch_size: int = 4, **settings) -> Epochs:
 
 
 def begin(one: Epochs) -> tuple[int, int]:
-    position = one.begin()
+    position = Position(*one.upcoming())
+    one.begin(position)
     return position.epoch, position.batch
 
 
@@ -42,7 +43,7 @@ def test_the_state_says_all_that_must_match_and_is_plain_json():
 
 def test_the_place_counts_global_samples_and_ends_at_the_next_epochs_beginning():
     one = epochs(batch_size=2, world_size=2, rank=1)
-    one.begin()
+    begin(one)
     places = [place(one)]
     for _ in range(3):
         one.position.batch += 1
@@ -53,7 +54,7 @@ def test_the_place_counts_global_samples_and_ends_at_the_next_epochs_beginning()
 
 def test_an_epoch_broken_off_is_followed_by_the_next():
     one = epochs()
-    one.begin()
+    begin(one)
     one.position.batch += 1
     assert begin(one) == (1, 0)
 
@@ -61,9 +62,9 @@ def test_an_epoch_broken_off_is_followed_by_the_next():
 def test_a_loaded_place_is_where_the_next_epoch_begins():
     one, other = epochs(), epochs()
     one.set_epoch(6)
-    one.begin()
+    begin(one)
     one.position.batch += 1
-    other.begin()
+    begin(other)
     other.load_state_dict(one.state_dict())
     assert place(other) == (6, 4)
     assert begin(other) == (6, 1)
@@ -80,7 +81,7 @@ def test_set_epoch_keeps_a_loaded_place_in_the_same_epoch_only(epoch, begins):
 
 def test_an_epoch_named_while_another_runs_comes_next():
     one = epochs()
-    one.begin()
+    begin(one)
     one.set_epoch(9)
     assert place(one) == (0, 0)
     for _ in range(3):

@@ -49,6 +49,7 @@ def handlers():
         end.setblocking(False)
     handlers = Handlers(ours)
     before = {number: signal.signal(number, handlers) for number in HANDLED}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's DataLoader may have set one
     wakeup = signal.set_wakeup_fd(theirs.fileno())
     yield handlers
     signal.set_wakeup_fd(wakeup)

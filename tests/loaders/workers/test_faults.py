@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from loaders import Preloader, WorkerLoader
-from loaders.workers import process_pool as process
+from loaders.workers import process_pool, worker_process
 from loaders.workers.shared_memory import MachineFull
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ def test_workers_killed_at_any_moment_change_nothing(kind, over):
         for batch in loader:
             batches.append(batch)
             with suppress(ProcessLookupError):
-                os.kill(draw.choice(base._engine.processes).pid, signal.SIGKILL)
+                os.kill(draw.choice(base._runner.engine.processes).pid, signal.SIGKILL)
     assert contents(batches) == undisturbed(kind)
 
 
@@ -163,7 +163,7 @@ def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next(boun
         assert dataset.hangs.wait(bound)
         loader.set_epoch(5)
         iterator = iter(loader)  # what was open is not wanted any more, the batch that hangs among it
-        for process in loader._engine.processes:
+        for process in loader._runner.engine.processes:
             process.kill()
         seen = contents(iterator)
     with loader_over(Plain(), 0, shuffle=False) as calm:
@@ -216,7 +216,7 @@ def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
 
 def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog):
     hangs = multiprocessing.Value("q", 1)
-    start = process.work
+    start = worker_process.work
 
     def slow_start(*args) -> None:
         with hangs:
@@ -226,8 +226,8 @@ def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog
             threading.Event().wait()
         start(*args)
 
-    monkeypatch.setattr(process, "work", slow_start)
-    monkeypatch.setitem(process.START_SECONDS, "fork", 0.5)
+    monkeypatch.setattr(worker_process, "work", slow_start)
+    monkeypatch.setitem(process_pool.START_SECONDS, "fork", 0.5)
     with loader_over(Plain(), 1) as loader:
         assert contents(loader) == undisturbed(Plain)
     assert "did not start in 0.5 s" in caplog.text
@@ -275,7 +275,7 @@ if __name__ == "__main__":
     loader = WorkerLoader(Slow(), 2, num_workers=2, seed=0, persistent_workers=True)
     batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
     next(batches)
-    print(*[process.pid for process in loader._engine.processes], flush=True)
+    print(*[process.pid for process in loader._runner.engine.processes], flush=True)
     list(batches)
 """
 
@@ -343,15 +343,15 @@ def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
 
 def test_a_machine_that_was_full_for_a_while_costs_no_batch_and_moves_no_place(monkeypatch):
     with loader_over(Plain(), 1, shuffle=False) as loader:
-        monkeypatch.setattr(process, "_Worker", refuse)
+        monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
         with pytest.raises(MachineFull):
             iter(loader)
         assert loader.state_dict()["epoch"] == 0
         monkeypatch.undo()
         iterator = iter(loader)
         seen = [next(iterator)]
-        loader._engine.processes[0].kill()
-        monkeypatch.setattr(process, "_Worker", refuse)
+        loader._runner.engine.processes[0].kill()
+        monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
         with pytest.raises(MachineFull):
             while True:
                 seen.append(next(iterator))
@@ -602,7 +602,7 @@ def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
             batches.append(batch)
             if faults and len(batches) % 25 == 0:
                 with suppress(ProcessLookupError):
-                    os.kill(draw.choice(base._engine.processes).pid, faults.pop())
+                    os.kill(draw.choice(base._runner.engine.processes).pid, faults.pop())
     assert not faults
     with loader_over(kind(length), 0, batch_size=16) as calm:
         for disturbed, batch in zip(batches, calm, strict=True):

@@ -1,0 +1,128 @@
+"""The base of the loaders that need no engine: torch's, the resident and the cached one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .base import Delivery, EpochIterator, Epochs, Position, Source
+from .order import Order
+from .samplers import OrderBatchSampler, OrderSampler
+
+
+class EpochLoader:
+    """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
+
+    A subclass says how an epoch's batches are made (`_open`). `iter()` ends the iterator before.
+    Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        pad: bool = True,
+    ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"{type(self).__name__} needs a map-style dataset, and {type(dataset).__name__} has no __len__: "
+                "use torch's own DataLoader for an iterable dataset"
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: give a number from 1")
+        order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad)
+        self.dataset = dataset
+        self.batch_size, self.seed, self.rank, self.world_size = batch_size, order.seed, rank, world_size
+        self._order = order
+        self._epochs = Epochs(order, order.kind)
+        self.sampler = OrderSampler(order)
+        self.batch_sampler = OrderBatchSampler(self.sampler)
+        self._iterator: EpochIterator | None = None
+        self._closed = False
+
+    def _prepare(self) -> None:
+        """Makes what all epochs need, before the first of them. If this raises, no epoch has begun."""
+
+    def _open(self, epoch: int, first: int) -> Source:
+        """Returns the batches of epoch `epoch` from number `first` on."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Batches per epoch, on this rank."""
+        return len(self._order)
+
+    def __iter__(self) -> EpochIterator:
+        if self._closed:
+            raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
+        if len(self.dataset) != self._order.length:
+            raise RuntimeError(
+                f"{type(self.dataset).__name__} had {self._order.length:,} samples when this {type(self).__name__} "
+                f"was made, and has {len(self.dataset):,} now: make a new loader"
+            )
+        self._end_epoch()
+        self._prepare()
+        position = Position(*self._epochs.upcoming())
+        self._iterator = EpochIterator(self._open(position.epoch, position.batch), position, len(self))
+        self._epochs.begin(position)
+        return self._iterator
+
+    def __next__(self) -> Any:
+        """Continues the running epoch, or begins the next one."""
+        if self._iterator is None or self._iterator.position.finished:
+            iter(self)
+        assert self._iterator is not None
+        return next(self._iterator)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch that the next `iter()` runs."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands, counted in global samples delivered: plain JSON."""
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length or global batch."""
+        self._epochs.load_state_dict(state)
+        self._end_epoch()
+
+    def stats(self) -> dict[str, Any]:
+        """Empty: this loader keeps no figures."""
+        return {}
+
+    def close(self) -> None:
+        """Ends the epoch; delivered batches stay valid. Idempotent, in any state."""
+        self._closed = True
+        self._end_epoch()
+
+    def __enter__(self) -> EpochLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end_epoch(self) -> None:
+        if self._iterator is not None:
+            self._iterator.end()
+            self._iterator = None
+
+
+class IteratorSource:
+    """A source over an iterator of (number, batch)."""
+
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+        self._batches = batches
+
+    def next(self) -> Delivery | None:
+        try:
+            return Delivery(*next(self._batches))
+        except StopIteration:
+            return None
+
+    def close(self) -> None:
+        self._batches = iter(())

@@ -1,0 +1,86 @@
+"""A loader's own order as samplers, which other loaders can use too, and what is done with samplers of users."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler
+
+from .order import Order
+
+
+class OrderSampler:
+    """A loader's own order as a sampler, for other loaders too: this rank's indices, epoch by epoch.
+
+    Each `iter()` is the next epoch, unless `set_epoch` names another. It does not move the loader that it belongs to.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._next = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next `iter()`."""
+        self._next = epoch
+
+    def __len__(self) -> int:
+        last = len(self.order) - 1
+        return last * self.order.batch_size + len(self.order.positions(last)) if last >= 0 else 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, self._next = self._next, self._next + 1
+        return self._indices(epoch)
+
+    def _indices(self, epoch: int) -> Iterator[int]:
+        for _, _, indices in self.order.batches(epoch):
+            yield from indices.tolist()
+
+
+class OrderBatchSampler(BatchSampler):
+    """An OrderSampler's indices in batches; a last batch that is to be dropped is not among them."""
+
+    sampler: OrderSampler
+
+    def __init__(self, sampler: OrderSampler) -> None:
+        super().__init__(sampler, sampler.order.batch_size, sampler.order.drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch of the next `iter()`."""
+        self.sampler.set_epoch(epoch)
+
+
+def pass_on_epoch(epoch: int, *samplers: Any) -> None:
+    """Calls `set_epoch` of the given samplers, and of the samplers inside them, where they have it."""
+    seen: set[int] = set()
+    for sampler in samplers:
+        while sampler is not None and id(sampler) not in seen:
+            seen.add(id(sampler))
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+            sampler = getattr(sampler, "sampler", None)
+
+
+def length_of(sampler: Any) -> int:
+    """Returns the sampler's length, or a very large number if it has none."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return sys.maxsize
+
+
+def own_generator_of(*samplers: Any) -> str | None:
+    """Returns the name of a sampler's attribute that is a random generator, searching the samplers inside too."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    for sampler in samplers:
+        while sampler is not None:
+            for name, value in getattr(sampler, "__dict__", {}).items():
+                if isinstance(value, kinds):
+                    return f"{type(sampler).__name__}.{name}"
+            inner = getattr(sampler, "sampler", None)
+            sampler = inner if inner is not sampler else None
+    return None

@@ -1,0 +1,116 @@
+"""A worker process as the main process sees it: how it is started, what it has to do, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from ..background import leave_to_us
+from .connection import Connection
+from .pool import NO_ROW
+from .process_main import LEAVING, STOP, Setup, work
+from .shared_memory import ADVICE
+from .tasks import Task
+
+BUSY_SECONDS = 0.3  # how long a worker that is told to stop may go on with its sample, before it is killed
+
+
+class WorkerProcess:
+    """A worker process: its socket, its unanswered tasks, and since when it does what it does."""
+
+    def __init__(self, context: Any) -> None:
+        self.tasks: dict[int, Task] = {}  # unanswered, by number
+        self.is_ready = False
+        self.is_leaving = False
+        self.row = NO_ROW  # when it was last looked at
+        self.began = time.monotonic()
+        self.start_by: float | None = None
+        self.pidfd = -1
+        self.process: Any = None
+        self._context = context
+        self.connection, self._end = Connection.pair()
+
+    @property
+    def reads_singly(self) -> bool:
+        return any(task.singly for task in self.tasks.values())
+
+    def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
+        # The worker inherits the mask: so no signal reaches it before it has forgotten its parent's handlers.
+        forks = self._context.get_start_method() == "fork"
+        blocked = signal.valid_signals() if forks else {signal.SIGINT}
+        setup.signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            arguments = reader, memory_fd, setup, self._end
+            self.process = self._context.Process(target=work, args=arguments, daemon=True)
+            self.process.start()
+            leave_to_us(self.process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
+            self._end.close()
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except AttributeError:  # an old Python
+            pass
+        except OSError as error:  # or an old kernel, or a sandbox that forbids it
+            if error.errno in ADVICE:
+                raise
+
+    def descriptors(self) -> tuple[int, int]:
+        """Returns what becomes readable when the worker answers or dies. A child of its own may hold its socket."""
+        return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
+
+    def submit(self, number: int, task: Task, message: bytes) -> bool:
+        try:
+            if not self.connection.send(message):
+                return False
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has died: that is received, and the task retried
+        if self.is_ready and not self.tasks:
+            self.began = time.monotonic()
+        self.tasks[number] = task
+        return True
+
+    def close(self) -> None:
+        """Kills and reaps the process, and closes what belongs to it."""
+        if self.process is not None and self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
+        with suppress(EOFError, OSError):
+            self.discard_messages()
+        self.connection.close()
+        self._end.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def discard_messages(self) -> None:
+        """Receives what is there, so that a worker which waits to send can go on."""
+        while (received := self.connection.receive()) is not None:
+            message, fds = received
+            self.is_leaving |= message == LEAVING
+            for fd in fds:
+                os.close(fd)
+
+
+def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
+    """Asks workers to leave, and waits: for one that does until `deadline`, for one that is busy BUSY_SECONDS."""
+    for worker in workers:
+        with suppress(OSError):
+            worker.connection.send(STOP)
+    kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
+    while workers:
+        # Whether a worker is leaving is looked at now and then: another thread may have received its message.
+        wait([worker.process.sentinel for worker in workers], timeout=0.02)
+        for worker in workers:
+            with suppress(EOFError, OSError):
+                worker.discard_messages()
+        now = time.monotonic()
+        workers = [
+            worker
+            for worker in workers
+            if worker.process.is_alive() and now < (deadline if worker.is_leaving else kill_busy_at)
+        ]
