@@ -95,7 +95,7 @@ class ProcessPool:
     def receive(self) -> list[Result | Death]:
         events: list[Result | Death] = []
         try:
-            while not events:
+            while not events and not self._closed:
                 self._wait_and_receive(events)
         finally:
             if self._closed:  # by another thread, which has taken the workers away
