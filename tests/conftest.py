@@ -1,7 +1,14 @@
-"""Skips tests marked `cuda` if there is no CUDA device."""
+"""Skips tests marked `cuda` if there is no CUDA device; holds what the tests of loaders and of clients share."""
+
+import gc
+import multiprocessing
+import threading
+import time
 
 import pytest
 import torch
+
+BOUND = 30.0  # seconds; only spent by a test that is about to fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -10,3 +17,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
+
+
+@pytest.fixture
+def bound() -> float:
+    """Seconds to wait for what must happen."""
+    return BOUND
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """Checks that the test leaves no thread and no process running."""
+    before = running()
+    yield
+    if running() - before:
+        gc.collect()  # an error that a test looked at can hold a loader in a cycle
+    until = time.monotonic() + 10
+    for one in running() - before:
+        one.join(max(0.0, until - time.monotonic()))
+    left = running() - before
+    for process in left & set(multiprocessing.active_children()):
+        process.kill()  # the tests after this one are not to blame
+    assert not left, f"left behind: {left}"
+
+
+def running() -> set:
+    return {*threading.enumerate(), *multiprocessing.active_children()}

@@ -1,16 +1,11 @@
 """After each test of a loader no thread and no process of it is left; what could hang is waited for with a bound."""
 
-import gc
-import multiprocessing
 import os
 import resource
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
-
-BOUND = 30.0  # seconds; only ever spent by a test that is about to fail
 
 READERS = {
     "inline": {"num_workers": 0},
@@ -23,12 +18,6 @@ READERS = {
 def reader(request) -> dict:
     """The settings that say who reads a WorkerLoader's samples."""
     return dict(request.param)
-
-
-@pytest.fixture
-def bound() -> float:
-    """Seconds to wait for what must happen."""
-    return BOUND
 
 
 @pytest.fixture
@@ -71,19 +60,5 @@ def torch_looks_often(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
-    before = running()
-    yield
-    if running() - before:
-        gc.collect()  # an error that a test looked at can hold a loader in a cycle
-    until = time.monotonic() + 10
-    for one in running() - before:
-        one.join(max(0.0, until - time.monotonic()))
-    left = running() - before
-    for process in left & set(multiprocessing.active_children()):
-        process.kill()  # the tests after this one are not to blame
-    assert not left, f"left behind: {left}"
-
-
-def running() -> set:
-    return {*threading.enumerate(), *multiprocessing.active_children()}
+def check_what_is_left(nothing_left_behind):
+    """Runs that check after every test of this folder."""

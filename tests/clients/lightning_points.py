@@ -1,0 +1,41 @@
+"""What the tests of Lightning train, in their own process and in scripts."""
+
+from typing import Any
+
+import lightning
+import torch
+from points import indices
+
+
+class Recorder(lightning.LightningModule):
+    """Trains a line on Points and notes which samples each epoch's batches had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+        self.trained: dict[int, list[list[int]]] = {}
+        self.validated: list[int] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        self.trained.setdefault(self.current_epoch, []).append(indices(batch))
+        return self._loss(batch)
+
+    def validation_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
+        self.validated += indices(batch)
+        self.log("loss", self._loss(batch))
+
+    def predict_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        return batch["x"][:, 0]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (self.line(batch["x"]).squeeze(1) - batch["labels"]).square().mean()
+
+
+def trainer(**settings: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(
+        **{"accelerator": "cpu", "devices": 1, "enable_checkpointing": False, **quiet, **settings}
+    )

@@ -1,0 +1,51 @@
+"""A small dataset whose batches tell which samples are in them, and the order in which they should come."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from loaders import WorkerLoader
+
+LENGTH, BATCH_SIZE, SEED = 22, 4, 7  # the last batch is a short one
+
+
+class Points(Dataset):
+    """Sample i is {"x": [i, 1], "labels": i % 2}; `x` in float32."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.tensor([index, 1.0]), "labels": index % 2}
+
+
+def indices(batch: dict[str, torch.Tensor]) -> list[int]:
+    """Which samples of Points are in the batch; checks that each is whole."""
+    found = batch["x"][:, 0].long()
+    assert torch.equal(batch["x"][:, 1], torch.ones(len(found)))
+    assert torch.equal(batch["labels"], found % 2)
+    return found.tolist()
+
+
+def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list[int]]:
+    """The shuffled batches of this epoch under SEED, by a loader without workers that goes straight to it."""
+    loader = WorkerLoader(range(length), BATCH_SIZE, shuffle=True, seed=SEED, **settings)
+    loader.set_epoch(epoch)
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return [index for batch in batches for index in batch]
+
+
+def check_epochs(epochs: list[list[list[int]]], length: int = LENGTH) -> None:
+    """Each epoch has every sample once, and no two have the same order."""
+    orders = [flat(batches) for batches in epochs]
+    for order in orders:
+        assert sorted(order) == list(range(length))
+    assert len(set(map(tuple, orders))) == len(orders), "two epochs have the same order"

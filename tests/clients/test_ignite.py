@@ -1,0 +1,71 @@
+"""Ignite's Engine, and its DeterministicEngine, which makes a loader anew from its public attributes."""
+
+import pytest
+
+pytest.importorskip("ignite")
+
+import torch
+from ignite.engine import DeterministicEngine, Engine, Events
+from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+
+from loaders import Preloader, WorkerLoader
+
+
+def seeded(**settings) -> WorkerLoader:
+    settings = {"num_workers": 2, "persistent_workers": True, "seed": SEED, **settings}
+    return WorkerLoader(Points(), BATCH_SIZE, shuffle=True, **settings)
+
+
+def run(loader, engine=Engine, **settings) -> list[list[list[int]]]:
+    """Which samples each batch of each epoch had."""
+    epochs: list[list[list[int]]] = []
+    runner = engine(lambda _, batch: epochs[-1].append(indices(batch)))
+    runner.add_event_handler(Events.EPOCH_STARTED, lambda _: epochs.append([]))
+    runner.run(loader, **{"max_epochs": 3, **settings})
+    return epochs
+
+
+@pytest.mark.parametrize("settings", [{}, {"persistent_workers": False}], ids=str)
+def test_with_a_seed_an_engine_gets_the_order_of_each_epoch(settings):
+    with seeded(**settings) as loader:
+        assert run(loader) == [seeded_epoch(epoch) for epoch in range(3)]
+
+
+def test_over_a_preloader_an_engine_gets_the_order_of_each_epoch():
+    with Preloader(seeded(), "cpu") as loader:
+        assert run(loader) == [seeded_epoch(epoch) for epoch in range(3)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_without_a_seed_an_engine_gets_every_sample_once_an_epoch(persistent):
+    with seeded(seed=None, persistent_workers=persistent) as loader:
+        check_epochs(run(loader))
+
+
+def test_an_engines_own_epoch_length_cuts_the_loaders_epochs_into_pieces():
+    batches = [batch for epoch in range(3) for batch in seeded_epoch(epoch)]
+    with seeded() as loader:
+        assert run(loader, epoch_length=4) == [batches[:4], batches[4:8], batches[8:12]]
+
+
+def test_an_engine_stopped_within_an_epoch_goes_on_with_the_next_one():
+    with seeded() as loader:
+        engine = Engine(lambda _, batch: indices(batch))
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda stopped: stopped.terminate())
+        engine.run(loader)
+        assert run(loader) == [seeded_epoch(epoch) for epoch in range(1, 4)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what it says of torch's determinism
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefetch_batches": 4}, {"num_workers": 0}, {"seed": None}, {"worker_method": "thread"}], ids=str
+)
+def test_a_deterministic_engine_gets_every_sample_once_an_epoch_and_the_same_again(settings):
+    def epochs() -> list[list[list[int]]]:
+        torch.manual_seed(4)
+        with seeded(**{**settings, "persistent_workers": settings.get("num_workers") != 0}) as loader:
+            return run(loader, DeterministicEngine)
+
+    once = epochs()
+    check_epochs(once)
+    assert epochs() == once

@@ -1,0 +1,221 @@
+"""Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints, DDP, and a script's end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+lightning = pytest.importorskip("lightning")
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_points import Recorder, trainer
+from points import BATCH_SIZE, LENGTH, SEED, Points, check_epochs, seeded_epoch
+from torch.utils.data import DataLoader
+
+from loaders import Preloader, WorkerLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on worker counts and log intervals
+
+
+def seeded(**settings) -> WorkerLoader:
+    settings = {"shuffle": True, "num_workers": 2, "persistent_workers": True, "seed": SEED, **settings}
+    return WorkerLoader(Points(), BATCH_SIZE, **settings)
+
+
+def unseeded(**settings) -> WorkerLoader:
+    return WorkerLoader(Points(), BATCH_SIZE, **{"shuffle": True, "num_workers": 2, **settings})
+
+
+def fit(loader, epochs: int = 3, ckpt_path: str | None = None, **settings) -> Recorder:
+    module = Recorder()
+    trainer(max_epochs=epochs, **settings).fit(module, loader, ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.mark.parametrize("settings", [{}, {"persistent_workers": False}, {"num_workers": 0}], ids=str)
+def test_with_a_seed_training_gets_the_order_of_each_epoch(settings):
+    with seeded(**settings) as loader:
+        module = fit(loader)
+    assert module.trained == {epoch: seeded_epoch(epoch) for epoch in range(3)}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_without_a_seed_training_gets_the_batches_of_a_stock_loader(persistent):
+    def trained(cls) -> dict[int, list[list[int]]]:
+        lightning.seed_everything(3, verbose=False)
+        loader = cls(Points(), BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=persistent)
+        module = fit(loader)
+        if cls is WorkerLoader:
+            loader.close()
+        return module.trained
+
+    ours = trained(WorkerLoader)
+    check_epochs(list(ours.values()))
+    assert ours == trained(DataLoader)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_over_a_preloader_training_gets_the_order_of_each_epoch(depth):
+    with Preloader(seeded(), "cpu", depth) as loader:
+        module = fit(loader)
+    # To see whether an object that is no DataLoader can be iterated over, Lightning begins an epoch of it: ours is 0.
+    assert module.trained == {epoch: seeded_epoch(epoch + 1) for epoch in range(3)}
+
+
+def test_a_loader_made_in_the_modules_own_hook_is_trained_on():
+    class WithHook(Recorder):
+        def train_dataloader(self) -> WorkerLoader:
+            self.loader = seeded()
+            return self.loader
+
+    module = WithHook()
+    trainer(max_epochs=2).fit(module)
+    module.loader.close()
+    assert module.trained == {epoch: seeded_epoch(epoch) for epoch in range(2)}
+
+
+def test_validation_between_epochs_leaves_the_training_order_alone():
+    module = Recorder()
+    with seeded() as train, seeded(shuffle=False, pad=False) as validate:
+        trainer(max_epochs=2, num_sanity_val_steps=1).fit(module, train, validate)
+    assert module.trained == {epoch: seeded_epoch(epoch) for epoch in range(2)}
+    assert module.validated == [*range(BATCH_SIZE), *range(LENGTH), *range(LENGTH)]  # the first are the sanity check's
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefetch_batches": 4}, {"seed": None, "persistent_workers": False}], ids=str
+)
+def test_predictions_come_for_every_sample_in_order(settings):
+    # Lightning makes the loader anew for this, from its attributes, with a batch sampler that keeps the indices.
+    with seeded(shuffle=False, **settings) as loader:
+        batches = trainer().predict(Recorder(), loader)
+    assert torch.cat(batches).tolist() == list(range(LENGTH))
+
+
+def checkpoints(folder: Path, every: int) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=every)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        unseeded,
+        lambda: unseeded(persistent_workers=True),
+        lambda: Preloader(unseeded(), "cpu"),
+        lambda: Preloader(DataLoader(Points(), BATCH_SIZE, shuffle=True), "cpu"),
+    ],
+    ids=["worker_loader", "persistent_worker_loader", "preloader", "preloader_over_a_stock_loader"],
+)
+def test_checkpoints_are_saved_of_a_run_without_a_seed(make, tmp_path):
+    loader = make()
+    module = fit(loader, 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path, every=4)])
+    loader.close()
+    check_epochs(list(module.trained.values()))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step=12.ckpt", "step=4.ckpt", "step=8.ckpt"]
+
+
+@pytest.mark.parametrize("make", [seeded, lambda: Preloader(seeded(), "cpu", 3)], ids=["worker_loader", "preloader"])
+@pytest.mark.parametrize("step", [6, 8], ids=["at_an_epochs_end", "within_an_epoch"])
+def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(make, step, tmp_path):
+    with make() as loader:
+        whole = fit(loader, enable_checkpointing=True, callbacks=[checkpoints(tmp_path, every=step)])
+    with make() as loader:
+        resumed = fit(loader, ckpt_path=str(tmp_path / f"step={step}.ckpt"))
+    check_epochs(list(whole.trained.values()))
+    assert resumed.trained == {1: whole.trained[1][step - 6 :], 2: whole.trained[2]}
+
+
+DDP = """
+import json, sys, warnings
+import lightning
+from lightning_points import Recorder, trainer
+from loaders import Preloader, WorkerLoader
+from points import BATCH_SIZE, SEED, Points
+
+warnings.filterwarnings("ignore")
+workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+
+
+class OwnShare(Recorder):
+    preload = False
+
+    def train_dataloader(self):
+        share = {"seed": SEED, "rank": self.global_rank, "world_size": self.trainer.world_size}
+        loader = WorkerLoader(Points(), BATCH_SIZE, **workers, **share)
+        self.loader = Preloader(loader, "cpu") if self.preload else loader
+        return self.loader
+
+
+class OwnSharePreloaded(OwnShare):
+    preload = True
+
+
+def fit(name, module, loader=None, **settings):
+    runner = trainer(max_epochs=3, devices=2, strategy="ddp", **settings)
+    runner.fit(module, loader)
+    (loader or module.loader).close()
+    with open(f"{name}-{runner.global_rank}.json", "w") as file:
+        json.dump(list(module.trained.values()), file)
+    runner.strategy.barrier()
+
+
+lightning.seed_everything(5, verbose=False)
+fit("unseeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, **workers))
+fit("seeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, seed=SEED, **workers))
+fit("own_share", OwnShare(), use_distributed_sampler=False)
+fit("own_share_preloaded", OwnSharePreloaded(), use_distributed_sampler=False)
+print("done")
+"""
+
+
+def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each(script, tmp_path):
+    assert script(DDP).count("done") == 2
+
+    def epochs(name: str) -> list[tuple[list[list[int]], list[list[int]]]]:
+        ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        return list(zip(*ranks, strict=True))
+
+    # Lightning deals the samples out itself, by a sampler of its own ...
+    for name in ("unseeded", "seeded"):
+        check_epochs([first + second for first, second in epochs(name)])
+    # ... or leaves it to the loader.
+    for name in ("own_share", "own_share_preloaded"):
+        for epoch, shares in enumerate(epochs(name), start=name == "own_share_preloaded"):  # as above
+            assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]
+
+
+NEVER_CLOSED = """
+import warnings
+from lightning_points import Recorder, trainer
+from loaders import Preloader, WorkerLoader
+from points import BATCH_SIZE, SEED, Points
+
+warnings.filterwarnings("ignore")
+
+
+class Stops(Recorder):
+    def training_step(self, batch, number):
+        if self.current_epoch == 1 and number == 2:
+            raise ValueError("diverged")
+        return super().training_step(batch, number)
+
+
+def make(**settings):
+    return WorkerLoader(Points(), BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=True, **settings)
+
+
+# Lightning installs a handler for SIGTERM while it trains: that is when the workers are started.
+loaders = [Preloader(make(seed=SEED), "cpu"), make(seed=SEED), Preloader(make(), "cpu"), make()]
+for loader in loaders:
+    trainer(max_epochs=2).fit({module}(), loader)
+    print("trained")
+"""
+
+
+def test_a_script_that_never_closes_its_loaders_exits_by_itself(script):
+    assert script(NEVER_CLOSED.format(module="Recorder")).count("trained") == 4
+
+
+def test_a_script_whose_training_raises_exits_by_itself_with_the_error(script):
+    assert "ValueError: diverged" in script(NEVER_CLOSED.format(module="Stops"), status=1)
