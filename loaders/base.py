@@ -6,10 +6,10 @@ a batch. A batch counts as delivered if and only if the consumer received it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MethodType
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from .order import Order
@@ -161,30 +161,45 @@ class Epochs:
         }
 
 
-class available_if:
-    """Decorator: the method exists only where `condition(loader)` holds; elsewhere hasattr() is false.
+class OptionalMethods:
+    """Base of methods that only some instances of a loader's class have.
 
     Libraries call what they find: one that finds `set_epoch` or `state_dict` on a loader that cannot have it fails.
-    After scikit-learn's decorator of the same name.
+    They look in the instance's class too, as typing's runtime protocols do. So an instance with the methods has
+    another class, of the same name, derived from its own and from these.
     """
 
-    def __init__(self, condition: Callable[[Any], bool]) -> None:
-        self._condition = condition
+    @classmethod
+    def give(cls, loader: Any, has_them: bool) -> None:
+        """Gives the methods to the loader, or takes them away."""
+        kind = type(loader)
+        if has_them and not issubclass(kind, cls):
+            loader.__class__ = _with_methods(kind, cls)
+        elif not has_them and issubclass(kind, cls):  # it was built by type(another)(...)
+            loader.__class__ = kind.__bases__[0]
 
-    def __call__(self, method: Callable[..., Any]) -> available_if:
-        self._method = method
-        self.__doc__ = method.__doc__
-        return self
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
 
-    def __get__(self, loader: Any, owner: type) -> Any:
-        if loader is None:
-            return self
-        if not self._condition(loader):
-            raise AttributeError(
-                f"this {owner.__name__} has no {self._method.__name__}(): that needs a loader with a seed, as without "
-                "one the order is torch's and cannot be resumed"
-            )
-        return MethodType(self._method, loader)
+
+def missing_attribute(loader: Any, name: str) -> AttributeError:
+    """Returns what a loader's `__getattr__` raises: it says why the loader lacks one of the optional methods."""
+    sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
+    if name in ("set_epoch", "state_dict", "load_state_dict"):
+        sentence += ": it needs a loader with a seed, as without one the order is torch's and cannot be resumed"
+    return AttributeError(sentence, name=name, obj=loader)
+
+
+@cache
+def _with_methods(kind: type, methods: type) -> type:
+    return type(kind.__name__, (kind, methods), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _unpickle(kind: type, methods: type, state: Any) -> Any:
+    with_methods = _with_methods(kind, methods)
+    loader = with_methods.__new__(with_methods)
+    loader.__setstate__(state)
+    return loader
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

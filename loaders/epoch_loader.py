@@ -41,7 +41,7 @@ class EpochLoader:
         self._order = order
         self._epochs = Epochs(order, order.kind)
         self.sampler = OrderSampler(order)
-        self.batch_sampler = OrderBatchSampler(self.sampler)
+        self.batch_sampler = OrderBatchSampler(self.sampler, batch_size, drop_last)
         self._iterator: EpochIterator | None = None
         self._closed = False
 

@@ -42,16 +42,11 @@ class OrderSampler:
 
 
 class OrderBatchSampler(BatchSampler):
-    """An OrderSampler's indices in batches; a last batch that is to be dropped is not among them."""
-
-    sampler: OrderSampler
-
-    def __init__(self, sampler: OrderSampler) -> None:
-        super().__init__(sampler, sampler.order.batch_size, sampler.order.drop_last)
+    """A batch sampler that passes `set_epoch` on to its sampler. Others rebuild it over a sampler of their own."""
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next `iter()`."""
-        self.sampler.set_epoch(epoch)
+        pass_on_epoch(epoch, self.sampler)
 
 
 def pass_on_epoch(epoch: int, *samplers: Any) -> None:

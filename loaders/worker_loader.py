@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from .base import (
     Epochs,
+    OptionalMethods,
     Position,
-    available_if,
     check_choice,
+    missing_attribute,
 )
 from .order import Order, checked_seed
 from .samplers import OrderBatchSampler, OrderSampler, length_of, own_generator_of, pass_on_epoch
@@ -40,6 +40,36 @@ T_co = TypeVar("T_co", covariant=True)
 WORKER_METHODS = ("multiprocessing", "thread")
 
 
+class SeededMethods(OptionalMethods):
+    """What a WorkerLoader with a seed has besides: its order is known, and can be resumed."""
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        """Names the epoch that the next `iter()` runs, also to a given sampler that has `set_epoch`."""
+        self._epochs.set_epoch(epoch)
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        """Where the newest epoch stands, counted in global samples delivered: plain JSON.
+
+        Raises ValueError where an epoch cannot be resumed: in_order=False, or a sampler with its own generator.
+        """
+        if not self.in_order:
+            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
+        generator = own_generator_of(self.batch_sampler, self.sampler)
+        if generator is not None:
+            raise ValueError(
+                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the loader "
+                "seeds the global generators while it draws from the sampler; or use the loader's own shuffle=True"
+            )
+        state: dict[str, Any] = self._epochs.state_dict()
+        return state
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._epochs.load_state_dict(state)
+        self._end_epoch()
+
+
 class WorkerLoader(DataLoader[T_co]):
     """Batches of a map-style dataset, on the host; takes torch's arguments, and:
 
@@ -50,10 +80,10 @@ class WorkerLoader(DataLoader[T_co]):
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
     max_restarts: how often in a row a batch is retried, after the worker that read it died or hung.
 
-    With a seed, a dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the
-    batch itself: `out` has a tensor (len(indices), *shape) for each field of the spec, `random` is a
-    loaders.randomness.Random with a stream per row. Batches lie in shared memory that is used again when the last
-    tensor on it has died; a batch that is kept stays as it is for ever.
+    With a seed it also has `set_epoch`, `state_dict` and `load_state_dict`: see SeededMethods. And a dataset may offer
+    `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor
+    (len(indices), *shape) for each field of the spec, `random` is a loaders.Random with a stream per row. Batches lie
+    in shared memory that is used again when the last tensor on it has died; a batch that is kept never changes.
 
     Raises what DataLoader raises, and ValueError for what goes against the above.
     """
@@ -102,7 +132,8 @@ class WorkerLoader(DataLoader[T_co]):
             raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
         if on_error == "skip" and isinstance(dataset, IterableDataset):
             raise ValueError("on_error='skip' needs a map-style dataset: an iterable one cannot go on after an error")
-        if prefetch_batches is not None and (prefetch_factor is not None or prefetch_batches < 1):
+        # 2 is the attribute's value without the argument, which who rebuilds a loader passes on.
+        if prefetch_batches is not None and (prefetch_factor not in (None, 2) or prefetch_batches < 1):
             raise ValueError(
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
                 "and leave out prefetch_factor, which counts each worker's"
@@ -142,6 +173,7 @@ class WorkerLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        SeededMethods.give(self, seed is not None)
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
         self.on_error, self.max_restarts = on_error, max_restarts
@@ -156,7 +188,7 @@ class WorkerLoader(DataLoader[T_co]):
             if (
                 isinstance(self.sampler, OrderSampler) and batch_size is not None
             ):  # past torch, which forbids to set it
-                vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler)
+                vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
 
     def __len__(self) -> int:
         """Batches per epoch, on this rank."""
@@ -185,33 +217,8 @@ class WorkerLoader(DataLoader[T_co]):
             self._current, self._newest = None, _nothing
             raise
 
-    @available_if(lambda loader: loader.seed is not None)
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs, also to a given sampler that has `set_epoch`."""
-        self._epochs.set_epoch(epoch)
-        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
-
-    @available_if(lambda loader: loader.seed is not None)
-    def state_dict(self) -> dict[str, Any]:
-        """Where the newest epoch stands, counted in global samples delivered: plain JSON.
-
-        Raises ValueError where an epoch cannot be resumed: in_order=False, or a sampler with its own generator.
-        """
-        if not self.in_order:
-            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
-        generator = own_generator_of(self.batch_sampler, self.sampler)
-        if generator is not None:
-            raise ValueError(
-                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the loader "
-                "seeds the global generators while it draws from the sampler; or use the loader's own shuffle=True"
-            )
-        return self._epochs.state_dict()
-
-    @available_if(lambda loader: loader.seed is not None)
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
-        self._epochs.load_state_dict(state)
-        self._end_epoch()
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
         """{"workers": totals since the start}, see loaders.workers.stats; empty without workers and after close()."""
@@ -316,11 +323,10 @@ class WorkerLoader(DataLoader[T_co]):
         """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
         return build_engine(self, self._auto_collation, self._has_pool(), base_seed)
 
-    def pinned(self, batch: Any) -> Any:
-        """Returns the batch in torch's pinned memory, if that is asked for and there is a device to pin it for."""
-        if not self.pin_memory or self.holds_batches_until_copied or not torch.cuda.is_available():
-            return batch
-        return pin_memory(batch)
+    @property
+    def pins_batches(self) -> bool:
+        """Whether batches are copied into torch's pinned memory: it is asked for, and there is a device for it."""
+        return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
 
 
 def _nothing() -> None:

@@ -14,12 +14,31 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, Delivery, EpochIterator, Position, available_if
+from ..base import INTERRUPTED, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
 
 log = logging.getLogger(__name__)
+
+
+class StateMethods(OptionalMethods):
+    """What a Preloader has besides if its loader has them."""
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        """The loader's state as of the last batch that the consumer received."""
+        if self._epoch is not None and self._is_running() and self._epoch.state is not None:
+            return dict(self._epoch.state)
+        if self._last_state is not None:
+            return dict(self._last_state)
+        self._pass_on_epoch()
+        return dict(self.loader.state_dict())
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        """Sets where the next `iter()` resumes; ends a running epoch."""
+        self._end_epoch(to_continue=True)
+        self.loader.load_state_dict(state)
+        self._named_epoch = self._last_state = None
 
 
 class Preloader:
@@ -44,6 +63,7 @@ class Preloader:
     ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
             raise ValueError(f"depth={depth!r}: give the number of batches to prepare ahead, or 0 for none")
+        StateMethods.give(self, hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"))
         self.loader = loader
         self.depth = depth
         self._copier = DeviceCopier(device, transform, side_stream=depth > 0)
@@ -100,23 +120,8 @@ class Preloader:
         if not self._is_running():
             self._pass_on_epoch()
 
-    @available_if(lambda preloader: hasattr(preloader.loader, "state_dict"))
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's state as of the last batch that the consumer received."""
-        if self._epoch is not None and self._is_running() and self._epoch.state is not None:
-            return self._epoch.state
-        if self._last_state is not None:
-            return self._last_state
-        self._pass_on_epoch()
-        state: dict[str, Any] = self.loader.state_dict()
-        return state
-
-    @available_if(lambda preloader: hasattr(preloader.loader, "load_state_dict"))
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets where the next `iter()` resumes; ends a running epoch."""
-        self._end_epoch(to_continue=True)
-        self.loader.load_state_dict(state)
-        self._named_epoch = self._last_state = None
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
         """The loader's figures and, under "preloader", its own: batches received, seconds waited for them, seconds

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.autograd.profiler import record_function
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..background import default_context
@@ -128,9 +129,9 @@ class EpochSource:
         if self.engine.is_interrupted or self.engine.deliveries != self._position.received:
             self._restart()
         delivery = self.engine.next(self._position.epoch)
-        if delivery is None or delivery.error is not None or not self._loader.pin_memory:
+        if delivery is None or delivery.error is not None or not self._loader.pins_batches:
             return delivery
-        return delivery._replace(batch=self._loader.pinned(delivery.batch))
+        return delivery._replace(batch=pin_memory(delivery.batch))
 
     def close(self) -> None:
         self._runner.release(self.engine)
@@ -160,7 +161,6 @@ class UnseededIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: WorkerLoader[Any]) -> None:
         super().__init__(loader)
-        self._loader = loader
         self.engine = loader.build_engine(int(self._base_seed))
         self._is_ended = False
         self._reset(loader, first_iter=True)
@@ -176,6 +176,7 @@ class UnseededIterator(_BaseDataLoaderIter):
             self.engine.close()
             self.engine = loader.build_engine(int(self._base_seed))
         self._received = 0  # batches and errors
+        self._pins = loader.pins_batches
         self.engine.begin(map(Task, self._sampler_iter))
 
     def __next__(self) -> Any:
@@ -196,8 +197,8 @@ class UnseededIterator(_BaseDataLoaderIter):
                 raise error
             finally:  # or the error and this frame, which its traceback holds, would keep each other alive
                 del error, delivery
-        if self._loader.pin_memory:
-            batch = self._loader.pinned(batch)
+        if self._pins:
+            batch = pin_memory(batch)
         self._num_yielded += 1
         self._received += 1  # last, as in EpochIterator
         return batch

@@ -381,7 +381,7 @@ def test_a_loader_can_be_pickled_while_it_runs():
         ({"on_error": "ignore"}, "on_error=ignore: it is one of raise, skip"),
         ({"max_restarts": -1}, "max_restarts=-1: give a number from 0"),
         ({"prefetch_batches": 0}, "prefetch_batches=0: give the number of batches"),
-        ({"prefetch_batches": 3, "prefetch_factor": 2, "num_workers": 1}, "leave out prefetch_factor"),
+        ({"prefetch_batches": 3, "prefetch_factor": 4, "num_workers": 1}, "leave out prefetch_factor"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_in_words(settings, message):
