@@ -191,7 +191,7 @@ def missing_attribute(loader: Any, name: str) -> AttributeError:
 
 
 @cache
-def _with_methods(kind: type, methods: type) -> type:
+def _with_methods(kind: Any, methods: Any) -> type:
     return type(kind.__name__, (kind, methods), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
