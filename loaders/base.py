@@ -196,8 +196,7 @@ def _with_methods(kind: Any, methods: Any) -> type:
 
 
 def _unpickle(kind: type, methods: type, state: Any) -> Any:
-    with_methods = _with_methods(kind, methods)
-    loader = with_methods.__new__(with_methods)
+    loader: Any = object.__new__(_with_methods(kind, methods))
     loader.__setstate__(state)
     return loader
 
