@@ -172,6 +172,8 @@ def go_on(iterator: Iterator, place: int, moment: int) -> list:
         except StopIteration:
             assert len(seen) == BATCHES, "the epoch ended early"
             return seen
+        except Interrupted:  # at last: it had struck what reads the order ahead
+            continue
         except RuntimeError as error:
             assert str(error), "an error without a sentence"
             return seen
