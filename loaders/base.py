@@ -172,9 +172,10 @@ class OptionalMethods:
     @classmethod
     def give(cls, loader: Any, has_them: bool) -> None:
         """Gives the methods to the loader, or takes them away."""
-        kind = type(loader)
+        kind: Any = type(loader)
+        methods: Any = cls  # mypy would not take a class for hashable
         if has_them and not issubclass(kind, cls):
-            loader.__class__ = _with_methods(kind, cls)
+            loader.__class__ = _with_methods(kind, methods)
         elif not has_them and issubclass(kind, cls):  # it was built by type(another)(...)
             loader.__class__ = kind.__bases__[0]
 
