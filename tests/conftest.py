@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-BOUND = 30.0  # seconds; only spent by a test that is about to fail
+BOUND = 60.0  # seconds; only spent by a test that is about to fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

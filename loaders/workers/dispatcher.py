@@ -65,7 +65,7 @@ class Dispatcher:
         self.stats = Stats()
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
         self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
-        self._owner = os.getpid()
+        self._owner = os.getpid() if depth else None  # the calling thread's own reading goes on in a forked child
         self._pool, self._ring = pool, ring
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
         self._max_restarts, self._skips = max_restarts, skips
@@ -133,7 +133,7 @@ class Dispatcher:
 
     def check_process(self) -> None:
         """Raises RuntimeError in a forked child of the process that the workers belong to."""
-        if os.getpid() != self._owner:
+        if self._owner not in (None, os.getpid()):
             raise RuntimeError(
                 f"this loader's workers belong to another process ({self._owner}), of which this one ({os.getpid()}) "
                 "is a forked child: make a new loader in the child"
