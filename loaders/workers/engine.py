@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +22,10 @@ from .slots import SlotRing
 from .tasks import OwnTasks, Task, Tasks
 from .thread_pool import ThreadPool
 
-if TYPE_CHECKING:
-    from ..worker_loader import WorkerLoader
+Loader = Any  # a WorkerLoader, which imports this file
 
 
-def build_engine(loader: WorkerLoader[Any], batched: bool, has_pool: bool, base_seed: int | None) -> Dispatcher:
+def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int | None) -> Dispatcher:
     """Builds the engine that the loader's arguments describe, and starts its workers.
 
     `batched`: a task is a batch of indices. Without `has_pool` the calling thread reads. Worker i of a process pool
@@ -116,7 +115,7 @@ class EpochRunner:
 class EpochSource:
     """The batches of an epoch of a seeded loader, which the source keeps alive."""
 
-    def __init__(self, loader: WorkerLoader[Any], runner: EpochRunner, position: Position) -> None:
+    def __init__(self, loader: Loader, runner: EpochRunner, position: Position) -> None:
         self._loader, self._runner, self._position = loader, runner, position
         self.engine = runner.open(loader.build_engine, position.epoch, position.batch)
 
@@ -159,9 +158,9 @@ class SeededIterator(EpochIterator):
 class UnseededIterator(_BaseDataLoaderIter):
     """torch's iterator over worker processes, to the letter, on our engine."""
 
-    def __init__(self, loader: WorkerLoader[Any]) -> None:
+    def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
-        self.engine = loader.build_engine(int(self._base_seed))
+        self.engine: Dispatcher = loader.build_engine(int(self._base_seed))
         self._is_ended = False
         self._reset(loader, first_iter=True)
 
@@ -169,7 +168,7 @@ class UnseededIterator(_BaseDataLoaderIter):
     def _workers(self) -> list[Any]:
         return self.engine.processes
 
-    def _reset(self, loader: WorkerLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self.engine.check_process()
         if self.engine.is_interrupted:
