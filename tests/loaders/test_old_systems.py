@@ -133,3 +133,32 @@ def test_a_system_without_memfd_or_pidfd_gets_the_same_batches_and_leaves_nothin
         assert select.select([fd], [], [], bound)[0], "a worker has outlived its parent"
         os.close(fd)
     assert not list(folder.iterdir())
+
+
+WINDOWS = """
+import ctypes, logging, os, signal, socket, sys
+import torch, torch.utils.data, numpy
+
+sys.platform = "win32"
+for module, name in ((os, "register_at_fork"), (os, "memfd_create"), (signal, "pthread_sigmask"), (socket, "AF_UNIX")):
+    delattr(module, name)
+
+def refuse(*_, **__):
+    raise OSError("there is no C library of that name")
+
+ctypes.CDLL = refuse
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+from loaders import Preloader, WorkerLoader
+
+for settings in ({"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 0}):
+    with Preloader(WorkerLoader(range(8), 4, seed=0, **settings), "cpu", 2) as loader:
+        print([batch.tolist() for batch in loader])
+"""
+
+
+def test_on_another_system_the_loaders_read_inline_or_in_threads_and_say_so(bound):
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS], cwd=ROOT, capture_output=True, text=True, timeout=bound, check=True
+    )
+    assert done.stdout.count("[[0, 1, 2, 3], [4, 5, 6, 7]]") == 3
+    assert done.stdout.count("worker processes need Linux") == 1
