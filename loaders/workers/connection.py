@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 
 from .shared_memory import read_shared, write_shared
@@ -46,7 +47,7 @@ class Connection:
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Returns a message and its descriptors, or None if there is none now. Raises EOFError at the end."""
         try:
-            message, fds, *_ = socket.recv_fds(self.socket, LARGEST + 1, 2, socket.MSG_CMSG_CLOEXEC)
+            message, fds = self._receive()
         except BlockingIOError:
             return None
         if not message:
@@ -55,10 +56,19 @@ class Connection:
             if not fds:  # this process has no descriptor left: the message is lost
                 raise EOFError
             message = read_shared(fds.pop(0)).tobytes()
-        return message, list(fds)
+        return message, fds
 
     def close(self) -> None:
         self.socket.close()
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        # Not socket.recv_fds: it ignores its flags, and programs that this process starts would inherit descriptors.
+        fds = array("i")
+        room = socket.CMSG_LEN(2 * fds.itemsize)
+        message, parts, *_ = self.socket.recvmsg(LARGEST + 1, room, socket.MSG_CMSG_CLOEXEC)
+        for *_, data in parts:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        return message, fds.tolist()
 
     def _send(self, message: bytes, descriptors: Sequence[int]) -> bool:
         try:

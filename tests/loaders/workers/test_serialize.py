@@ -1,0 +1,125 @@
+"""A batch that another process made arrives as it was, and its tensors are read where they lie."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from loaders.workers.batch_buffer import ALIGNMENT, SharedBatchBuffer
+from loaders.workers.serialize import dump, load
+from loaders.workers.shared_memory import read_shared
+
+
+class Marked(torch.Tensor):
+    """A subclass with attributes."""
+
+
+@dataclass
+class Both:
+    image: torch.Tensor
+    name: str
+
+
+def sent(batch, slot: np.ndarray | None = None):
+    """The batch as the main process gets it, and its pickle."""
+    buffer = SharedBatchBuffer(slot)
+    pickled = dump(batch, buffer)
+    overflow = None if buffer.overflow_fd is None else read_shared(buffer.overflow_fd)
+    return load(pickled, slot, overflow, buffer.needed), pickled
+
+
+@pytest.fixture(params=[0, 2 * ALIGNMENT, 1 << 16], ids=["overflow", "partly", "slot"])
+def slot(request) -> np.ndarray | None:
+    return np.zeros(request.param, np.uint8) if request.param else None
+
+
+TENSORS = {
+    "rows": torch.arange(60).reshape(3, 20),
+    "scalar": torch.tensor(2.5),
+    "bool": torch.tensor([True, False]),
+    "bfloat16": torch.arange(40, dtype=torch.bfloat16),
+    "complex": torch.arange(9.0).to(torch.complex64),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "empty": torch.empty(0, 3),
+    "transposed": torch.arange(6).reshape(2, 3).t(),
+    "gaps": torch.arange(60)[::7],
+    "expanded": torch.ones(1).expand(5),
+    "gradient": torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_arrives_with_dtype_shape_and_values(tensor, slot):
+    (first, received), _ = sent([torch.ones(40), tensor], slot)
+    assert torch.equal(first, torch.ones(40))
+    assert (received.dtype, received.shape, received.requires_grad) == (
+        tensor.dtype,
+        tensor.shape,
+        tensor.requires_grad,
+    )
+    assert torch.equal(received, tensor)
+
+
+def test_a_sparse_tensor_arrives():
+    received, _ = sent(torch.eye(3).to_sparse())
+    assert torch.equal(received.to_dense(), torch.eye(3))
+
+
+def test_the_pickle_is_short_whatever_the_size_of_tensors():
+    assert len(sent([torch.zeros(1 << 20), torch.zeros(1 << 18)])[1]) < 500
+
+
+def test_the_structure_arrives(slot):
+    batch = {"both": Both(torch.ones(3), "a"), "list": [1, (torch.zeros(2), None)], "numpy": np.arange(3)}
+    received, _ = sent(batch, slot)
+    assert list(received) == list(batch)
+    assert (type(received["both"]), received["both"].name) == (Both, "a")
+    assert torch.equal(received["both"].image, torch.ones(3))
+    assert received["list"][1][1] is None
+    assert received["numpy"].tolist() == [0, 1, 2]
+
+
+def test_a_tensor_that_occurs_twice_is_one_tensor(slot):
+    tensor = torch.ones(50)
+    (first, second, other), _ = sent([tensor, tensor, torch.ones(50)], slot)
+    assert first is second
+    assert other is not first
+
+
+def test_large_parts_lie_in_the_slot_and_small_ones_are_copies():
+    slot = np.zeros(1 << 16, np.uint8)
+    batch = [torch.ones(3 * ALIGNMENT, dtype=torch.uint8), torch.ones(ALIGNMENT, dtype=torch.uint8)]
+    (images, labels), _ = sent(batch, slot)
+    slot[:] = 5
+    assert images.eq(5).all()
+    assert labels.eq(5).all()  # a quarter of the batch is not small
+    (images, labels, _), _ = sent([*batch, torch.ones(1)], slot)
+    slot[:] = 5
+    assert images.eq(5).all()
+    assert labels.eq(1).all()
+
+
+@pytest.mark.parametrize("base", [torch.arange(4.0), torch.arange(8).reshape(2, 4).t()])
+def test_a_subclass_arrives_with_its_attributes(base, slot):
+    tensor = base.as_subclass(Marked)
+    tensor.format = "XYXY"
+    received, pickled = sent(tensor, slot)
+    assert type(received) is Marked
+    assert received.format == "XYXY"
+    assert torch.equal(received.as_subclass(torch.Tensor), base)
+    assert len(pickled) < 500
+
+
+def test_a_large_subclass_lies_in_the_slot():
+    slot = np.zeros(1 << 16, np.uint8)
+    received, pickled = sent(torch.ones(4000).as_subclass(Marked), slot)
+    slot[:] = 0
+    assert not received.as_subclass(torch.Tensor).any()
+    assert len(pickled) < 500
+
+
+def test_a_parameter_stays_one(slot):
+    received, _ = sent(torch.nn.Parameter(torch.ones(2)), slot)
+    assert type(received) is torch.nn.Parameter
+    assert torch.equal(received, torch.ones(2))

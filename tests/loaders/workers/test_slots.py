@@ -1,0 +1,298 @@
+"""Slots are as large as the latest batches need, are used again, and are never given to two batches at once."""
+
+import os
+
+import pytest
+import torch
+
+from loaders.workers import slots
+from loaders.workers.shared_memory import Mapping, page_aligned
+from loaders.workers.slots import LATEST, Control, SlotRing, control_bytes
+
+PAGE = page_aligned(1)
+
+
+@pytest.fixture(params=[0, 2], ids=["own-memory", "shared"])
+def num_workers(request) -> int:
+    return request.param
+
+
+@pytest.fixture
+def ring(num_workers):
+    ring = SlotRing(3, num_workers)
+    yield ring
+    ring.close()
+
+
+def free(lease) -> None:
+    """Ends a lease that nothing else holds."""
+    lease.array = None
+
+
+def pages_in_use(ring: SlotRing) -> int:
+    return os.fstat(ring.fd).st_blocks * 512 // PAGE
+
+
+# Sizes
+
+
+def test_there_is_no_slot_before_a_size_is_known(ring):
+    assert ring.acquire() is None
+    ring.fit(0)
+    assert (ring.capacity, ring.acquire()) == (0, None)
+
+
+def test_a_slot_holds_whole_pages(ring):
+    ring.fit(PAGE + 1)
+    assert ring.capacity == 2 * PAGE
+    assert len(ring.acquire().array) == 2 * PAGE
+
+
+def test_slots_grow_by_a_quarter_at_least(ring):
+    ring.fit(100 * PAGE)
+    ring.fit(100 * PAGE)
+    assert ring.capacity == 100 * PAGE
+    ring.fit(101 * PAGE)
+    assert ring.capacity == 125 * PAGE
+    ring.fit(200 * PAGE)
+    assert ring.capacity == 200 * PAGE
+
+
+def test_one_batch_twice_as_large_as_slots_changes_nothing_and_a_second_does(ring):
+    ring.fit(10 * PAGE)
+    ring.fit(21 * PAGE)
+    assert ring.capacity == 10 * PAGE
+    ring.fit(30 * PAGE)
+    assert ring.capacity == 21 * PAGE  # room for the second largest
+
+
+def test_a_batch_just_twice_as_large_is_no_outlier(ring):
+    ring.fit(10 * PAGE)
+    ring.fit(20 * PAGE)
+    assert ring.capacity == 20 * PAGE
+
+
+def test_outliers_that_are_far_apart_stay_alone(ring):
+    ring.fit(10 * PAGE)
+    ring.fit(21 * PAGE)
+    for _ in range(LATEST):
+        ring.fit(10 * PAGE)
+    ring.fit(21 * PAGE)
+    assert ring.capacity == 10 * PAGE
+
+
+def test_slots_shrink_after_many_much_smaller_batches(ring):
+    ring.fit(100 * PAGE)
+    for _ in range(LATEST - 1):
+        ring.fit(20 * PAGE)
+        assert ring.capacity == 100 * PAGE
+    ring.fit(20 * PAGE)
+    assert ring.capacity == 25 * PAGE
+
+
+def test_slots_do_not_shrink_for_batches_that_are_little_smaller(ring):
+    ring.fit(100 * PAGE)
+    for _ in range(2 * LATEST):
+        ring.fit(40 * PAGE)  # a quarter more, and twice that, is a slot as it is
+    assert ring.capacity == 100 * PAGE
+
+
+def test_empty_batches_do_not_shrink_slots(ring):
+    ring.fit(100 * PAGE)
+    for _ in range(2 * LATEST):
+        ring.fit(0)
+    assert ring.capacity == 100 * PAGE
+
+
+# Leases
+
+
+def test_at_most_count_slots_are_made(ring):
+    ring.fit(1)
+    leases = [ring.acquire() for _ in range(3)]
+    assert all(leases)
+    assert (ring.has_free(), ring.has_spare(), ring.acquire()) == (False, False, None)
+    free(leases.pop())
+    assert (ring.has_free(), ring.has_spare()) == (True, True)
+    assert ring.acquire() is not None
+
+
+def test_a_slot_is_spare_before_it_is_made(ring):
+    ring.fit(1)
+    lease = ring.acquire()
+    assert lease is not None
+    assert (ring.has_free(), ring.has_spare()) == (False, True)
+
+
+def test_the_slot_that_was_given_back_last_is_used_first(ring):
+    ring.fit(1)
+    leases = [ring.acquire() for _ in range(3)]
+    for value, lease in enumerate(leases):
+        lease.array[0] = value
+    for lease in (leases[1], leases[2], leases[0]):
+        free(lease)
+    assert [ring.acquire().array[0] for _ in range(2)] == [0, 0]  # each is given back at once
+    kept = [ring.acquire() for _ in range(3)]
+    assert [lease.array[0] for lease in kept] == [0, 2, 1]
+
+
+def test_a_slot_is_leased_while_any_tensor_on_it_lives(ring):
+    ring.fit(1)
+    lease = ring.acquire()
+    tensor = torch.frombuffer(lease.array, dtype=torch.int16, count=4)
+    part = tensor[1:2]
+    del tensor
+    free(lease)
+    assert not ring.has_free()
+    del part
+    assert ring.has_free()
+
+
+def test_slots_do_not_overlap(ring):
+    ring.fit(PAGE)
+    leases = [ring.acquire() for _ in range(3)]
+    for value, lease in enumerate(leases):
+        lease.array[:] = value
+    for value, lease in enumerate(leases):
+        assert (lease.array == value).all()
+
+
+def test_a_slot_that_is_too_small_now_is_replaced(ring):
+    ring.fit(PAGE)
+    lease = ring.acquire()
+    free(lease)
+    ring.fit(2 * PAGE)
+    assert len(ring.acquire().array) == 2 * PAGE
+
+
+def test_a_slot_that_is_a_little_larger_is_still_used_and_a_much_larger_one_is_not(ring):
+    for now, used in ((40, 100), (39, 39)):
+        ring.fit(100 * PAGE)
+        ring.capacity = 100 * PAGE
+        free(ring.acquire())
+        ring.capacity = now * PAGE
+        lease = ring.acquire()
+        assert len(lease.array) == used * PAGE
+        free(lease)
+
+
+def test_replaced_slots_count_no_more(ring):
+    for size in range(1, 9):
+        ring.capacity = size * PAGE
+        free(ring.acquire())
+    leases = [ring.acquire() for _ in range(3)]
+    assert all(leases)
+
+
+# Shared memory
+
+
+def test_workers_find_a_slot_by_its_place():
+    ring = SlotRing(3, 2)
+    ring.fit(PAGE)
+    leases = [ring.acquire() for _ in range(3)]
+    assert {lease.place[0] for lease in leases} == {0, 1, 2}
+    assert len({lease.place[1] for lease in leases}) == 3
+    for value, lease in enumerate(leases):
+        lease.array[:] = value
+        _, offset, capacity = lease.place
+        assert capacity == PAGE
+        assert (Mapping(ring.fd, offset, capacity).array() == value).all()
+    ring.close()
+
+
+def test_the_numbers_of_slots_are_used_again_and_their_places_are_not():
+    ring = SlotRing(2, 1)
+    places = []
+    for size in range(1, 30):
+        ring.capacity = size * 4 * PAGE
+        lease = ring.acquire()
+        places.append(lease.place)
+        free(lease)
+        ring.capacity = 1  # the next one is much smaller than this one
+    assert {number for number, _, _ in places} <= {0, 1}
+    ends = [offset + capacity for _, offset, capacity in places]
+    assert all(end <= offset for end, (_, offset, _) in zip(ends[:-1], places[1:], strict=True))
+    ring.close()
+
+
+def test_a_discarded_slots_memory_goes_back_to_the_system():
+    ring = SlotRing(1, 1)
+    before = pages_in_use(ring)
+    ring.capacity = 8 * PAGE
+    lease = ring.acquire()
+    lease.array[:] = 1
+    assert pages_in_use(ring) == before + 8
+    free(lease)
+    ring.capacity = 100 * PAGE
+    assert ring.acquire() is not None
+    assert pages_in_use(ring) == before
+    ring.close()
+
+
+def test_a_forked_child_gives_no_memory_of_its_parent_back(monkeypatch):
+    ring = SlotRing(1, 1)
+    ring.fit(PAGE)
+    lease = ring.acquire()
+    lease.array[:] = 7
+    memory = Mapping(ring.fd, *lease.place[1:]).array()
+    free(lease)
+    parent = os.getpid()
+    monkeypatch.setattr(slots.os, "getpid", lambda: parent + 1)
+    ring.close()
+    assert (memory == 7).all()
+
+
+def test_threads_need_no_descriptor():
+    assert SlotRing(1, 0).fd is None
+
+
+# Close
+
+
+def test_a_closed_ring_gives_no_slot_and_closing_again_does_nothing(ring):
+    ring.fit(1)
+    free(ring.acquire())
+    ring.close()
+    assert ring.acquire() is None
+    ring.close()
+
+
+def test_closing_closes_the_descriptor():
+    ring = SlotRing(1, 1)
+    fd = ring.fd
+    del ring
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_what_is_leased_outlives_the_ring_and_is_freed_then():
+    ring = SlotRing(2, 1)
+    ring.fit(PAGE)
+    kept, other = ring.acquire(), ring.acquire()
+    kept.array[:] = other.array[:] = 3
+    memory = [Mapping(ring.fd, *lease.place[1:]).array() for lease in (kept, other)]
+    free(other)
+    ring.close()
+    assert (kept.array == 3).all()
+    assert [array.any() for array in memory] == [True, False]
+    free(kept)
+    assert [array.any() for array in memory] == [False, False]
+
+
+# Control
+
+
+@pytest.mark.parametrize("num_workers", [1, 7, PAGE // 8])
+def test_each_worker_has_a_row_and_all_see_that_they_are_to_stop(num_workers):
+    ring = SlotRing(1, num_workers)
+    ours, theirs = (Control(ring.fd, num_workers) for _ in range(2))
+    assert len(ours.rows) > num_workers
+    ours.rows[:num_workers] = range(1, num_workers + 1)
+    assert theirs.rows[:num_workers].tolist() == [*range(1, num_workers + 1)]
+    assert not theirs.is_stopping
+    ours.stop()
+    assert theirs.is_stopping
+    assert theirs.rows[:num_workers].tolist() == [*range(1, num_workers + 1)]
+    assert control_bytes(num_workers) == page_aligned(8 * (num_workers + 1))
+    ring.close()
