@@ -7,9 +7,11 @@ a batch. A batch counts as delivered if and only if the consumer received it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from operator import index
 from typing import Any, NamedTuple, Protocol
 
 from .order import Order
@@ -121,6 +123,12 @@ class Epochs:
         position = self.position
         return position is not None and not position.finished and position.batch < len(self.order)
 
+    def __copy__(self) -> Epochs:
+        """A copy stands where this one does; neither moves the other."""
+        twin = object.__new__(Epochs)
+        vars(twin).update(vars(self), position=copy(self.position))
+        return twin
+
     def upcoming(self) -> tuple[int, int]:
         """Returns epoch and first batch that the next `begin` starts."""
         return self._next or (0 if self.position is None else self.position.epoch + 1, 0)
@@ -131,10 +139,14 @@ class Epochs:
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next `begin` starts. The epoch of a loaded state keeps its position."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        try:
+            number = -1 if isinstance(epoch, bool) else index(epoch)  # numpy's integers too
+        except TypeError:
+            number = -1
+        if number < 0:
             raise ValueError(f"set_epoch({epoch!r}): an epoch is an integer from 0")
-        if self._next is None or self._next[0] != epoch:
-            self._next = (epoch, 0)
+        if self._next is None or self._next[0] != number:
+            self._next = (number, 0)
 
     def state_dict(self) -> dict[str, Any]:
         position = self.position

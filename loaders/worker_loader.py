@@ -12,6 +12,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
@@ -244,6 +245,8 @@ class WorkerLoader(DataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._iterators, self._newest, self._current = weakref.WeakSet(), _nothing, None
+        if self.seed is not None:  # copy.copy() gives those of the other loader, which runs its own epochs on them
+            self._epochs, self._runner = copy(self._epochs), copy(self._runner)
 
     def __enter__(self) -> WorkerLoader[T_co]:
         return self

@@ -19,7 +19,7 @@ from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
-from .tasks import OwnTasks, Task, Tasks
+from .tasks import OwnTasks, Tasks, unseeded_task
 from .thread_pool import ThreadPool
 
 Loader = Any  # a WorkerLoader, which imports this file
@@ -176,7 +176,7 @@ class UnseededIterator(_BaseDataLoaderIter):
             self.engine = loader.build_engine(int(self._base_seed))
         self._received = 0  # batches and errors
         self._pins = loader.pins_batches
-        self.engine.begin(map(Task, self._sampler_iter))
+        self.engine.begin(map(unseeded_task, self._sampler_iter))
 
     def __next__(self) -> Any:
         if self._is_ended:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from ..order import Order
 from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
@@ -29,6 +31,11 @@ class Task:
     positions: np.ndarray | None = None  # of its rows in the epoch, int64
     singly: bool = False  # read sample by sample: reading the whole batch crashed a worker
     without: frozenset[int] = frozenset()  # rows to leave out: reading them crashed workers
+
+
+def unseeded_task(indices: Any) -> Task:
+    """Returns the task of a batch, or sample, of a loader without a seed."""
+    return Task(kept(indices))
 
 
 class SamplerError(RuntimeError):
@@ -67,10 +74,10 @@ class SamplerTasks:
 
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
-        self._sampler = sampler
+        self.sampler = sampler
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        return self._share(drawn(self._sampler, self.order.seed, epoch), epoch, first)
+        return self._share(drawn(self.sampler, self.order.seed, epoch), epoch, first)
 
     def _share(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         order, number = self.order, 0
@@ -81,9 +88,8 @@ class SamplerTasks:
                 return
             head = head or batch
             if number >= first:
-                start = number * size
-                is_alone = order.world_size == 1  # then the sampler needs no length
-                positions = np.arange(start, start + len(batch)) if is_alone else order.positions(number)
+                start = number * size  # the sampler's length is not asked: it may have none, or a wrong one
+                positions = replace(order, length=start + len(batch)).positions(number)
                 rows = [batch[at - start] if at >= start else head[at] for at in positions.tolist()]
                 if rows:
                     yield Task(rows, epoch, number, positions)
@@ -95,10 +101,10 @@ class BatchSamplerTasks:
 
     def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
         self.order = order
-        self._sampler, self._batched = sampler, batched
+        self.sampler, self._batched = sampler, batched
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        return self._number(drawn(self._sampler, self.order.seed, epoch), epoch, first)
+        return self._number(drawn(self.sampler, self.order.seed, epoch), epoch, first)
 
     def _number(self, given: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         position = 0
@@ -112,21 +118,32 @@ class BatchSamplerTasks:
 def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
     """Iterates over a user's sampler now, with the global generators seeded from (seed, epoch) while it draws.
 
-    Its error comes out after the items before it. A sampler without a length is drawn from as its items are needed.
+    Its error comes out after the items before it. What it gives beyond its length is drawn as it is needed, as
+    everything is of a sampler without a length: many samplers never end.
     """
-    key = int(fold(seed, epoch))
-    if length_of(sampler) == sys.maxsize:
-        return _drawn_on_demand(sampler, key)
+    length = length_of(sampler)
+    most = 0 if length == sys.maxsize else length + 1  # with one more a sampler of that length comes to its end
     items: list[Any] = []
     error = None
     with preserved_globals():
-        seed_globals(key)
+        seed_globals(int(fold(seed, epoch)))
         try:
-            for item in sampler:
-                items.append(item)
+            given = iter(sampler)
+            for item in islice(given, most):
+                items.append(kept(item))
         except Exception as raised:
             error = raised
-    return _replay(items, error)
+        states = global_states()
+    if error is not None or len(items) < most:
+        return _replay(items, error)
+    return chain(items, _drawn_on_demand(given, states, threading.get_ident()))
+
+
+def kept(indices: Any) -> Any:
+    """Returns the indices as they are now: some samplers fill the same list or array again for each batch."""
+    if isinstance(indices, torch.Tensor):
+        return indices.clone()
+    return copy(indices) if isinstance(indices, (list, dict, np.ndarray)) else indices
 
 
 def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
@@ -135,21 +152,19 @@ def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
         raise SamplerError from error
 
 
-def _drawn_on_demand(sampler: Any, key: int) -> Iterator[Any]:
+def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator[Any]:
     # Another thread, a preloader's, must not touch the global generators, which the training loop draws from.
-    thread, states = threading.get_ident(), None
-    items = iter(sampler)
     while True:
         try:
             if threading.get_ident() != thread:
                 item = next(items, drawn)
             else:
                 with preserved_globals():
-                    seed_globals(key) if states is None else restore_globals(states)
+                    restore_globals(states)
                     item = next(items, drawn)
                     states = global_states()
         except Exception as error:
             raise SamplerError from error
         if item is drawn:  # no sampler gives this function
             return
-        yield item
+        yield kept(item)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -332,3 +332,76 @@ def test_next_needs_no_length(seed, reader):
             assert [next(loader).tolist(), next(loader).tolist()] == [[0, 1, 2], [3, 4]]
             with pytest.raises(StopIteration):
                 next(loader)
+
+
+# Samplers that are not as torch's are
+
+
+class Refilling:
+    """A batch sampler that fills the same list, or array, for each batch."""
+
+    def __init__(self, batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return LENGTH // BATCH_SIZE
+
+    def __iter__(self):
+        for start in range(0, LENGTH, BATCH_SIZE):
+            self.batch[:] = (
+                torch.arange(start, start + BATCH_SIZE)
+                if torch.is_tensor(self.batch)
+                else range(start, start + BATCH_SIZE)
+            )
+            yield self.batch
+
+
+@pytest.mark.parametrize("batch", [[], np.zeros(BATCH_SIZE, int), torch.zeros(BATCH_SIZE, dtype=int)], ids=type)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_batch_sampler_may_fill_the_same_batch_again(batch, seed, reader):
+    with seeded(batch_sampler=Refilling(batch), seed=seed, persistent_workers=False, **reader) as loader:
+        assert rows(loader) == list(range(LENGTH))
+
+
+class Endless:
+    """A sampler that never ends. It states the length of an epoch, as many do."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self):
+        while True:
+            yield from torch.randperm(LENGTH).tolist()
+
+
+def test_an_endless_sampler_with_a_length_is_drawn_from_as_needed(given, reader):
+    def three_rounds(**reader) -> list:
+        with seeded(**given(Endless()), **reader) as loader:
+            return list(islice(iter(loader), 3 * LENGTH // BATCH_SIZE))
+
+    torch.manual_seed(5)
+    batches = three_rounds(**reader)
+    assert torch.initial_seed() == 5 and torch.equal(torch.rand(3), torch.manual_seed(5) and torch.rand(3))
+    samples = torch.cat(batches).tolist()
+    rounds = [samples[start : start + LENGTH] for start in range(0, 3 * LENGTH, LENGTH)]
+    assert [sorted(samples) for samples in rounds] == [list(range(LENGTH))] * 3
+    assert rounds[0] != rounds[1] != rounds[2]
+    assert torch.equal(torch.stack(batches), torch.stack(three_rounds(num_workers=1)))
+
+
+class Eager:
+    """A sampler without a length that draws all at once, when it is iterated."""
+
+    def __iter__(self):
+        return iter(torch.randperm(LENGTH).tolist())
+
+
+def test_the_draws_of_a_samplers_iter_are_seeded_too(reader):
+    orders, draws = [], []
+    for number in range(2):
+        torch.manual_seed(number)
+        with seeded(sampler=Eager(), **reader) as loader:
+            orders.append(rows(loader))
+        draws.append(torch.rand(()).item())
+    assert orders[0] == orders[1]
+    assert draws == [torch.manual_seed(number) and torch.rand(()).item() for number in range(2)]

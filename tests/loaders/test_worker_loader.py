@@ -1,5 +1,7 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py)."""
 
+import copy
+import json
 import multiprocessing
 import os
 import pickle
@@ -7,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from example_datasets import Numbers
 from torch.utils.data import DataLoader, WeightedRandomSampler, get_worker_info
 
 from loaders import Preloader, WorkerLoader
@@ -356,9 +359,9 @@ def test_a_loader_can_be_pickled_while_it_runs():
     with seeded(Written(), 1) as loader:
         iterator = iter(loader)
         next(iterator)
-        copy = pickle.loads(pickle.dumps(loader))
-        assert len(list(copy)) == len(loader)
-        copy.close()
+        twin = pickle.loads(pickle.dumps(loader))
+        assert len(list(twin)) == len(loader)
+        twin.close()
 
 
 # Bad arguments
@@ -394,3 +397,20 @@ def test_an_order_that_cannot_be_resumed_has_no_state_and_the_error_says_why():
         WorkerLoader(Images()).state_dict()
     with pytest.raises(ValueError, match="in_order=False"):
         seeded(Images(), 2, in_order=False).state_dict()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_runs_epochs_of_its_own(duplicate, reader):
+    with WorkerLoader(Numbers(24), 4, shuffle=True, seed=0, persistent_workers=True, **reader) as loader:
+        expected = [[batch.tolist() for batch in loader] for _ in range(2)]
+        loader.set_epoch(0)
+        with duplicate(loader) as other:
+            pairs = [(ours.tolist(), theirs.tolist()) for ours, theirs in zip(loader, other, strict=True)]
+            assert pairs == list(zip(expected[0], expected[0], strict=True))
+        assert [batch.tolist() for batch in loader] == expected[1]
+
+
+def test_set_epoch_takes_numpys_integers():
+    loader = WorkerLoader(Numbers(24), 4, shuffle=True, seed=0)
+    loader.set_epoch(np.int64(3))
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
