@@ -182,6 +182,7 @@ def test_replaced_slots_count_no_more(ring):
         free(ring.acquire())
     leases = [ring.acquire() for _ in range(3)]
     assert all(leases)
+    assert ring.acquire() is None
 
 
 # Shared memory
