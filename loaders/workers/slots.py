@@ -114,7 +114,7 @@ class SlotRing:
         slot = None
         while slot is None and self._free:
             slot = self._free.pop()  # the one used last: its pages are mapped, and fewer slots are in use
-            if not self.capacity <= slot.capacity <= max(1, self.capacity) * OUTLIER * GROWTH:
+            if not self.capacity <= slot.capacity <= self.capacity * OUTLIER * GROWTH:
                 self._discard(slot)
                 slot = None
         if slot is None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from loaders.base import VERSION, Epochs, Position
+from loaders.base import ENDED, VERSION, Delivery, EpochIterator, Epochs, Position, check_choice, did_you_mean
 from loaders.order import Order
 
 
@@ -108,3 +108,97 @@ def test_a_state_that_does_not_match_is_refused_with_both_values(key, theirs):
     assert f"{key}={state.get(key)!r}" in str(refusal.value)
     assert f"{key}={ours!r}" in str(refusal.value)
     assert begin(one) == (0, 0)
+
+
+# Iterators
+
+
+class Scripted:
+    """A source of the given deliveries."""
+
+    def __init__(self, *deliveries: Delivery) -> None:
+        self.deliveries = list(deliveries)
+        self.closed = 0
+        self.processes = ["a process"]
+
+    def next(self) -> Delivery | None:
+        return self.deliveries.pop(0) if self.deliveries else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_iterator_returns_batches_and_counts_what_was_received():
+    source, position = (
+        Scripted(Delivery(4, "a"), Delivery(5, error=ValueError("bad")), Delivery(6, "b")),
+        Position(2, 4),
+    )
+    iterator = EpochIterator(source, position, 3)
+    assert iter(iterator) is iterator
+    assert len(iterator) == 3
+    assert (position.batch, position.received) == (4, 0)
+    assert next(iterator) == "a"
+    assert (position.batch, position.received) == (5, 1)
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert (position.batch, position.received) == (6, 2)
+    assert next(iterator) == "b"
+    assert (position.batch, position.received, position.finished) == (7, 3, False)
+    assert iterator.is_running
+    assert iterator._workers == ["a process"]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+    assert (position.batch, position.received, position.finished) == (7, 3, True)
+    assert (iterator.is_running, iterator._workers, source.closed) == (False, [], 1)
+
+
+def test_what_has_no_number_moves_no_position():
+    position = Position(0)
+    iterator = EpochIterator(Scripted(Delivery(None, "a"), Delivery(None, error=ValueError("bad"))), position)
+    assert next(iterator) == "a"
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert (position.batch, position.received) == (0, 2)
+
+
+def test_an_ended_iterator_says_so_and_closes_its_source_once():
+    source = Scripted(Delivery(0, "a"))
+    iterator = EpochIterator(source, Position(0))
+    iterator.end()
+    iterator.end()
+    assert source.closed == 1
+    with pytest.raises(RuntimeError) as error:
+        next(iterator)
+    assert str(error.value) == ENDED
+
+
+def test_an_iterator_of_unknown_length_says_so():
+    with pytest.raises(TypeError, match="its sampler has no length"):
+        len(EpochIterator(Scripted(), Position(0)))
+
+
+# Names
+
+
+def test_a_choice_that_is_close_to_a_known_one_is_corrected():
+    check_choice("kind", "apple", ["apple", "pear"])
+    with pytest.raises(ValueError, match=r"^kind=aple: did you mean apple\? it is one of apple, pear$"):
+        check_choice("kind", "aple", ["apple", "pear"])
+    with pytest.raises(ValueError, match=r"^kind=x: it is one of apple, pear$"):
+        check_choice("kind", "x", ["apple", "pear"])
+    assert did_you_mean("aple", ["apple", "apples"]) == "did you mean apple? "
+    assert did_you_mean("x", ["apple"]) == ""
+
+
+def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
+    epochs = Epochs(Order(20, 4, True, 3), "shuffled")
+    assert not epochs.is_running
+    position = Position(5, 2)
+    epochs.begin(position)
+    assert epochs.is_running
+    position.finished = True  # its sampler gave fewer indices than it said
+    assert not epochs.is_running
+    assert epochs.upcoming() == (6, 0)
+    epochs.set_epoch(0)
+    assert epochs.upcoming() == (0, 0)

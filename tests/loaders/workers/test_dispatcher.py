@@ -301,6 +301,17 @@ def test_close_ends_the_workers_and_frees_all(pool):
     assert dispatcher.next() is None
 
 
+def test_close_forgets_tasks_that_wait_to_be_retried(pool):
+    dispatcher = started(pool, tasks(0), depth=1)
+    pool.dies(0)
+    pool.raises(EngineError("nothing comes"))
+    pool.full = {0}
+    with pytest.raises(EngineError):
+        dispatcher.next()
+    dispatcher.close()
+    assert dispatcher.next() is None
+
+
 def test_a_dispatcher_that_nobody_holds_closes_its_pool(pool):
     dispatcher = started(pool, tasks(0))
     del dispatcher
@@ -502,15 +513,36 @@ def test_with_skips_a_batch_fails_if_no_sample_is_to_blame(pool, row):
     assert dispatcher.stats.skipped_samples == 0
 
 
-def test_a_dead_worker_has_no_tasks_until_they_are_retried(pool):
-    dispatcher = started(pool, tasks(*range(5)), depth=4)
-    pool.dies(0, 1)
-    pool.dies(0, 1)
-    pool.dies(0, 1)
-    pool.answers(2)  # batch 0 has failed
+def test_tasks_that_are_retried_count_once_where_a_task_goes(pool):
+    dispatcher = started(pool, tasks(*range(8)), SlotRing(0, 0), depth=6)
+    pool.dies(1)
+    pool.answers(1, 3)
+    pool.answers(0)
+    assert dispatcher.next().batch == 0
+    pool.script.clear()
+    dispatcher._submit()
+    assert pool.workers[-1] == (1, 6)  # worker 0 has two tasks, worker 1 had one
+    assert dispatcher.next().batch == 1
+    dispatcher._submit()
+    assert pool.workers[-1] == (0, 7)
+
+
+def test_tasks_of_a_dead_worker_that_have_a_result_are_not_retried(pool):
+    dispatcher = started(pool, tasks(0, 1, 2))
+    pool.answers(2)
+    pool.dies(0)
+    assert rest(dispatcher) == [0, 1, 2]
+    assert pool.batches == [0, 1, 2, 0]
+
+
+def test_the_slots_of_dropped_tasks_are_free_when_their_worker_dies(pool):
+    ring = SlotRing(9, 0)
+    ring.fit(BATCH_BYTES)
+    dispatcher = started(pool, tasks(0, 1, 2), ring)
+    dispatcher.begin(tasks(10))
+    pool.dies(0)
     rest(dispatcher)
-    # Worker 1 has two tasks; worker 0 lost batch 0, and batch 2 is in flight again: it has one.
-    assert pool.workers[-1] == (0, 4)
+    assert [pool.leases[batch]() for batch in (0, 1, 2)] == [None] * 3
 
 
 # Errors

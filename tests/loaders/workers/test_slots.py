@@ -182,6 +182,7 @@ def test_replaced_slots_count_no_more(ring):
         free(ring.acquire())
     leases = [ring.acquire() for _ in range(3)]
     assert all(leases)
+    assert ring.acquire() is None
 
 
 # Shared memory
@@ -245,6 +246,88 @@ def test_a_forked_child_gives_no_memory_of_its_parent_back(monkeypatch):
 
 def test_threads_need_no_descriptor():
     assert SlotRing(1, 0).fd is None
+
+
+# Page-locked memory
+
+
+class Cudart:
+    """Stands in for the CUDA runtime: holds what is page-locked, {address: bytes}."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.refuses = False
+        self.tried = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.tried += 1
+        if self.refuses:
+            return 1
+        assert flags == 0
+        self.locked[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.locked[address]
+
+
+@pytest.fixture
+def cudart(monkeypatch) -> Cudart:
+    cudart = Cudart()
+
+    def check(code: int) -> None:
+        if code:
+            raise RuntimeError("no room to lock")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    return cudart
+
+
+def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(num_workers, cudart):
+    ring = SlotRing(2, num_workers, page_locked=True)
+    ring.fit(PAGE)
+    leases = [ring.acquire(), ring.acquire()]
+    assert cudart.locked == {lease.array.ctypes.data: PAGE for lease in leases}
+    free(leases.pop())
+    assert len(cudart.locked) == 2
+    ring.close()
+    assert [*cudart.locked] == [leases[0].array.ctypes.data]
+    free(leases.pop())
+    assert cudart.locked == {}
+
+
+def test_page_locked_slots_lie_in_pages_of_their_own(cudart):
+    ring = SlotRing(2, 0, page_locked=True)
+    ring.fit(PAGE)
+    leases = [ring.acquire(), ring.acquire()]
+    assert [lease.array.ctypes.data % PAGE for lease in leases] == [0, 0]
+    assert len(cudart.locked) == 2
+
+
+def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(
+    num_workers, cudart, caplog, monkeypatch
+):
+    kernels = []
+    monkeypatch.setattr(slots.torch, "zeros", lambda *_, device: kernels.append(device))
+    cudart.refuses = True
+    ring = SlotRing(2, num_workers, page_locked=True)
+    ring.fit(PAGE)
+    assert ring.acquire() is not None
+    lease = ring.acquire()
+    assert lease is not None
+    assert cudart.tried == 1
+    assert kernels == ["cuda"]  # one that may fail with CUDA's error
+    assert [record.message for record in caplog.records] == [
+        "batches cannot be page-locked, so copies to the GPU will be slower: no room to lock"
+    ]
+    ring.close()
+
+
+def test_other_rings_are_not_page_locked(ring, cudart):
+    ring.fit(PAGE)
+    assert ring.acquire() is not None
+    assert cudart.tried == 0
 
 
 # Close
