@@ -94,12 +94,10 @@ def _create_memfd() -> int | None:
 
 
 def _create_unlinked_file() -> int:
-    """Creates a file in /dev/shm or in the temporary folder, whichever has more room, and removes its name."""
+    """Creates a file without a name, in /dev/shm or in the temporary folder, whichever has more room."""
     folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if os.access(folder, os.W_OK)]
-    folder = max(folders, key=_free_bytes, default=tempfile.gettempdir())
-    fd, path = tempfile.mkstemp(prefix="loader-", dir=folder)
-    os.unlink(path)
-    return fd
+    with tempfile.TemporaryFile(dir=max(folders, key=_free_bytes, default=None)) as file:
+        return os.dup(file.fileno())
 
 
 def _free_bytes(folder: str) -> int:
