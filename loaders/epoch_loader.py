@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from typing import Any
 
 from .base import Delivery, EpochIterator, Epochs, Position, Source
@@ -100,10 +99,6 @@ class EpochLoader:
         """Ends the epoch; delivered batches stay valid. Idempotent, in any state."""
         self._closed = True
         self._end_epoch()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Of a loader that is pickled or copied: without its running epoch."""
-        return {**vars(self), "_iterator": None, "_epochs": copy(self._epochs)}
 
     def __enter__(self) -> EpochLoader:
         return self
