@@ -67,6 +67,7 @@ class SeededMethods(OptionalMethods):
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._follow_length()
         self._epochs.load_state_dict(state)
         self._end_epoch()
 
@@ -186,9 +187,7 @@ class WorkerLoader(DataLoader[T_co]):
             tasks, kind = self._choose_tasks(own_order, seed)
             self._epochs = Epochs(tasks.order, kind)
             self._runner = EpochRunner(tasks, one_at_a_time, in_order and self._has_pool())
-            if (
-                isinstance(self.sampler, OrderSampler) and batch_size is not None
-            ):  # past torch, which forbids to set it
+            if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
                 vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
 
     def __len__(self) -> int:
@@ -211,12 +210,16 @@ class WorkerLoader(DataLoader[T_co]):
     def __next__(self) -> Any:
         """Continues the newest iterator, or begins a new one if that is at its end."""
         newest = self._newest()
-        self._current = iter(self) if newest is None else newest
+        current = newest if self._current is None else self._current
+        if newest is None:
+            current = iter(self)
         try:
-            return next(self._current)
+            return next(current)
         except StopIteration:
-            self._current, self._newest = None, _nothing
+            current, self._newest = None, _nothing
             raise
+        finally:
+            self._current = current  # a subclass's own, perhaps, around the newest
 
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute(self, name)
@@ -283,7 +286,7 @@ class WorkerLoader(DataLoader[T_co]):
 
     def _begin_epoch(self) -> SeededIterator:
         self._end_epoch()
-        self._follow_dataset()
+        self._follow_length()
         if self.num_workers > 0 and not self._has_pool():
             _warn_once(
                 "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
@@ -295,15 +298,24 @@ class WorkerLoader(DataLoader[T_co]):
         return SeededIterator(source, position, self._epoch_length())
 
     def _epoch_length(self) -> int | None:
-        order = self._epochs.order
-        return None if order.length == sys.maxsize else len(order)
+        length = self._samples_per_epoch()
+        return None if length == sys.maxsize else len(replace(self._epochs.order, length=length))
 
-    def _follow_dataset(self) -> None:
-        """Takes up a length that the dataset has grown or shrunk to, as torch does."""
-        if not isinstance(self.sampler, OrderSampler):
-            return
-        order, length = self._epochs.order, len(self.dataset)  # type: ignore[arg-type]  # torch's Dataset lacks __len__
+    def _samples_per_epoch(self) -> int:
+        """Returns the length that the dataset or the sampler has now."""
+        tasks = self._runner.tasks
+        if isinstance(tasks, SamplerTasks | BatchSamplerTasks):
+            return length_of(tasks.sampler)
+        return len(self.dataset)  # type: ignore[arg-type]  # torch's Dataset lacks __len__
+
+    def _follow_length(self) -> None:
+        """Takes up a length that the dataset, or the sampler, has grown or shrunk to, as torch does."""
+        order, length = self._epochs.order, self._samples_per_epoch()
         if length == order.length:
+            return
+        self._end_epoch()
+        self._runner.tasks.order = self._epochs.order = replace(order, length=length)
+        if not isinstance(self.sampler, OrderSampler) or not isinstance(self._runner.tasks, OwnTasks):
             return
         log.warning(
             "%s had %d samples and has %d now: this epoch follows its new length, and workers are started again",
@@ -311,8 +323,7 @@ class WorkerLoader(DataLoader[T_co]):
             order.length,
             length,
         )
-        order = replace(order, length=length)
-        self._runner.tasks.order = self._epochs.order = self.sampler.order = order
+        self.sampler.order = self._epochs.order
         self._runner.close()
 
     def _end_epoch(self) -> None:

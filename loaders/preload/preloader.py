@@ -149,6 +149,16 @@ class Preloader:
         if self._epoch is not None:
             self._epoch.producer.stop(deadline, getattr(self.loader, "close", lambda: None))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a preloader that is pickled or copied: without its thread and its epoch."""
+        running = {"_copier": None, "_epoch": None, "_last_state": None, "_figures": _Figures()}
+        return {**vars(self), **running, "copier": (self.device, self._copier.transform)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        device, transform = state.pop("copier")
+        vars(self).update(state)
+        self._copier = DeviceCopier(device, transform, side_stream=self.depth > 0)
+
     def __enter__(self) -> Preloader:
         return self
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
 
 from ..randomness import Random, fold, seed_globals
@@ -191,7 +192,7 @@ class Reader:
         return samples
 
     def _sample(self, index: Any) -> Any:
-        if _owner(self.dataset, "__getitem__") is None and getattr(self.dataset, "__getitems__", None):
+        if _owner(self.dataset, "__getitem__") in (None, Dataset) and getattr(self.dataset, "__getitems__", None):
             return self.dataset.__getitems__([index])[0]
         return self.dataset[index]
 

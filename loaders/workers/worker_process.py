@@ -104,7 +104,7 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
     kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
     while workers:
         # Whether a worker is leaving is looked at now and then: another thread may have received its message.
-        wait([worker.process.sentinel for worker in workers], timeout=0.02)
+        exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):
                 worker.discard_messages()
@@ -112,5 +112,8 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
         workers = [
             worker
             for worker in workers
-            if worker.process.is_alive() and now < (deadline if worker.is_leaving else kill_busy_at)
+            # One that the program's own SIGCHLD handler has reaped is alive for ever to multiprocessing.
+            if worker.process.sentinel not in exited
+            and worker.process.is_alive()
+            and now < (deadline if worker.is_leaving else kill_busy_at)
         ]

@@ -405,3 +405,38 @@ def test_the_draws_of_a_samplers_iter_are_seeded_too(reader):
         draws.append(torch.rand(()).item())
     assert orders[0] == orders[1]
     assert draws == [torch.manual_seed(number) and torch.rand(()).item() for number in range(2)]
+
+
+# Lengths
+
+
+class Growing(Numbers):
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
+    sampler = Growing(16)
+    with seeded(sampler=sampler, rank=rank, world_size=2, **reader) as loader:
+        assert len(loader) == len(rows(loader)) / BATCH_SIZE == 2
+        for length in (LENGTH, 8):
+            sampler.length = length
+            assert len(loader) == length / BATCH_SIZE / 2
+            expected = [row for row in range(length) if row // BATCH_SIZE % 2 == rank]
+            read, unfinished = [], []
+            for batch in loader:
+                read += batch.tolist()
+                unfinished.append(loader.state_dict()["samples"])
+            assert read == expected
+            assert unfinished == [*range(8, length, 8), 0]
+
+
+def test_another_loaders_sampler_keeps_its_order(reader):
+    other = WorkerLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=7, rank=1, world_size=2)
+    expected = rows(other)
+    with seeded(sampler=other.sampler, **reader) as loader:
+        assert rows(loader) == expected
+    assert rows(other) != expected  # its second epoch
+    other.set_epoch(0)
+    assert rows(other) == expected and len(other.sampler) == LENGTH / 2

@@ -171,3 +171,33 @@ def test_a_program_that_handles_sigterm_and_never_closes_its_loader_exits_and_le
         for program in programs:
             program.kill()
             program.communicate()
+
+
+REAPER = """
+import os, signal, sys
+sys.path.insert(0, "tests/loaders")
+from example_datasets import Numbers
+from loaders import WorkerLoader
+
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+signal.signal(signal.SIGCHLD, {handler})
+loader = WorkerLoader(Numbers(8), 4, seed=0, num_workers=2, persistent_workers=True)
+assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+import loaders.workers.process_pool as pool
+pool.EXIT_SECONDS = 10_000
+loader.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_IGN", "reap"])
+def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(handler):
+    code = REAPER.format(handler=handler)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "closed\n", run.stderr

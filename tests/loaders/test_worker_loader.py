@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers
-from torch.utils.data import DataLoader, WeightedRandomSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
 
 from loaders import Preloader, WorkerLoader
 
@@ -414,3 +414,34 @@ def test_set_epoch_takes_numpys_integers():
     loader = WorkerLoader(Numbers(24), 4, shuffle=True, seed=0)
     loader.set_epoch(np.int64(3))
     assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
+
+
+class Tenfold(WorkerLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch * 10
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_next_goes_through_the_iter_of_a_subclass(seed, reader):
+    with Tenfold(Numbers(8), 4, seed=seed, **reader) as loader:
+        for _ in range(2):
+            assert [next(loader).tolist() for _ in range(2)] == [[0, 10, 20, 30], [40, 50, 60, 70]]
+            with pytest.raises(StopIteration):
+                next(loader)
+
+
+class Wholesale(Dataset):
+    """Reads several samples at once, and not one."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitems__(self, indices: list) -> list:
+        return indices
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_dataset_may_have_getitems_alone(seed, reader):
+    with WorkerLoader(Wholesale(), 4, seed=seed, **reader) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -1,11 +1,13 @@
 """Preloader over any loader, and its thread; what all loaders promise is in test_contract.py."""
 
+import copy
 import dataclasses
 import gc
 import itertools
 import logging
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -1169,3 +1171,15 @@ for _ in range(5):
     next(iterator)
 """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@DEPTHS
+def test_a_preloader_can_be_copied_and_pickled_while_it_runs(duplicate, depth):
+    with Preloader(DataLoader(Numbers(12), 4), "cpu", depth) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        twin = duplicate(loader)
+        assert [batch.tolist() for batch in iterator] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+        assert [batch.tolist() for batch in twin] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        twin.close()
