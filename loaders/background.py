@@ -1,10 +1,10 @@
-"""Background threads that use one core each, and loaders that are closed before the interpreter exits."""
+"""Starts background threads that use one core each, and stops threads and workers before the interpreter exits."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
-import multiprocessing.util  # it joins all workers at exit: our exit function, registered later, runs before that
+import multiprocessing.util  # its exit function joins all workers: ours is registered later, so it runs first
 import os
 import sys
 import threading
@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import torch
 import torch.multiprocessing
 
-EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for all threads and workers together
+EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for threads and workers, all together
 
 
 class Stoppable(Protocol):
     """Something that runs in the background and can be stopped."""
 
     def stop(self, deadline: float) -> None:
-        """Stops it, and waits for that until `deadline` (time.monotonic)."""
+        """Stops it, and waits until it has stopped, or until `deadline` (time.monotonic)."""
 
 
 _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
@@ -58,12 +58,12 @@ def stop_at_exit(item: Stoppable) -> None:
 
 
 def leave_to_us(worker: BaseProcess) -> None:
-    """Has a forked child of this process leave the worker alone."""
+    """Keeps forked children of this process from terminating the worker at their exit."""
     _workers.add(worker)
 
 
 def default_context() -> Any:
-    """Returns how worker processes start: by the method that the program has set, else by fork where there is one.
+    """Returns the multiprocessing context for workers: the start method that the program set, else fork on Linux.
 
     Fork starts fastest and copies no dataset.
     """
@@ -79,9 +79,9 @@ def _stop_all() -> None:
 
 
 def _forget_parents() -> None:
-    """In a forked child: it has none of its parent's threads, and must not stop its workers.
+    """Is called in a forked child, which has none of its parent's threads and must not stop its parent's workers.
 
-    multiprocessing would: at exit it terminates all processes that it has started, by their number.
+    multiprocessing would stop them: at exit it terminates all processes in its list, by process id.
     """
     _running.clear()
     multiprocessing.process._children.difference_update(_workers)  # type: ignore[attr-defined]  # no public way

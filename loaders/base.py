@@ -1,7 +1,7 @@
 """What all loaders share: which epoch runs, where it stands, its iterator, and the state to resume from.
 
-The position in an epoch has one owner: a Position, which the epoch's iterator moves as its last act before it returns
-a batch. A batch counts as delivered if and only if the consumer received it.
+The position in an epoch has one owner: a Position. The epoch's iterator advances it last, just before it returns a
+batch, so a batch counts as delivered if and only if the consumer received it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 from .order import Order
 
 VERSION = 2  # of the state
-ENDED = "this epoch was ended by a newer iter() or load_state_dict(), or the loader was closed"
-INTERRUPTED = "an exception, perhaps of a signal handler, interrupted this iterator inside next(): begin a new epoch"
+ENDED = "a newer iter() or load_state_dict() ended this epoch, or the loader was closed"
+INTERRUPTED = "an exception, perhaps from a signal handler, interrupted this iterator inside next(): start a new epoch"
 
 
 class Delivery(NamedTuple):
-    """A batch, or the error in its place, and its number in the epoch (None: an error that is not a batch's)."""
+    """A batch, or the error in its place, and its number in the epoch (None: the error belongs to no batch)."""
 
     number: int | None
     batch: Any = None
@@ -33,7 +33,7 @@ class Source(Protocol):
     """Where the batches of one epoch come from."""
 
     def next(self) -> Delivery | None:
-        """Waits for the next batch; None at the end of the epoch. Raises what concerns no batch, such as a timeout."""
+        """Waits for the next batch; None at the end of the epoch. Raises errors that belong to no batch."""
 
     def close(self) -> None:
         """Ends the epoch."""
@@ -83,10 +83,10 @@ class EpochIterator:
                 position.batch = number + 1
             try:
                 raise error
-            finally:  # or the error and this frame, which its traceback holds, would keep each other alive
+            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
                 del error, delivery
-        # A signal handler may raise after any call. There is none from here on: either the consumer gets the batch and
-        # it is counted, or neither.
+        # A signal handler may raise after any call, so nothing is called from here on: a batch is counted if and only
+        # if the consumer gets it.
         position.received += 1
         if number is not None:
             position.batch = number + 1
@@ -130,11 +130,11 @@ class Epochs:
         return twin
 
     def upcoming(self) -> tuple[int, int]:
-        """Returns epoch and first batch that the next `begin` starts."""
+        """Returns the epoch and the number of the batch that the next `begin` starts with."""
         return self._next or (0 if self.position is None else self.position.epoch + 1, 0)
 
     def begin(self, position: Position) -> None:
-        """Starts the upcoming epoch, whose position its iterator moves."""
+        """Starts the upcoming epoch; its iterator advances `position`."""
         self.position, self._next = position, None
 
     def set_epoch(self, epoch: int) -> None:
@@ -176,9 +176,9 @@ class Epochs:
 class OptionalMethods:
     """Base of methods that only some instances of a loader's class have.
 
-    Libraries call what they find: one that finds `set_epoch` or `state_dict` on a loader that cannot have it fails.
-    They look in the instance's class too, as typing's runtime protocols do. So an instance with the methods has
-    another class, of the same name, derived from its own and from these.
+    Libraries call `set_epoch` and `state_dict` wherever they find them, so a loader that cannot support them must not
+    have them. Libraries look in the class as well as in the instance, as typing's runtime protocols do. So an instance
+    with the methods gets another class of the same name, derived from its own class and from this one.
     """
 
     @classmethod
@@ -196,10 +196,10 @@ class OptionalMethods:
 
 
 def missing_attribute(loader: Any, name: str) -> AttributeError:
-    """Returns what a loader's `__getattr__` raises: it says why the loader lacks one of the optional methods."""
+    """Returns what a loader's `__getattr__` raises: it says why the loader lacks an optional method."""
     sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
     if name in ("set_epoch", "state_dict", "load_state_dict"):
-        sentence += ": it needs a loader with a seed, as without one the order is torch's and cannot be resumed"
+        sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be resumed"
     return AttributeError(sentence, name=name, obj=loader)
 
 

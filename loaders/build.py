@@ -1,4 +1,4 @@
-"""From a checked config to a loader; what cannot work together is refused in words."""
+"""Builds a loader from a config; raises an error for settings that cannot work, or not together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_ERROR = ("raise", "skip")
 
 
 class LoaderConfigError(ValueError):
-    """A loader setting that cannot work, in a sentence that names the key and what would do."""
+    """A loader setting that cannot work. The message names the key, its value, and what to use instead."""
 
 
 @dataclass

@@ -15,15 +15,15 @@ from .nested import rows
 
 log = logging.getLogger(__name__)
 
-COUNT = 8  # batches kept: enough that the processor's caches do not make steps faster than they are
+COUNT = 8  # batches kept: so many that the processor's caches do not make steps look too fast
 
 
 class CachedLoader(EpochLoader):
     """Delivers the first COUNT batches of `loader` in turn; an epoch has as many batches as the loader's.
 
     `loader` is any loader of this package, over a dataset in the order that the other arguments describe. It is read
-    when the first epoch begins, and then closed. Epochs and state are counted as that loader counts them. Only batches
-    of full size are kept. They are delivered without a copy: a step must not write to them.
+    when the first epoch begins, and then closed. Epochs and state are counted as that loader counts them. Only full
+    batches are kept. They are delivered without a copy, so a step must not write to them.
     """
 
     def __init__(self, loader: Any, batch_size: int, **order: Any) -> None:

@@ -13,7 +13,7 @@ from .samplers import OrderBatchSampler, OrderSampler
 class EpochLoader:
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
-    A subclass says how an epoch's batches are made (`_open`). `iter()` ends the iterator before.
+    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator.
     Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
     """
 
@@ -46,7 +46,7 @@ class EpochLoader:
         self._closed = False
 
     def _prepare(self) -> None:
-        """Makes what all epochs need, before the first of them. If this raises, no epoch has begun."""
+        """Is called before each epoch begins, to make what all epochs need. If it raises, the epoch has not begun."""
 
     def _open(self, epoch: int, first: int) -> Source:
         """Returns the batches of epoch `epoch` from number `first` on."""
@@ -72,18 +72,18 @@ class EpochLoader:
         return self._iterator
 
     def __next__(self) -> Any:
-        """Continues the running epoch, or begins the next one."""
+        """Returns the next batch of the running epoch, or of a new one if none is running."""
         if self._iterator is None or self._iterator.position.finished:
             iter(self)
         assert self._iterator is not None
         return next(self._iterator)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs."""
+        """Sets the epoch that the next `iter()` runs."""
         self._epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, counted in global samples delivered: plain JSON."""
+        """Returns the position in the epoch, counted in samples delivered to all ranks: plain JSON."""
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,11 +92,11 @@ class EpochLoader:
         self._end_epoch()
 
     def stats(self) -> dict[str, Any]:
-        """Empty: this loader keeps no figures."""
+        """Returns an empty dict: this loader keeps no figures."""
         return {}
 
     def close(self) -> None:
-        """Ends the epoch; delivered batches stay valid. Idempotent, in any state."""
+        """Ends the epoch; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
         self._end_epoch()
 

@@ -1,7 +1,7 @@
 """Nested batches: find their tensors, and replace them without changing the structure around them.
 
 Dicts, lists, tuples, namedtuples, dataclasses, and other mappings and sequences are walked and keep their types.
-An object with a `.to` method (a PackedSequence, a tokenizer's batch) is moved by that method. Everything else stays.
+An object with a `.to` method (a PackedSequence, a tokenizer's batch) moves itself. Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """Copies a mutable container with its attributes, and puts other values under the same keys."""
+    """Returns a copy of a mutable container, attributes included, with the given values under its keys."""
     clone = copy.copy(batch)
     for key, value in items:
         clone[key] = value

@@ -20,7 +20,7 @@ BLOCK = 4096  # samples whose indices are computed together: numpy's calls cost 
 
 
 def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
-    """Maps `positions` by a permutation of 0..length-1 that `key` (uint64) chooses; returns int64.
+    """Maps `positions` by the permutation of 0..length-1 that `key` (uint64) selects; returns int64.
 
     A Feistel network (Luby and Rackoff, 1988) permutes the next even number of bits. A result outside the range is
     permuted again until it is inside ("cycle walking", Black and Rogaway, 2002), less than four times on average.
@@ -58,8 +58,8 @@ class Order:
 
     The global batch has batch_size * world_size samples, and rank r takes its r-th part. A short last global batch is
     dropped (`drop_last`) or split among the ranks. If it does not divide evenly, `pad` fills it up with the epoch's
-    first samples, so that all ranks have equally many batches of equally many rows; without `pad`, each sample goes
-    to exactly one rank.
+    first samples, so that all ranks get the same number of batches and rows; without `pad`, each sample goes to
+    exactly one rank.
     Raises ValueError for a seed or a rank out of range.
     """
 
@@ -81,7 +81,7 @@ class Order:
 
     @property
     def kind(self) -> str:
-        """What makes the order, as a loader's state names it."""
+        """What decides the order; part of a loader's state."""
         return "shuffled" if self.shuffle else "sequential"
 
     @property
@@ -124,7 +124,7 @@ class Order:
         return min(number * self.global_batch_size, self.length)
 
     def _share(self, rest: int) -> tuple[int, int]:
-        """Returns the range of rows that this rank takes of a last global batch of `rest` samples."""
+        """Returns the range of rows that this rank gets from a short last global batch of `rest` samples."""
         if self.drop_last:
             return 0, 0
         if self.pad:

@@ -1,7 +1,7 @@
 """Keeps the whole dataset on the device, and gathers and augments each batch there, by whole-batch operations.
 
 Nothing is read, collated or copied while training, so no loader is faster for data that fit: after airbench's
-CifarLoader (Keller Jordan). Only a batch's indices and random numbers are copied, and the host waits for neither.
+CifarLoader (Keller Jordan). Only a batch's indices and random numbers are copied, and the host does not wait for that.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class ResidentLoader(EpochLoader):
 
     A dataset may offer
     - `arrays()` -> {"image": uint8 (N, ...), "label": int64 (N,)}: what its samples are made of, one row per sample;
-    - `augment_batch(batch, random)`: makes samples of rows of those arrays, gathered on the device, (B, ...).
+    - `augment_batch(batch, random)`: turns rows of those arrays, gathered on the device (B, ...), into samples.
       `random` is a `loaders.Random` with a stream per row, keyed as for `read_batch`, or None for no augmentation.
 
     Any other dataset is read once through `read_batch` or `__getitem__`: what it draws at random is drawn only then.
-    `augment`: True for the dataset's own, or a callable (batch, random) -> batch that is given the gathered rows as
-    they are stored, or False or None for none.
-    Raises MachineFull if the set needs more memory than is free, RuntimeError for a device that does not exist,
-    ValueError for samples that do not have the same fields. What the dataset raises comes out of `iter()`.
+    `augment`: True for the dataset's own, a callable (batch, random) -> batch that gets the gathered rows as they are
+    stored, or False or None for none.
+    Raises MachineFull if the dataset needs more memory than is free, RuntimeError for a device that does not exist,
+    ValueError for samples that do not have the same fields. `iter()` raises the dataset's own errors.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class ResidentLoader(EpochLoader):
         self._augment: Augment | None = own if augment is True else augment or None
         if not augment and own is not None:
             self._augment = lambda batch, _: own(batch, None)
-        self._set: Any = None  # the nest of a batch, with a row for each sample of the dataset
+        self._set: Any = None  # as a batch, with one row per sample of the dataset
 
     def stats(self) -> dict[str, Any]:
-        """{"resident": {"bytes": what the set takes}}."""
+        """Returns {"resident": {"bytes": size of the dataset on the device}}."""
         return {"resident": {"bytes": sum(tensor.nbytes for tensor in tensors(self._set))}}
 
     def close(self) -> None:
-        """Lets go of the set; batches that were delivered stay valid. Idempotent, in any state."""
+        """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
         if self._set is not None and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a gather may be under way on another stream than the set's
+            torch.cuda.synchronize(self.device)  # a gather may still be running on another stream
         self._set = None
 
     def _prepare(self) -> None:
@@ -88,7 +88,7 @@ class ResidentLoader(EpochLoader):
             self._set = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
 
     def _open(self, epoch: int, first: int) -> IteratorSource:
-        # A map, and not a generator: that would end at the first error.
+        # A map, because a generator would end at its first error.
         return IteratorSource(map(partial(self._batch, epoch), self._order.batches(epoch, first)))
 
     def _batch(self, epoch: int, task: tuple[int, np.ndarray, np.ndarray]) -> tuple[int, Any]:
@@ -105,24 +105,25 @@ class ResidentLoader(EpochLoader):
     def _from_arrays(self) -> dict[str, torch.Tensor]:
         kind, length = type(self.dataset).__name__, len(self.dataset)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of arrays that must not be written to: they are not
+            warnings.simplefilter("ignore", UserWarning)  # about read-only arrays: nothing here writes to them
             fields = {name: _as_tensor(array) for name, array in self.dataset.arrays().items()}
         for name, field in fields.items():
             if field.shape[:1] != (length,):
                 raise ValueError(
                     f"{kind}.arrays() has {name!r} of shape {tuple(field.shape)}, and {kind} has {length:,} samples: "
-                    "give a row for each"
+                    "give one row per sample"
                 )
-        # On their own device the arrays stay where they are, and need no further memory.
+        # Arrays that are on the device already are used in place, and need no more memory.
         self._check_room(sum(field.nbytes for field in fields.values() if field.device != self.device))
         return {name: field.to(self.device) for name, field in fields.items()}
 
     def _read_once(self) -> Any:
-        """The samples in their order, read in batches."""
+        """Reads all samples, in the dataset's order, a batch at a time."""
         length, step = len(self.dataset), self._order.batch_size
         reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
         whole: Any = None
-        for start, stop in pairwise([0, *range(1, length, step), length]):  # the first, of one sample, tells the size
+        # The first batch has one sample, to learn its size.
+        for start, stop in pairwise([0, *range(1, length, step), length]):
             task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
             with preserved_globals():  # the model's own draws must not change with the loader
                 part = reader.read(task, BatchBuffer()).batch
@@ -140,12 +141,12 @@ class ResidentLoader(EpochLoader):
         return whole
 
     def _make_room(self, first: Any) -> Any:
-        """The nest of `first`, a batch of one sample, with as many rows as there are samples."""
+        """Returns a batch like `first`, which has one sample, but with an unwritten row for every sample."""
         other = next(_others(first), None)
         if other is not None:
             raise ValueError(
-                f"loader=resident keeps tensors, and {type(self.dataset).__name__} gives a {type(other).__name__} "
-                f"({other!r}) too: leave it out of the samples, or use loader=prefetch"
+                f"loader=resident keeps only tensors, and a sample of {type(self.dataset).__name__} also has a "
+                f"{type(other).__name__} ({other!r}): leave it out of the samples, or use loader=prefetch"
             )
         self._check_room(len(self.dataset) * sum(tensor.nbytes for tensor in tensors(first)))
         shape = (len(self.dataset),)
@@ -161,7 +162,7 @@ class ResidentLoader(EpochLoader):
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """The memory that can be had on `device`; None where the system does not tell."""
+    """Returns the bytes of memory that are free on `device`, or None if the system does not say."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # the allocator's, unused
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -174,7 +175,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 @cache
 def warn_of_reading_once(kind: str) -> None:
-    log.warning("%s has no arrays(): it is read once, and what it draws at random stays as first drawn", kind)
+    log.warning("%s has no arrays(): it is read once, so its random augmentation is the same in every epoch", kind)
 
 
 def _as_tensor(array: Any) -> torch.Tensor:
@@ -182,7 +183,7 @@ def _as_tensor(array: Any) -> torch.Tensor:
 
 
 def _others(batch: Any) -> Iterator[Any]:
-    """What the nest holds besides tensors."""
+    """Yields everything in the batch that is not a tensor."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):

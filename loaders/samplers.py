@@ -1,4 +1,4 @@
-"""A loader's own order as samplers, which other loaders can use too, and what is done with samplers of users."""
+"""The loaders' order as samplers, which other loaders can use too; and functions for users' samplers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .order import Order
 
 
 class OrderSampler:
-    """A loader's own order as a sampler, for other loaders too: this rank's indices, epoch by epoch.
+    """A loader's order as a sampler, which other loaders can use too: this rank's indices, epoch by epoch.
 
-    Each `iter()` is the next epoch, unless `set_epoch` names another. It does not move the loader that it belongs to.
+    Each `iter()` is the next epoch, unless `set_epoch` says otherwise. Iterating it does not affect the loader that it
+    belongs to.
     """
 
     def __init__(self, order: Order) -> None:
@@ -25,7 +26,7 @@ class OrderSampler:
         self._next = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next `iter()`."""
+        """Sets the epoch of the next `iter()`."""
         self._next = epoch
 
     def __len__(self) -> int:
@@ -42,10 +43,10 @@ class OrderSampler:
 
 
 class OrderBatchSampler(BatchSampler):
-    """A batch sampler that passes `set_epoch` on to its sampler. Others rebuild it over a sampler of their own."""
+    """A batch sampler that passes `set_epoch` on to its sampler. Libraries rebuild it around their own sampler."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next `iter()`."""
+        """Sets the epoch of the next `iter()`."""
         pass_on_epoch(epoch, self.sampler)
 
 
@@ -69,7 +70,7 @@ def length_of(sampler: Any) -> int:
 
 
 def own_generator_of(*samplers: Any) -> str | None:
-    """Returns the name of a sampler's attribute that is a random generator, searching the samplers inside too."""
+    """Returns the name of the first attribute that is a random generator, of the samplers or those inside them."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     for sampler in samplers:
         while sampler is not None:

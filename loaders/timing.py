@@ -1,6 +1,6 @@
-"""Where each step's time went: waiting for its batch or computing on it; and what that says about the loader.
+"""Measures how long each step waited for its batch and how long it computed, and says what to do about it.
 
-A step lasts from the moment its batch is asked for to the moment the next one is. On the CPU both are the host's
+A step lasts from the request for its batch to the request for the next one. On the CPU both are read from the host's
 clock. On CUDA they are events on the step's stream, so that waiting is the time that the device stood idle between
 the end of one step and the arrival of the next batch; they are read at log points only, and nothing synchronises
 in between. The time between epochs belongs to no step.
@@ -22,7 +22,7 @@ from .nested import rows
 
 @dataclass(frozen=True)
 class Window:
-    """The sums over some steps, in seconds."""
+    """Totals over some steps."""
 
     steps: int
     images: int

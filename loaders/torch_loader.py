@@ -25,8 +25,8 @@ from .workers.thread_pool import warn_of_unseeded_reading
 class TorchLoader(EpochLoader):
     """Batches of a map-style dataset, on the host, as torch's default collate makes them.
 
-    One iterator at a time: `iter()` ends the one before. `persistent_workers` is on, so a second epoch starts warm.
-    Raises what DataLoader raises; a dataset's error comes out of `next()` with the worker's traceback.
+    One iterator at a time: `iter()` ends the previous one. `persistent_workers` is on: workers are started once.
+    Raises what DataLoader raises; `next()` raises a dataset's error with the worker's traceback.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TorchLoader(EpochLoader):
         self._loader: DataLoader[Any] | None = DataLoader(
             self._seeded,
             batch_sampler=self._batches,
-            collate_fn=_collate,  # type: ignore[arg-type]  # what _Seeded gives is a list of its own class
+            collate_fn=_collate,  # type: ignore[arg-type]  # _Seeded returns _Numbered, a list with two attributes
             num_workers=num_workers,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
@@ -74,20 +74,20 @@ class TorchLoader(EpochLoader):
         return self._source
 
     def close(self) -> None:
-        """Ends the workers, also those that hang. Idempotent."""
+        """Stops the workers, also those that hang. May be called repeatedly."""
         super().close()
         workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
         if workers is not None:
             if self._source is not None and self._source.is_waiting:
-                for worker in workers._workers:  # the thread that waits in vain finds them gone, and does the rest
+                for worker in workers._workers:  # the waiting thread gets an error, and shuts the rest down
                     worker.terminate()
-            else:  # they are asked to leave: one that is killed while it holds a lock that we share would block us
+            else:  # ask them to exit: a worker killed while it holds a lock that we share would block us
                 workers._shutdown_workers()
         self._loader = None
 
 
 class _TorchSource:
-    """One epoch. If it is closed while a thread waits for a batch, that thread ends the workers."""
+    """One epoch. If it is closed while a thread waits for a batch, that thread shuts the workers down."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -142,7 +142,7 @@ class _Seeded(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
-        self.thread: int | None = None  # that of the training loop
+        self.thread: int | None = None  # the training loop's
         self._read_all = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, batch: _Numbered) -> _Numbered:

@@ -1,8 +1,8 @@
 """torch's DataLoader with another engine: workers write batches into shared memory, and they come out in order.
 
-Without a seed it is torch's to the letter: order, random numbers, round robin, iterators, error texts. With a seed,
-order and random numbers are pure functions of (seed, epoch, position, index): the same bytes whatever the number of
-workers, exact resume, and the next epoch's first batches loaded ahead.
+Without a seed it behaves exactly as torch's: order, random numbers, round robin, iterators, error messages. With a
+seed, order and random numbers are pure functions of (seed, epoch, position, index). So batches have the same bytes
+whatever the number of workers, a resume is exact, and the next epoch's first batches are loaded ahead.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ WORKER_METHODS = ("multiprocessing", "thread")
 
 
 class SeededMethods(OptionalMethods):
-    """What a WorkerLoader with a seed has besides: its order is known, and can be resumed."""
+    """The extra methods of a WorkerLoader with a seed: its order is known, and can be resumed."""
 
     def set_epoch(self: Any, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs, also to a given sampler that has `set_epoch`."""
+        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
         self._epochs.set_epoch(epoch)
         pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """Where the newest epoch stands, counted in global samples delivered: plain JSON.
+        """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
 
         Raises ValueError where an epoch cannot be resumed: in_order=False, or a sampler with its own generator.
         """
@@ -59,8 +59,8 @@ class SeededMethods(OptionalMethods):
         generator = own_generator_of(self.batch_sampler, self.sampler)
         if generator is not None:
             raise ValueError(
-                f"{generator} is a random generator, whose state the loader cannot know: leave it out, and the loader "
-                "seeds the global generators while it draws from the sampler; or use the loader's own shuffle=True"
+                f"{generator} is a random generator, and the loader cannot save its state: leave it out (the loader "
+                "then seeds the global generators while it draws from the sampler), or use the loader's shuffle=True"
             )
         state: dict[str, Any] = self._epochs.state_dict()
         return state
@@ -85,14 +85,14 @@ class WorkerLoader(DataLoader[T_co]):
     With a seed it also has `set_epoch`, `state_dict` and `load_state_dict`: see SeededMethods. And a dataset may offer
     `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor
     (len(indices), *shape) for each field of the spec, `random` is a loaders.Random with a stream per row. Batches lie
-    in shared memory that is used again when the last tensor on it has died; a batch that is kept never changes.
+    in shared memory, which is reused when the last tensor in it has died; a batch that you keep never changes.
 
-    Raises what DataLoader raises, and ValueError for what goes against the above.
+    Raises what DataLoader raises, and ValueError for arguments that contradict the above.
     """
 
     # Set by a consumer that holds each batch until its copies to the GPU are done, as Preloader does: with
     # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
-    # does not use again while a copy from it is under way.
+    # does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
 
     def __init__(
@@ -133,8 +133,8 @@ class WorkerLoader(DataLoader[T_co]):
         if worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
         if on_error == "skip" and isinstance(dataset, IterableDataset):
-            raise ValueError("on_error='skip' needs a map-style dataset: an iterable one cannot go on after an error")
-        # 2 is the attribute's value without the argument, which who rebuilds a loader passes on.
+            raise ValueError("on_error='skip' needs a map-style dataset: an iterable one ends at its first error")
+        # Libraries that rebuild a loader pass its prefetch_factor on: 2 if the argument was left out.
         if prefetch_batches is not None and (prefetch_factor not in (None, 2) or prefetch_batches < 1):
             raise ValueError(
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
@@ -143,18 +143,18 @@ class WorkerLoader(DataLoader[T_co]):
         own_order, one_at_a_time = None, persistent_workers
         if seed is not None:
             if generator is not None:
-                raise ValueError(f"seed={seed} and a generator were given: with a seed nothing draws from a generator")
+                raise ValueError(f"seed={seed} and a generator were given: with a seed, leave out the generator")
             if isinstance(dataset, IterableDataset):
                 raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has its own order")
             seed = checked_seed(seed)
-            if num_workers == 0:  # what concerns only workers is ignored
+            if num_workers == 0:  # arguments that only concern workers are ignored
                 prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
             if sampler is None and batch_sampler is None:
                 own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
                 shuffle, sampler = None, OrderSampler(own_order)
         elif (rank, world_size) != (0, 1):
             raise ValueError(
-                f"rank={rank} and world_size={world_size} need a seed, from which all ranks get one order"
+                f"rank={rank} and world_size={world_size} need a seed, from which all ranks compute the same order"
             )
         super().__init__(
             dataset,
@@ -208,7 +208,7 @@ class WorkerLoader(DataLoader[T_co]):
         return iterator
 
     def __next__(self) -> Any:
-        """Continues the newest iterator, or begins a new one if that is at its end."""
+        """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
         newest = self._newest()
         current = newest if self._current is None else self._current
         if newest is None:
@@ -225,13 +225,16 @@ class WorkerLoader(DataLoader[T_co]):
         raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
-        """{"workers": totals since the start}, see loaders.workers.stats; empty without workers and after close()."""
+        """Returns {"workers": totals}, see loaders.workers.stats; empty before the first epoch and after close().
+
+        The totals last as long as the workers: without persistent_workers, as long as the epoch's iterator.
+        """
         shared = None if self.seed is None else self._runner.engine
         engine = shared or getattr(self._newest(), "engine", None)
         return {} if engine is None else {"workers": engine.stats.as_dict()}
 
     def close(self) -> None:
-        """Ends the workers and all iterators; delivered batches stay valid. Idempotent, in any state."""
+        """Ends the workers and all iterators; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
         for iterator in list(self._iterators):
             getattr(iterator, "end", _nothing)()
@@ -241,7 +244,7 @@ class WorkerLoader(DataLoader[T_co]):
         self._newest = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a loader that is pickled: without its workers and iterators."""
+        """Returns what is pickled: all but the workers and iterators."""
         running = ("_iterators", "_newest", "_current")
         return {**{name: value for name, value in vars(self).items() if name not in running}, "_iterator": None}
 
@@ -258,12 +261,12 @@ class WorkerLoader(DataLoader[T_co]):
         self.close()
 
     def _choose_tasks(self, own_order: Order | None, seed: int) -> tuple[Tasks, str]:
-        """Returns the tasks of a seeded loader, and what makes their order."""
+        """Returns the tasks of a seeded loader, and the name of what decides their order."""
         if own_order is not None:
             return OwnTasks(own_order, self._auto_collation), own_order.kind
         gives_batches = self.batch_size is None
         if gives_batches and self.world_size > 1:
-            raise ValueError("world_size > 1 shares out batches of batch_size: it does not go with a batch_sampler")
+            raise ValueError("world_size > 1 splits batches of batch_size: it cannot be used with a batch_sampler")
         sampler = self._index_sampler if gives_batches else self.sampler
         parts = self.drop_last, self.rank, self.world_size, self.pad
         order = Order(length_of(sampler), self.batch_size or 1, False, seed, *parts)
@@ -272,10 +275,10 @@ class WorkerLoader(DataLoader[T_co]):
         return SamplerTasks(sampler, order), "sampler"
 
     def _get_iterator(self) -> Any:
-        """Torch asks this for an iterator if there is no seed."""
+        """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
         if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not self._has_pool()):
             if self.num_workers > 0:
-                _warn_once("iterable datasets, and systems other than Linux, are left to torch's own workers")
+                _warn_once("torch's own workers read iterable datasets, and on systems other than Linux all datasets")
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -318,7 +321,7 @@ class WorkerLoader(DataLoader[T_co]):
         if not isinstance(self.sampler, OrderSampler) or not isinstance(self._runner.tasks, OwnTasks):
             return
         log.warning(
-            "%s had %d samples and has %d now: this epoch follows its new length, and workers are started again",
+            "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
             type(self.dataset).__name__,
             order.length,
             length,
@@ -327,7 +330,7 @@ class WorkerLoader(DataLoader[T_co]):
         self._runner.close()
 
     def _end_epoch(self) -> None:
-        """Ends the newest iterator, unless it is independent of the next one."""
+        """Ends the newest iterator, unless it has an engine of its own."""
         newest = self._newest()
         if newest is not None and self._runner.is_shared:
             newest.end()
@@ -344,7 +347,7 @@ class WorkerLoader(DataLoader[T_co]):
 
 
 def _nothing() -> None:
-    """What a weak reference to nothing gives."""
+    """Returns None, as a weak reference does when its object is gone."""
 
 
 @cache

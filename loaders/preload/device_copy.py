@@ -3,18 +3,18 @@
 Why there are no races:
 - A copier has one side stream for its whole life, so all its copies and transforms run in order.
 - A batch's device memory belongs to the side stream. `record_stream` tells the allocator that the consumer's stream
-  reads it too, so that no later copy gets the memory before that reading is done.
+  reads it too, so that no later copy gets the memory before the consumer has read it.
 - A host batch is held until its copy's event has completed: only then may the loader rewrite its memory.
 
 What a consumer has to know:
 - The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
   graph is captured: replays would not wait. Copy the batch into the graph's own input, then replay.
 - While a preloader's thread runs, capture with capture_error_mode="thread_local", as torch.compile does: in the
-  default mode the thread's own calls, such as querying an event, make the capture fail.
-- The memory of a dropped batch is used again when the consumer's stream has finished with it: if the host is steps
-  ahead of the device, that many more batches lie on the device.
-- autocast, inference_mode and the default device belong to a thread: with a preloader's thread the transform does not
-  see those of the training loop, and has to name its dtypes itself.
+  default mode, calls made by that thread, such as querying an event, make the capture fail.
+- The memory of a dropped batch is reused when the consumer's stream has finished with it: if the host is n steps
+  ahead of the device, n more batches lie on the device.
+- autocast, inference_mode and the default device are set per thread: in a preloader's thread, the transform does not
+  see the training loop's settings, and has to name its dtypes itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Transform = Callable[[Any, Random], Any]
 class DeviceCopier:
     """Prepares batches on `device`: if that is a GPU and `side_stream` is true, on a separate stream.
 
-    One thread at a time prepares; another may hand over. Raises RuntimeError for a device that does not exist.
+    One thread at a time may call `prepare`; another may call `hand_over` meanwhile. Raises RuntimeError for a device
+    that does not exist.
     """
 
     def __init__(self, device: torch.device | str, transform: Transform | None, side_stream: bool) -> None:
@@ -47,12 +48,12 @@ class DeviceCopier:
         self.busy_seconds = 0.0  # of the host, in prepare
 
     def begin(self) -> None:
-        """Has the side stream wait for the work that the calling thread has queued: it may read memory used again."""
+        """Makes the side stream wait for the calling thread's queued work, which may still read memory to reuse."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the device the calling thread's current one: the thread page-locks memory for its current device."""
+        """Makes the device the calling thread's current one, because memory is page-locked for the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     @contextmanager
@@ -62,14 +63,14 @@ class DeviceCopier:
             yield
 
     def prepare(self, batch: Any, random: Random) -> tuple[Any, torch.cuda.Event | None]:
-        """Returns the batch on the device, transformed, and the event of its completion (None without a side stream).
+        """Returns the transformed batch on the device, and the event of its completion (None without a side stream).
 
         Raises ValueError for a batch that lies on several devices.
         """
         began = time.perf_counter()
         try:
             prepared = self._moved(batch)
-        finally:  # what was queued before an error reads the host batch too
+        finally:  # copies that were queued before an error read the host batch too
             if self.device.type == "cuda":
                 stream = self._stream or torch.cuda.current_stream(self.device)
                 self._copies.append((stream.record_event(), batch))
@@ -80,7 +81,7 @@ class DeviceCopier:
         return prepared, None if self._stream is None else self._stream.record_event()
 
     def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:
-        """Has the calling thread's stream wait until the batch is ready; the host does not wait."""
+        """Makes the calling thread's stream wait until the batch is ready; the host does not wait."""
         if ready is not None:
             consumer = torch.cuda.current_stream(self.device)
             consumer.wait_event(ready)
@@ -99,7 +100,7 @@ class DeviceCopier:
         if len(devices := {leaf.device for leaf in found}) > 1:
             where = " and ".join(sorted(map(str, devices)))
             raise ValueError(
-                f"a batch has tensors on {where}: have the loader give all of them on one device, best the CPU"
+                f"a batch has tensors on {where}: have the loader give all of them on one device, preferably the CPU"
             )
         return move(batch, self._to_device)
 
@@ -110,13 +111,13 @@ class DeviceCopier:
             except TypeError:  # not every class's `.to` knows the keyword
                 return leaf.to(self.device)
         on_host = leaf.device.type == "cpu" and leaf.layout == torch.strided
-        if self._stream is not None and on_host and not leaf.is_pinned():  # which asks the driver, for 1 us or so
+        if self._stream is not None and on_host and not leaf.is_pinned():  # is_pinned() asks the driver: about 1 us
             leaf = leaf.pin_memory()  # from pageable memory the copy would be synchronous
         return leaf.to(self.device, non_blocking=True)
 
 
 def present_device(device: torch.device | str) -> torch.device:
-    """Returns the device, with its number if it is a GPU. Raises RuntimeError for one that does not exist."""
+    """Returns the device, with a number if it is a GPU. Raises RuntimeError if it does not exist."""
     try:
         device = torch.device(device)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""A thread and a CUDA stream between any loader and the training step: batches are on the device when asked for.
+"""Loads batches ahead in a thread and copies them on a CUDA stream: they are on the device when a step needs them.
 
 After PreDataLoader and Apex's data_prefetcher.
-Invariant: only one thread at a time uses the loader: the consumer's while no epoch runs, else the preloader's.
+Invariant: only one thread at a time uses the loader: while an epoch runs the preloader's, else the consumer's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class StateMethods(OptionalMethods):
-    """What a Preloader has besides if its loader has them."""
+    """The extra methods of a Preloader whose loader has them."""
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """The loader's state as of the last batch that the consumer received."""
+        """Returns the loader's state after the last batch that the consumer received."""
         if self._epoch is not None and self._is_running() and self._epoch.state is not None:
             return dict(self._epoch.state)
         if self._last_state is not None:
@@ -44,13 +44,13 @@ class StateMethods(OptionalMethods):
 class Preloader:
     """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
 
-    `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout come
-    out on `device`, everything else as it was. `transform(batch, random)` runs once per batch on the device, on the
-    side stream, with a `loaders.randomness.Random` keyed by (seed, epoch, batch, rank). Errors of the loader and of
-    the transform come out of `next()` in their order, with their traceback; the epoch continues after them if the
-    loader's does. A batch on several devices is such an error, a ValueError; so is a device without memory for it, a
-    torch.OutOfMemoryError. One epoch at a time: `iter()` ends the one before. `loaders.preload.device_copy` says what
-    a consumer has to know of streams, CUDA graphs and autocast.
+    `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are
+    moved to `device`, everything else stays as it was. `transform(batch, random)` runs once per batch on the device,
+    on the side stream, with a `loaders.randomness.Random` keyed by (seed, epoch, batch, rank). `next()` raises errors
+    of the loader and of the transform in place of their batch, with their traceback; the epoch continues after them if
+    the loader's does. Among them are a ValueError for a batch on several devices, and a torch.OutOfMemoryError if the
+    device has no memory for it. One epoch at a time: `iter()` ends the previous one. `loaders.preload.device_copy`
+    says what a consumer has to know about streams, CUDA graphs and autocast.
     Raises ValueError for a bad depth, RuntimeError for a device that does not exist.
     """
 
@@ -92,7 +92,7 @@ class Preloader:
         return self._iterator(self._epoch)
 
     def __next__(self) -> Any:
-        """Continues the running epoch, or begins the next one."""
+        """Returns the next batch of the running epoch, or of a new one if none is running."""
         if self._epoch is None or self._epoch.position.finished:
             iter(self)
         assert self._epoch is not None
@@ -115,7 +115,7 @@ class Preloader:
         return self.loader.batch_sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `iter()` runs, to the loader, or if it has no set_epoch, to its samplers."""
+        """Sets the epoch that the next `iter()` runs: calls `set_epoch` of the loader, or else of its samplers."""
         self._named_epoch = epoch
         if not self._is_running():
             self._pass_on_epoch()
@@ -124,8 +124,8 @@ class Preloader:
         raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
-        """The loader's figures and, under "preloader", its own: batches received, seconds waited for them, seconds
-        that the host needed to copy and transform them, and batches queued now and on average.
+        """Returns the loader's figures and, under "preloader", the preloader's: batches received, seconds waited for
+        them, seconds that the host needed to copy and transform them, and batches queued now and on average.
         """
         inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
         figures = self._figures
@@ -139,7 +139,7 @@ class Preloader:
         return {**inner, "preloader": own}
 
     def close(self) -> None:
-        """Stops the thread and closes the loader. Idempotent, in any state."""
+        """Stops the thread and closes the loader. May be called repeatedly, in any state."""
         self._closed = True
         self._end_epoch()
         self._close_loader()
@@ -171,7 +171,7 @@ class Preloader:
             epoch.producer.close(lambda: None)
 
     def _open_epoch(self) -> _Epoch:
-        """Begins the loader's epoch in the calling thread, which so starts its workers."""
+        """Begins the loader's epoch in the calling thread, so that this thread starts the workers."""
         with self._copier.on_device():
             batches = iter(self.loader)
         try:
@@ -205,7 +205,7 @@ class Preloader:
             pass_on_epoch(epoch, getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None))
 
     def _end_epoch(self, to_continue: bool = False) -> None:
-        """Stops the thread. Only if the loader is `to_continue` must the thread come back from it."""
+        """Stops the thread. `to_continue`: the loader is used again, so wait for its next() and do not close it."""
         if self._epoch is None:
             return
         self._last_state = self._epoch.state if self._is_running() else None
@@ -216,7 +216,7 @@ class Preloader:
         if hasattr(self.loader, "close"):
             try:
                 self.loader.close()
-            except ValueError as error:  # of a generator that a thread is inside of
+            except ValueError as error:  # a generator cannot be closed while a thread runs it
                 log.warning("the preloader's loader could not be closed: %s", error)
 
 
@@ -229,7 +229,7 @@ class _Figures:
 
 @dataclass
 class _Epoch:
-    """A running epoch: its producer, what the consumer has received, and the loader's states around that."""
+    """A running epoch: its producer, what the consumer has received, and the loader's state at that point."""
 
     producer: InlineProducer | ThreadProducer
     position: Position
@@ -254,16 +254,14 @@ class _Consumer:
         began = time.perf_counter()
         item = epoch.producer.get()
         self.figures.wait_seconds += time.perf_counter() - began
-        if item.number != position.batch:  # one was lost on its way here
+        if item.number != position.batch:  # an exception lost one between the queue and the consumer
             raise RuntimeError(INTERRUPTED)
         if item.is_end:
             return None
         epoch.states = {item.number: epoch.state, item.number + 1: item.state}
         if item.error is not None:
-            error, item.error = (
-                item.error,
-                None,
-            )  # or the item, which the error's traceback holds, would hold the error
+            # Else the item, which the error's traceback refers to, would keep the error alive.
+            error, item.error = item.error, None
             return Delivery(item.number, error=error)
         self.figures.batches += 1
         self.figures.queued += epoch.producer.queued

@@ -1,7 +1,7 @@
-"""Makes the items of an epoch: each a batch on the device or an error, and the loader's state after it.
+"""Makes the items of an epoch: each is a batch on the device or an error, with the loader's state after it.
 
-A thread makes them ahead and passes them on through a queue, or the consumer's call makes each. That state and error
-travel with the batch is an idea of Grain's.
+Either a thread makes them ahead and puts them into a queue, or the consumer makes each when it asks for it. Sending
+state and error along with the batch is an idea from Grain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .queue import ClosableQueue, Closed
 
 log = logging.getLogger(__name__)
 
-# How long close() waits for the thread, which may be inside the loader's next(), before it closes the loader under it,
-# and how long after that before it leaves the thread behind.
+# How long close() waits for a thread that may be inside the loader's next(): first before it closes the loader to get
+# the thread out, and then before it leaves the thread behind.
 JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
 
@@ -47,7 +47,7 @@ class Item:
 class ItemMaker:
     """Makes the epoch's next item at each call, in whichever thread calls it.
 
-    It does not know the preloader, which could otherwise never be collected while its thread runs.
+    It must not refer to the preloader: else the running thread would keep an abandoned preloader alive for ever.
     """
 
     batches: Iterator[Any]
@@ -72,7 +72,7 @@ class ItemMaker:
             if item.error is None:
                 random = Random(*self.key, item.number, self.rank)
                 item.batch, item.ready = self.copier.prepare(batch, random)
-        except StopIteration as error:  # out of next() it would end the epoch without a word
+        except StopIteration as error:  # raised by next(), it would silently end the epoch
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error
         except torch.OutOfMemoryError as error:
@@ -132,10 +132,10 @@ class ThreadProducer:
             raise RuntimeError(ENDED) from None
 
     def close(self, unblock: Callable[[], None] | None = None) -> None:
-        """Stops the thread, and waits for it: for ever, or until `unblock` has got it out of the loader's next()."""
+        """Stops the thread and waits for it. If that takes long, `unblock` must get it out of the loader's next()."""
         self._queue.close()
         if self._thread is threading.current_thread():
-            return  # in a finaliser that the garbage collector ran there
+            return  # the garbage collector ran a finaliser in the thread itself
         if unblock is None:
             self._thread.join()
             return
@@ -144,12 +144,12 @@ class ThreadProducer:
             unblock()
             self._thread.join(GIVE_UP_SECONDS)
         if self._thread.is_alive():
-            log.warning("the preloader's thread is stuck in its loader's next(): it was left behind")
+            log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
 
     def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
         """Stops the thread at the interpreter's exit, and waits for it until `deadline` (time.monotonic)."""
         self._queue.close()
-        self._thread.join(0.1)  # most only wait for room in the queue
+        self._thread.join(0.1)  # enough for a thread that only waits for room in the queue
         if self._thread.is_alive():
             with suppress(Exception):  # nobody is left to be told
                 unblock()
@@ -157,7 +157,7 @@ class ThreadProducer:
 
 
 def _fill(queue: ClosableQueue[Item], make: ItemMaker) -> None:
-    """Is the thread: puts items into the queue until the epoch ends or the queue is closed."""
+    """Runs in the thread: puts items into the queue until the epoch ends or the queue is closed."""
     with suppress(Closed):
         try:
             with make.copier.on_stream():
@@ -166,7 +166,7 @@ def _fill(queue: ClosableQueue[Item], make: ItemMaker) -> None:
                     item = make()
                     is_end = item.is_end
                     queue.put(item)
-                    del item  # the consumer's from now on: it must not stay alive while the next one is made
+                    del item  # the consumer owns it now: keep no reference while the next one is made
         except Closed:
             pass
         except BaseException as error:

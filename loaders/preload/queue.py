@@ -1,7 +1,7 @@
 """A bounded queue between one producing thread and one consumer, which can be closed from either side.
 
-Invariant: a closed queue holds no item, every waiting call returns, and later calls do not wait. It is made of
-queue.SimpleQueue alone, which an exception of a signal handler cannot leave locked, as it can a Condition.
+Invariant: a closed queue holds no item; closing it wakes every waiting call, and later calls do not wait. It uses
+only queue.SimpleQueue: an exception from a signal handler cannot leave that locked, as it can a Condition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ClosableQueue(Generic[T]):
         """Waits until there is an item. Raises Closed."""
         item: T | type[Closed] = Closed if self._closed else self._items.get()
         if isinstance(item, type):
-            self._items.put(Closed)  # for whoever waits next
+            self._items.put(Closed)  # wakes the next waiting call
             raise Closed
         self._room.put(None)
         return item

@@ -1,6 +1,6 @@
-"""The memory that a worker writes one batch into: a slot, and whatever the slot has no room for.
+"""The memory that a worker writes one batch into: a slot, and extra memory if the slot is too small.
 
-Each tensor has a storage of exactly its own size, so that torch.save and copy.deepcopy of one tensor take no others.
+Each tensor has a storage of exactly its own size, so that torch.save and copy.deepcopy of one tensor copy no others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from ..nested import is_dense
 from .shared_memory import Mapping, align, create_shared_memory, full_machine_explained, page_aligned
 
 ALIGNMENT = 64
-SMALL = (
-    1 / 4
-)  # of a batch: a smaller tensor is delivered as a copy, so that keeping the labels does not keep the images
+# Tensors smaller than this share of their batch are cloned, so that keeping the labels does not keep the images.
+SMALL = 1 / 4
 
-# Where a tensor lies: offset, dtype, shape, stride. An offset n >= 0 is in the slot, -1 - n is n in the overflow.
+# Where a tensor lies: offset, dtype, shape, stride. An offset n >= 0 is in the slot; -1 - n means n in the overflow.
 Reference = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class BatchBuffer:
-    """A slot's bytes, uint8 (capacity,), and where they do not suffice, memory of the process.
+    """A slot's bytes, uint8 (capacity,), and the process's own memory where those are not enough.
 
-    Tensors are placed one after the other. `needed` counts the bytes of the whole batch, and so tells how large slots
+    Tensors are placed one after the other. `needed` counts the bytes of the whole batch, which tells how large slots
     should be.
     """
 
@@ -48,11 +47,11 @@ class BatchBuffer:
         start, self.needed = self.needed, self.needed + align(size, ALIGNMENT)
         if self._slot is not None and not self.overflowed and start + size <= self._capacity:
             return tensor_at(self._slot, start, dtype, shape)
-        self.overflowed = True  # all later tensors overflow too: so their order in memory stays that of the calls
+        self.overflowed = True  # later tensors overflow too, so that they stay in order
         return self._overflow(size, shape, dtype)
 
     def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
-        """Does what default_collate does with tensors, torch.stack, straight into the buffer."""
+        """Stacks tensors as default_collate does, directly into the buffer."""
         first = samples[0]
         if not is_plain(first):
             stacked: torch.Tensor = TORCHS_STACK(samples)
@@ -62,7 +61,7 @@ class BatchBuffer:
         return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), first.dtype))
 
     def owned(self, tensor: Any) -> Any:
-        """Returns a copy of a small tensor of this buffer; anything else as it is."""
+        """Returns a copy of a small tensor that lies in this buffer; anything else as it is."""
         return tensor.clone() if self._holds(tensor) and tensor.nbytes < SMALL * self.needed else tensor
 
     def _holds(self, tensor: Any) -> bool:
@@ -75,18 +74,20 @@ class BatchBuffer:
 
 
 class SharedBatchBuffer(BatchBuffer):
-    """A buffer that another process reads. What the slot has no room for lies in shared memory of the batch's own."""
+    """A buffer that another process reads. What does not fit into the slot lies in shared memory for this batch."""
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
         super().__init__(slot)
-        self.is_pickled = False  # whether a tensor has to travel inside the pickle
+        self.is_pickled = False  # whether a tensor has to be sent inside the pickle
         self.overflow_fd: int | None = None
         self._overflow_end = 0
         self._areas: list[tuple[int, np.ndarray]] = [] if slot is None else [(0, slot)]
-        self._placed: dict[int, tuple[torch.Tensor, Reference]] = {}  # by id: a tensor that occurs twice is sent once
+        self._placed: dict[
+            int, tuple[torch.Tensor, Reference]
+        ] = {}  # by id, so that a tensor that occurs twice is sent once
 
     def place(self, tensor: torch.Tensor) -> Reference | None:
-        """Returns where the tensor lies, after copying it there if needed; None if it has to be pickled as it is."""
+        """Returns where in the buffer the tensor lies, and copies it there if needed; None: it must be pickled."""
         if tensor.is_cuda:
             raise TypeError(
                 "a worker made a CUDA tensor: make CPU tensors there, and move the batch in the main process"
@@ -132,12 +133,12 @@ class SharedBatchBuffer(BatchBuffer):
 
 
 def tensor_at(memory: np.ndarray, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a tensor on `memory` (uint8) that keeps the array alive, and has a storage of its own size."""
+    """Returns a tensor in `memory` (uint8). It keeps the array alive, and its storage has exactly its size."""
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset).view(tuple(shape))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is CPU memory with a dtype, shape and strides, as torchvision's tv_tensors are too."""
+    """Returns whether a tensor is just strided CPU memory; also true for torchvision's tv_tensors."""
     kind = type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         return False
@@ -145,5 +146,5 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def stacks_as_torch_does() -> bool:
-    """Returns whether default_collate stacks tensors as torch does: users may put another function into its map."""
+    """Returns whether default_collate stacks tensors as torch does: users may replace the function in its map."""
     return default_collate_fn_map.get(torch.Tensor) is TORCHS_STACK

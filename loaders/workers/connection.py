@@ -1,6 +1,6 @@
 """Messages between the main process and a worker, each of them received whole or not at all.
 
-A worker that is stopped or killed in the middle of a message could otherwise block whoever receives the rest. The
+Otherwise a worker that is stopped or killed in the middle of a message could block its receiver. The
 kernel delivers a message of a SOCK_SEQPACKET socket in one piece; one too large for that travels in shared memory, and
 only its descriptor is sent.
 """
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from .shared_memory import read_shared, write_shared
 
-LARGEST = 32 << 10  # bytes of a message that is sent itself
-IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor; no other message begins so
+LARGEST = 32 << 10  # bytes of a message that is sent through the socket
+IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor's memory; no other message begins with this byte
 
 
 class Connection:
-    """One end of a pair of sockets. Only the end of a process that may block should be `blocking`."""
+    """One end of a pair of sockets. Only the worker's end is `blocking`: the main process must never block."""
 
     def __init__(self, end: socket.socket, blocking: bool) -> None:
         self.socket = end

@@ -1,8 +1,8 @@
 """Gives tasks to a pool's workers, puts their batches back in order, and retries the tasks of a worker that died.
 
-Invariant: every task in flight is with a worker, waiting to be retried, or has a result; at most `depth` of those that
-are wanted are in flight. A task that is not wanted any more (its epoch was broken off) is answered all the same, and
-only then is its slot free.
+Invariant: every task in flight is with a worker, is waiting to be retried, or has a result. At most `depth` wanted
+tasks are in flight. A task that is no longer wanted (the user left its epoch early) is answered all the same, and its
+slot becomes free only then.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
 
-# Slots beside those of tasks in flight, for what a training loop and a preloader's queue hold at once. Each is made
-# when it is first needed; a batch that finds none is delivered as a copy.
+# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. A
+# slot is made when it is first needed; if none is left, a batch is delivered as a copy.
 SPARE_SLOTS = 8
 
 
@@ -39,16 +39,16 @@ class _InFlight:
     lease: Lease | None
     is_wanted: bool = True
     result: Result | None = None
-    deaths: int = 0  # of workers that were reading it, in a row
+    deaths: int = 0  # how many workers in a row died while reading it
 
 
 class Dispatcher:
-    """Keeps `depth` tasks with the pool's workers, and delivers their batches; depth 0: reads each when asked for it.
+    """Keeps `depth` tasks in flight, and delivers their batches; depth 0: submits a task when it is asked for one.
 
     `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
-    `in_order`: batches are delivered in the order of their tasks; else as they come.
-    `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or its
-    batch is a WorkerFailure.
+    `in_order`: batches are delivered in the order of their tasks; else as soon as they are ready.
+    `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or a
+    WorkerFailure is delivered in place of its batch.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Dispatcher:
         self._to_retry: deque[int] = deque()
         self._tasks: Iterator[Task] = iter(())
         self._held: tuple[Task, int] | None = None  # a task that its worker's queue had no room for
-        self._tasks_error: BaseException | None = None  # that the iterator of tasks ended with
+        self._tasks_error: BaseException | None = None  # raised by the iterator of tasks
 
     @property
     def processes(self) -> list[Any]:
         return self._pool.processes
 
     def begin(self, tasks: Iterator[Task]) -> None:
-        """Replaces the tasks to come, and drops those in flight."""
+        """Drops the tasks in flight, and continues with new ones."""
         self._enter()
         for number in self._queue:
             flight = self._in_flight[number]
@@ -100,7 +100,7 @@ class Dispatcher:
         self._leave(self._submit)
 
     def continues_with(self, epoch: int, number: int) -> bool:
-        """Begins an epoch without new tasks if its batch `number` is the next one: it has been loaded ahead."""
+        """Begins an epoch on the tasks in flight if its batch `number` is the next one, loaded ahead; else False."""
         self._enter()
         task = self._leave(self._first_task)
         if task is None or (task.epoch, task.number) != (epoch, number):
@@ -111,7 +111,7 @@ class Dispatcher:
     def next(self, epoch: int | None = None) -> Delivery | None:
         """Waits for the next batch, and returns it or its error; None if none is left of this epoch.
 
-        Raises EngineError or MachineFull for what concerns no batch, and RuntimeError after an interruption.
+        Raises EngineError or MachineFull if no batch is to blame, and RuntimeError after an interruption.
         """
         self._enter()
         delivery: Delivery | None = self._leave(lambda: self._next(epoch))
@@ -128,7 +128,7 @@ class Dispatcher:
         self._ring.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # else its workers are gone
+        if not sys.is_finalizing():  # by then the workers are gone
             self.close()
 
     def check_process(self) -> None:
@@ -146,7 +146,7 @@ class Dispatcher:
         self.is_interrupted = True
 
     def _leave(self, action: Any) -> Any:
-        """Runs the action. Only if it comes to an end is what is in flight known to be right."""
+        """Runs the action. If it is interrupted, the record of tasks may be wrong, and is_interrupted stays set."""
         try:
             outcome = action()
         except (EngineError, MachineFull):
@@ -156,10 +156,10 @@ class Dispatcher:
         return outcome
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
-        """Submits as many tasks as may be in flight, and at least `least`; those that wait to be retried come first.
+        """Submits tasks until `depth` are in flight, or `least` if that is more; those to be retried come first.
 
-        `sparing`: if workers have enough to do, the last task waits for the next call rather than for a slot to be
-        made: by then the consumer has dropped the batch before the one that it is given now.
+        `sparing`: if the workers have enough to do and no slot is free, the last task is left for the next call and no
+        slot is made: by then the consumer has probably dropped a batch, and its slot is free.
         """
         while self._to_retry:
             number = self._to_retry[0]
@@ -173,7 +173,7 @@ class Dispatcher:
             if self._held is None:
                 try:
                     task = next(self._tasks, None)
-                except SamplerError as error:  # it comes out after the batches before it
+                except SamplerError as error:  # raised after the batches that come before it are delivered
                     self._tasks, self._tasks_error = iter(()), error.__cause__
                     return
                 if task is None:
@@ -196,7 +196,7 @@ class Dispatcher:
     def _first_task(self) -> Task | None:
         self._submit(least=1)
         while not self._queue and self._held is not None:
-            self._receive()  # until its worker has answered some of the tasks that are not wanted any more
+            self._receive()  # until its worker has answered some unwanted tasks, and has room
             self._submit(least=1)
         return self._in_flight[self._queue[0]].task if self._queue else None
 
@@ -214,7 +214,7 @@ class Dispatcher:
         self._queue.remove(number)
         delivery = self._open(self._in_flight.pop(number))
         self.deliveries += 1
-        with suppress(MachineFull):  # the next call tries again, and says so
+        with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)
         return delivery
 
@@ -248,7 +248,7 @@ class Dispatcher:
             self._drop(result.number)
 
     def _retry(self, death: Death) -> None:
-        """Has the tasks of a dead worker retried. The death counts against the first: it was being read."""
+        """Queues a dead worker's tasks to be retried. The death counts against the first, which it was reading."""
         numbers = [
             number
             for number, flight in self._in_flight.items()
@@ -263,13 +263,13 @@ class Dispatcher:
         to_retry = [number for number in wanted if self._in_flight[number].result is None]
         self._to_retry.extend(to_retry)
         self.stats.deaths += 1
-        log.warning("%s Restarting it; batches that will be retried: %d", death.reason, len(to_retry))
+        log.warning("%s Restarting the worker; batches to retry: %d", death.reason, len(to_retry))
 
     def _count_death(self, flight: _InFlight, death: Death) -> None:
-        """After too many deaths the sample is left out, or the task has a WorkerFailure for its result."""
+        """After too many deaths, leaves out the sample, or makes a WorkerFailure the task's result."""
         flight.deaths += 1
         task, is_last = flight.task, flight.deaths >= self._max_restarts
-        flight.task = replace(task, singly=task.singly or is_last)  # to find the sample
+        flight.task = replace(task, singly=task.singly or is_last)  # to find out which sample it is
         if flight.deaths <= self._max_restarts or (self._skips and not task.singly and death.row == WHOLE_BATCH):
             return
         if death.row >= 0:
@@ -282,8 +282,8 @@ class Dispatcher:
         else:
             where = f"while reading {task.indices}" if death.row == WHOLE_BATCH else "before reading a sample, perhaps"
             where += " in worker_init_fn" if death.row == NO_ROW else ""
-        count = "a worker" if flight.deaths == 1 else f"{flight.deaths} workers in a row"
-        error = WorkerFailure(f"{death.reason} For this batch {count} died {where}")
+        count = "A worker" if flight.deaths == 1 else f"{flight.deaths} workers in a row"
+        error = WorkerFailure(f"{death.reason} {count} died on this batch, {where}")
         flight.result = Result(-1, error=error)
 
     def _drop(self, number: int) -> None:
@@ -302,7 +302,9 @@ class Dispatcher:
         if isinstance(result.error, BaseException):
             return Delivery(number, error=_not_stop_iteration(result.error))
         if lease is not None and result.error is None and self._pool.writes_to_slots and not self._ring.has_spare():
-            lease = Lease(lease.array[: result.needed].copy(), lease.place)  # nobody ever waits for a slot
+            lease = Lease(
+                lease.array[: result.needed].copy(), lease.place
+            )  # so that the slot is free at once: nobody ever waits for one
             self.stats.copied_batches += 1
         try:
             reading = self._pool.open(result, lease)
@@ -315,7 +317,7 @@ class Dispatcher:
 
 
 def _not_stop_iteration(error: BaseException) -> BaseException:
-    """Replaces StopIteration, which out of next() would end the epoch without a word."""
+    """Replaces StopIteration, which would silently end the epoch if next() raised it."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError("a worker raised StopIteration")

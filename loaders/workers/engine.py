@@ -1,4 +1,4 @@
-"""Builds the engine behind a WorkerLoader, and runs epochs on it: of a seeded loader in our way, else in torch's."""
+"""Builds the engine behind a WorkerLoader, and runs its epochs: in our own way with a seed, else in torch's way."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Loader = Any  # a WorkerLoader, which imports this file
 def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int | None) -> Dispatcher:
     """Builds the engine that the loader's arguments describe, and starts its workers.
 
-    `batched`: a task is a batch of indices. Without `has_pool` the calling thread reads. Worker i of a process pool
-    begins with the seed `base_seed` + i, by default one that follows from the loader's seed.
+    `batched`: a task is a batch of indices. Without `has_pool`, the calling thread reads. Worker i of a process pool
+    starts with the seed `base_seed` + i; by default `base_seed` is computed from the loader's seed.
     """
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
     skips = loader.on_error == "skip"
@@ -67,7 +67,7 @@ def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int |
 
 
 class EpochRunner:
-    """Runs the epochs of a seeded loader: on one engine if workers persist (`is_shared`), else each on its own.
+    """Runs the epochs of a seeded loader: all on one engine if workers persist (`is_shared`), else each on its own.
 
     `reads_ahead`: the first batches of the next epoch are loaded while this one ends. Only our own order is read
     ahead: a user may change a sampler between epochs.
@@ -80,7 +80,7 @@ class EpochRunner:
         self._reads_ahead = reads_ahead and is_shared
 
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int, afresh: bool = False) -> Dispatcher:
-        """Returns an engine that delivers the epoch from batch `first` on; `afresh`: without what was loaded ahead."""
+        """Returns an engine that delivers the epoch from batch `first` on; `afresh`: drop what was loaded ahead."""
         engine = self.engine
         if engine is not None:
             engine.check_process()
@@ -98,12 +98,12 @@ class EpochRunner:
         return engine
 
     def release(self, engine: Dispatcher) -> None:
-        """Is called at the end of an epoch: closes an engine that has no other."""
+        """Is called at the end of an epoch: closes its engine unless later epochs share it."""
         if engine is not self.engine:
             engine.close()
 
     def close(self) -> None:
-        """Closes the shared engine; another epoch starts a new one."""
+        """Closes the shared engine; the next epoch builds a new one."""
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -113,7 +113,7 @@ class EpochRunner:
 
 
 class EpochSource:
-    """The batches of an epoch of a seeded loader, which the source keeps alive."""
+    """The batches of an epoch of a seeded loader. It keeps the loader alive."""
 
     def __init__(self, loader: Loader, runner: EpochRunner, position: Position) -> None:
         self._loader, self._runner, self._position = loader, runner, position
@@ -124,7 +124,7 @@ class EpochSource:
         return self.engine.processes
 
     def next(self) -> Delivery | None:
-        # They differ, or the engine is interrupted, after an exception of a signal handler: that can come anywhere.
+        # An exception from a signal handler, which can come anywhere, may have lost a delivery or broken the engine.
         if self.engine.is_interrupted or self.engine.deliveries != self._position.received:
             self._restart()
         delivery = self.engine.next(self._position.epoch)
@@ -146,7 +146,7 @@ class EpochSource:
 
 
 class SeededIterator(EpochIterator):
-    """An epoch of a seeded loader, as its consumer holds it."""
+    """The iterator over one epoch of a seeded loader."""
 
     _source: EpochSource | None
 
@@ -156,7 +156,7 @@ class SeededIterator(EpochIterator):
 
 
 class UnseededIterator(_BaseDataLoaderIter):
-    """torch's iterator over worker processes, to the letter, on our engine."""
+    """Behaves exactly as torch's iterator over worker processes, on our engine."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
@@ -181,7 +181,7 @@ class UnseededIterator(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         if self._is_ended:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self.engine.deliveries != self._received:  # one was lost on its way here
+        if self.engine.deliveries != self._received:  # an exception lost one between the engine and the consumer
             raise RuntimeError(INTERRUPTED)
         with record_function(self._profile_name):
             delivery = self.engine.next()
@@ -194,7 +194,7 @@ class UnseededIterator(_BaseDataLoaderIter):
             self._received += 1
             try:
                 raise error
-            finally:  # or the error and this frame, which its traceback holds, would keep each other alive
+            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
                 del error, delivery
         if self._pins:
             batch = pin_memory(batch)

@@ -28,7 +28,9 @@ class InlinePool:
         self.begin()
 
     def begin(self) -> None:
-        self._thread = threading.get_ident()  # that of the training loop: its generators may be seeded, and put back
+        self._thread = (
+            threading.get_ident()
+        )  # the training loop's: there the global generators may be seeded and restored
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         self._tasks.append((number, task))

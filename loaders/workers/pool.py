@@ -1,4 +1,4 @@
-"""What every pool of workers does for the dispatcher, and what it reports: results of tasks, and deaths of workers."""
+"""The interface of every pool of workers, and what it reports: results of tasks, and deaths of workers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ NO_ROW = -1  # the row of a worker that reads nothing
 
 
 class WorkerFailure(RuntimeError):
-    """Workers died or hung again and again while reading one batch."""
+    """Several workers in a row died or hung while reading the same batch."""
 
 
 class EngineError(RuntimeError):
-    """Concerns no batch: what is in flight stays as it is, and the next call may succeed."""
+    """An error that belongs to no batch: the tasks in flight are kept, and the next call may succeed."""
 
 
 class PoolClosed(EngineError):
-    """Another thread closed the loader in the meantime."""
+    """Another thread closed the loader meanwhile."""
 
 
 class WorkerTimeout(EngineError):
-    """A thread takes longer for its task than it may, and threads cannot be replaced."""
+    """A thread exceeded the timeout for its task, and threads cannot be restarted."""
 
 
 class Result(NamedTuple):
@@ -36,19 +36,19 @@ class Result(NamedTuple):
     payload: Any = None
     error: Any = None  # in place of the payload: an exception, or the pool's own form of one
     needed: int = 0  # bytes of the batch's tensors
-    overflowed: bool = False  # the slot had no room for all of them
-    is_pickled: bool = False  # some of them travelled inside a pickle
+    overflowed: bool = False  # the slot was too small for all of them
+    is_pickled: bool = False  # some of them were sent inside the pickle
     busy_seconds: float = 0.0
     wait_seconds: float = 0.0
 
 
 @dataclass
 class Death:
-    """A worker that died, or was killed because it hung. Its tasks without a result have to be retried."""
+    """A worker that died, or was killed because it hung. The dispatcher must retry its tasks that have no result."""
 
     worker: int
     reason: str  # in torch's words
-    row: int  # of the batch that it was reading, or WHOLE_BATCH or NO_ROW
+    row: int  # that it was reading, or WHOLE_BATCH or NO_ROW
 
 
 class Pool(Protocol):
@@ -56,22 +56,22 @@ class Pool(Protocol):
 
     num_workers: int
     processes: list[Any]  # of a process pool, else empty
-    writes_to_slots: bool  # and so a batch may have to be copied out of its slot when slots run short
+    writes_to_slots: bool  # then a batch may have to be copied out of its slot, when slots run short
 
     def begin(self) -> None:
-        """Is called when an epoch begins, in the thread of its consumer."""
+        """Is called when an epoch begins, in its consumer's thread."""
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
-        """Gives a task to a worker, to be written into the leased slot; False if the worker's queue is full now."""
+        """Sends a task to a worker, which writes its batch into the leased slot; False if its queue is full."""
 
     def receive(self) -> list[Result | Death]:
-        """Waits until there is a result or a death. A worker past its time limit is killed, and reported as dead."""
+        """Waits for results and deaths. A worker that exceeds its time limit is killed, and reported as dead."""
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
-        """Returns the batch of a result, on the leased slot, or the error that the task ended with."""
+        """Returns the batch of a result, in the leased slot, or the error that reading it raised."""
 
     def discard(self, result: Result) -> None:
-        """Frees what a result holds that nobody wants."""
+        """Frees what an unwanted result holds."""
 
     def close(self) -> None:
         """Ends the workers."""

@@ -32,7 +32,7 @@ from .slots import Control
 
 # Messages besides tasks and results; those are pickles, which begin with another byte.
 STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
-PARENT_SECONDS = 0.5  # how often a worker looks for its parent, where the system cannot tell it
+PARENT_SECONDS = 0.5  # how often a worker checks that its parent lives, where the system has no pidfd
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Setup:
 
 
 def work(reader: Any, memory_fd: int, setup: Setup, end: socket.socket) -> None:
-    """Is the process's main function. `reader` is a Reader, or a pair (Reader, memory_fd) if it was not forked."""
-    gc.freeze()  # collecting what a forked worker shares with its parent would write to that memory, and so copy it
+    """The process's main function. `reader` is a Reader, or a pair (Reader, memory_fd) if it was not forked."""
+    gc.freeze()  # else the collector would write to memory that is shared with the parent, and so copy it
     _reset_signals(setup.signal_mask)
     connection = Connection(end, blocking=True)
     connection.send(STARTED)
@@ -69,7 +69,7 @@ class _Worker:
         self._waited_from = 0.0
 
     def run(self) -> None:
-        """Sets the process up, and answers tasks. An error of the set-up is the answer to every task."""
+        """Sets the process up, and answers tasks. If the set-up failed, its error is the answer to every task."""
         failed_setup = None
         try:
             _set_up(self._setup, self._reader)
@@ -107,7 +107,7 @@ class _Worker:
         self._waited_from = ended
 
     def _mark(self, row: int) -> None:
-        """Tells the parent which row is read next; leaves the batch if the parent closes the pool."""
+        """Tells the parent which row is read next; abandons the batch if the parent is closing the pool."""
         if self._control.is_stopping:
             raise _Stopping
         self._control.rows[self._setup.worker_id] = row
@@ -118,7 +118,7 @@ class _Stopping(BaseException):
 
 
 class _MappedSlots:
-    """The ring's slots as this worker has mapped them; one that was replaced is unmapped."""
+    """The slots that this worker has mapped. When the parent replaces a slot, the old one is unmapped."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -138,7 +138,7 @@ class _MappedSlots:
 
 @contextmanager
 def _stacking_into(buffer: SharedBatchBuffer, reader: Reader) -> Iterator[None]:
-    """Has default_collate, where a collate_fn of the user's calls it, stack into the buffer and not into /dev/shm."""
+    """Makes default_collate, if the user's collate_fn calls it, stack into the buffer, not /dev/shm."""
     if not stacks_as_torch_does():
         yield
         return
@@ -151,9 +151,9 @@ def _stacking_into(buffer: SharedBatchBuffer, reader: Reader) -> Iterator[None]:
 
 
 def _reset_signals(mask: set[int]) -> None:
-    """Forgets the parent's Python handlers, which a forked worker would run: SIGTERM kills it, the others do nothing.
+    """Resets the parent's Python handlers, which a forked worker would run. SIGTERM then kills it, others do nothing.
 
-    Ctrl-C and the like reach the whole process group, and are for the parent to act on.
+    Signals such as Ctrl-C reach the whole process group, and the parent handles them.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -177,13 +177,13 @@ def _set_up(setup: Setup, reader: Reader) -> None:
 
 
 def _exit_with(parent: int) -> None:
-    """Ends this process as soon as its parent has, whoever else holds the socket, and whatever it is reading."""
+    """Exits as soon as the parent has exited, even if others keep the socket open or a sample is being read."""
     try:
         fd = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
     except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
-        ours = os.getppid()  # not `parent` if a fork server started this process; it ends with the parent, too
+        ours = os.getppid()  # a fork server's, if one started this process: it exits with the parent
         while os.getppid() == ours:
             time.sleep(PARENT_SECONDS)
         os._exit(1)
@@ -200,6 +200,6 @@ def _pickled_error(where: str) -> bytes:
         pickled = pickle.dumps(wrapper)
         pickle.loads(pickled)
         return pickled
-    except Exception:  # a class that only this process knows
+    except Exception:  # the class cannot be pickled or unpickled
         wrapper.exc_type = RuntimeError
         return pickle.dumps(wrapper)

@@ -2,7 +2,7 @@
 
 There is no shared queue, lock or feeder thread, so nothing that one worker does can block or damage another. The main
 process never waits to send or to receive a part of a message. A worker that has died is restarted when a task is
-submitted to it. Time limits live here: a worker that exceeds one is killed and reported as dead.
+submitted to it. Time limits are enforced here: a worker that exceeds one is killed and reported as dead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .spawning import SpawnedReader
 from .tasks import Task
 from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
 
-LONGEST_SECONDS = 1e6  # that the system lets one wait
+LONGEST_SECONDS = 1e6  # poll() accepts no longer timeout
 LOOK_SECONDS = 0.5  # how often to look whether workers live, where the system has no pidfd
-# How long a worker may take until it says that it has started: one that was forked while another thread held a lock
-# may wait for that lock for ever. Workers that are not forked have to import this module first.
+# How long a worker may take to report that it has started: one that was forked while another thread held a lock may
+# wait for that lock for ever. Workers that are not forked have to import this module first.
 START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
 SETUP_FACTOR = 10  # the set-up of a restarted worker may take this many times as long as it took before
 
@@ -63,7 +63,7 @@ class ProcessPool:
         self.num_workers = num_workers
         self.processes: list[Any] = [None] * num_workers
         self._workers: list[WorkerProcess | None] = [None] * num_workers
-        self._taking = threading.Lock()  # a worker out of the list: so that only one thread closes it
+        self._taking = threading.Lock()  # held to take a worker out of the list, so that only one thread closes it
         self._owner = os.getpid()
         self._closed = False
         self._timeout = timeout
@@ -72,7 +72,7 @@ class ProcessPool:
         self._reader = reader if self._method == "fork" else SpawnedReader(reader, memory_fd, init_fn)
         self._setup = Setup(0, num_workers, base_seed, init_fn, self._owner, set())
         self._control = Control(memory_fd, num_workers)
-        self._setup_seconds: dict[int, float] = {}  # of each worker that was ready once, the longest
+        self._setup_seconds: dict[int, float] = {}  # the longest set-up of each worker so far
         self._poll = select.poll()
         self._polled: dict[int, int] = {}  # descriptor -> worker
         stop_at_exit(self)
@@ -117,11 +117,11 @@ class ProcessPool:
             os.close(result.payload[1])
 
     def stop(self, deadline: float) -> None:
-        """Ends the workers until `deadline`, at the interpreter's exit."""
+        """Ends the workers at the interpreter's exit, by `deadline`."""
         self._close(deadline)
 
     def close(self) -> None:
-        """Ends the workers: an idle one may do its own exit work, a busy one is killed. All are reaped.
+        """Ends and reaps all workers: an idle one may run its exit functions, a busy one is killed.
 
         May be called while another thread waits in `receive`: the workers' exit wakes it.
         """
@@ -147,7 +147,7 @@ class ProcessPool:
         return worker
 
     def _wait_and_receive(self, events: list[Result | Death]) -> None:
-        """Waits until something happens or a time limit is over, and receives all that is there."""
+        """Waits for a message, a death or the end of a time limit, and receives all messages that have arrived."""
         limits = [limit for worker in self._workers if worker and (limit := self._limit(worker)) is not None]
         if not all(worker.pidfd >= 0 for worker in self._workers if worker):
             limits.append(time.monotonic() + LOOK_SECONDS)
@@ -166,13 +166,13 @@ class ProcessPool:
                 self._end_late(worker_id, worker, events)
 
     def _limit(self, worker: WorkerProcess) -> float | None:
-        """Returns when, by time.monotonic, the worker has to be done with what it does."""
+        """Returns the time (time.monotonic) at which the worker exceeds its limit, or None if it has none."""
         if not worker.is_ready:
             return worker.start_by
         return worker.began + self._timeout if self._timeout and worker.tasks else None
 
     def _end_late(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
-        """Ends a worker that is past its time limit, unless it reads sample by sample and has begun another one."""
+        """Kills a worker past its time limit, unless it reads sample by sample and has begun another sample."""
         row = int(self._control.rows[worker_id])
         if worker.is_ready and worker.reads_singly and row != worker.row:
             worker.row, worker.began = row, time.monotonic()
@@ -188,8 +188,8 @@ class ProcessPool:
         events.append(death)
 
     def _drain(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> bool:
-        """Receives all that is there; False if the worker has died."""
-        is_dead = not worker.process.is_alive()  # asked first: what it sent before its death is received
+        """Receives all messages that have arrived; False if the worker has died."""
+        is_dead = not worker.process.is_alive()  # asked first, so that what it sent before its death is still received
         try:
             while (received := worker.connection.receive()) is not None:
                 if result := self._receive(worker_id, worker, *received):
@@ -201,7 +201,7 @@ class ProcessPool:
     def _receive(self, worker_id: int, worker: WorkerProcess, message: bytes, fds: list[int]) -> Result | None:
         now = time.monotonic()
         if message == STARTED:
-            # Its set-up follows, worker_init_fn among it: the first time it may take any time, later about as long.
+            # Next comes its set-up with worker_init_fn: unlimited the first time, later limited by the time it took.
             known = self._setup_seconds.get(worker_id)
             worker.start_by = None if known is None else now + START_SECONDS[self._method] + SETUP_FACTOR * known
         elif message == READY:
@@ -247,14 +247,14 @@ class ProcessPool:
 
     def _close(self, deadline: float) -> None:
         self._closed = True
-        if os.getpid() != self._owner:  # a forked child has inherited the object, and not the workers
+        if os.getpid() != self._owner:  # a forked child inherits this object, but the workers are its parent's
             return
         workers = [worker for worker in map(self._take, range(self.num_workers)) if worker is not None]
         try:
             if workers:
                 self._control.stop()
                 wait_for_exit(workers, deadline)
-        finally:  # also if a second Ctrl-C comes while it waits
+        finally:  # even if a second Ctrl-C interrupts the wait
             for worker in workers:
                 worker.close()
             if isinstance(self._reader, SpawnedReader):

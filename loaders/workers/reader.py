@@ -1,4 +1,4 @@
-"""What a worker does with a task, in whatever process or thread it runs: read samples, and write them as a batch."""
+"""Reads a task's samples and writes them as a batch: what every worker does, in whatever process or thread it runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from .tasks import Task
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Mark = Callable[[int], None]
 
-# With LOADERS_DEBUG=1 each batch is read twice more, over memory filled in two ways, to find rows left unwritten.
+# With LOADERS_DEBUG=1 each batch is read twice more, into memory filled with either byte: a row that still holds both
+# fills was not written.
 DEBUG_FILLS = (0xA5, 0x5A)
 
 
 def offers(dataset: Any, method: str) -> bool:
-    """Returns whether the dataset's class has `method`, and it is up to date with the class's `__getitem__`.
+    """Returns whether the dataset's class has `method`, and it returns the same samples as `__getitem__`.
 
-    It is not if a subclass overrides `__getitem__` (or `__getitems__`) alone: then it would read other samples.
-    Attributes that a wrapper passes on by `__getattr__` do not count either.
+    If a subclass overrides only `__getitem__` (or `__getitems__`), the inherited method would read other samples, so
+    it does not count. Neither do methods that a wrapper forwards by `__getattr__`.
     """
     owner = _owner(dataset, method)
     readers = [_owner(dataset, name) for name in ("__getitem__", "__getitems__")]
@@ -42,7 +43,7 @@ def _owner(dataset: Any, method: str) -> type | None:
 
 
 def spec_of(dataset: Any) -> Spec | None:
-    """Returns what `sample_spec()` says of a dataset that offers `read_batch`, else None.
+    """Returns the `sample_spec()` of a dataset that offers `read_batch`, else None.
 
     Raises ValueError if it is not {name: (shape, torch dtype)}.
     """
@@ -56,8 +57,8 @@ def spec_of(dataset: Any) -> Spec | None:
     except (AttributeError, TypeError, ValueError):
         pass
     raise ValueError(
-        f"{type(dataset).__name__}.sample_spec() gave {spec!r}: it should give each field's shape and torch dtype, "
-        'such as {"image": ((32, 32, 3), torch.uint8), "label": ((), torch.int64)}'
+        f"{type(dataset).__name__}.sample_spec() returned {spec!r}: it should return each field's shape and torch "
+        'dtype, such as {"image": ((32, 32, 3), torch.uint8), "label": ((), torch.int64)}'
     )
 
 
@@ -68,7 +69,7 @@ def batch_bytes(spec: Spec, rows: int) -> int:
 
 @dataclass
 class Reading:
-    """A batch, and the samples that were left out of it because they could not be read: (index, reason)."""
+    """A batch, and the samples that are left out because they could not be read: (index, reason)."""
 
     batch: Any = None
     skipped: list[tuple[Any, str]] = field(default_factory=list)
@@ -76,10 +77,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads tasks from a dataset; goes to the workers by fork or pickle.
+    """Reads tasks from a dataset. Workers get it by fork or as a pickle.
 
-    With a seed, a dataset's `read_batch` is used if it has a spec. Otherwise the global generators are seeded for each
-    sample from (seed, epoch, position, index).
+    With a seed, it calls the dataset's `read_batch` if there is a spec. Else it calls `__getitem__`, and before each
+    sample seeds the global generators from (seed, epoch, position, index).
     """
 
     dataset: Any
@@ -92,14 +93,14 @@ class Reader:
     def read(
         self, task: Task, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
     ) -> Reading:
-        """Reads the task's batch, as far as possible into `buffer`.
+        """Reads the task's batch, into `buffer` as far as possible.
 
-        `mark(row)` is called before each row that is read by itself. In a thread `seeds_globals` must be False: the
-        global generators belong to all threads.
+        Calls `mark(row)` before each row that is read singly. In a thread `seeds_globals` must be False, because all
+        threads share the global generators.
         """
         try:
             return self._read(task, buffer, mark, seeds_globals and self.seed is not None)
-        except StopIteration as error:  # out of next() it would end the epoch, without a word
+        except StopIteration as error:  # raised by next(), it would silently end the epoch
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration while reading {task.indices}"
             ) from error
@@ -154,8 +155,8 @@ class Reader:
             for name, tensor in given.items():
                 if tensor is not out.get(name):
                     raise ValueError(
-                        f"read_batch has replaced out[{name!r}]: write into the tensor that is there, as by "
-                        f"out[{name!r}][:] = ...; sample_spec() has {', '.join(out)}"
+                        f"read_batch has replaced out[{name!r}]: write into the existing tensor, for example "
+                        f"out[{name!r}][:] = ...; the fields of sample_spec() are {', '.join(out)}"
                     )
 
         if os.environ.get("LOADERS_DEBUG") == "1":
@@ -198,7 +199,7 @@ class Reader:
 
     def _keys(self, task: Task, indices: Sequence[Any]) -> list[int]:
         numbers = _as_integers(indices)
-        if numbers is None:  # names or tuples, say: the position tells samples apart as well
+        if numbers is None:  # strings or tuples, say: the position alone tells samples apart
             numbers = np.zeros(len(indices), dtype=np.int64)
         assert self.seed is not None and task.epoch is not None and task.positions is not None
         keys: list[int] = fold(self.seed, task.epoch, task.positions, numbers).tolist()
@@ -221,7 +222,7 @@ def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.T
 
 
 def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:
-    """Returns the indices as int64 (rows,), or None if they are anything else."""
+    """Returns the indices as int64 (rows,), or None if they are not integers."""
     try:
         numbers = np.asarray(indices)
     except (TypeError, ValueError):
@@ -232,7 +233,7 @@ def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of rows as bytes (rows, n)."""
+    """Returns a batch's tensor viewed as bytes (rows, n)."""
     return tensor.view(len(tensor), -1).view(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""How a batch crosses from a worker process: its tensors in shared memory, the rest as a pickle that refers to them.
+"""Sends a batch from a worker process: its tensors lie in shared memory, and the rest is a pickle that refers to them.
 
 A reference to a tensor takes a few bytes, so the pickle of a batch takes a few hundred, whatever its structure. Only
-unusual tensors (sparse, nested, quantized, with gradients) travel inside the pickle.
+unusual tensors (sparse, nested, quantized, with gradients) are sent inside the pickle.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def dump(batch: Any, buffer: SharedBatchBuffer) -> bytes:
 
 
 def load(pickled: bytes, slot: np.ndarray | None, overflow: np.ndarray | None, batch_bytes: int) -> Any:
-    """Unpickles a batch of `batch_bytes`; its tensors lie on `slot` or `overflow`, each uint8 (size,).
+    """Unpickles a batch of `batch_bytes`; its tensors lie in `slot` or `overflow`, each uint8 (size,).
 
-    A tensor that is a small part of the batch is a copy: see SMALL.
+    A tensor that is a small part of the batch is cloned: see SMALL.
     """
     return _BatchUnpickler(io.BytesIO(pickled), slot, overflow, batch_bytes).load()
 
@@ -41,7 +41,7 @@ class _BatchPickler(pickle.Pickler):
         return self._buffer.place(item) if type(item) is torch.Tensor else None
 
     def reducer_override(self, item: Any) -> Any:
-        """Sends a plain tensor of another class, such as torchvision's tv_tensors, as a tensor and its attributes."""
+        """Sends a tensor of a subclass, such as torchvision's tv_tensors, as a plain tensor and its attributes."""
         is_special = type(item) is torch.Tensor or isinstance(item, torch.nn.Parameter)
         if isinstance(item, torch.Tensor) and not is_special and is_plain(item):
             return _as_subclass, (type(item), item.as_subclass(torch.Tensor), item.__dict__)

@@ -1,8 +1,8 @@
-"""Memory that processes share without a name: a memfd, or where the system has none, an unlinked file.
+"""Shared memory without a name: a memfd, or an unlinked file on systems that have no memfd.
 
 A memfd is not limited by the size of /dev/shm, leaves nothing behind when its processes are killed, and needs no
-resource tracker. It is mapped by the C library, because Python's mmap (before 3.13) duplicates the descriptor of each
-mapping, and a process may only have so many.
+resource tracker. It is mapped by the C library, because Python's mmap (before 3.13) duplicates the descriptor for each
+mapping, and a process may only have a limited number of them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def page_aligned(size: int) -> int:
 
 @contextmanager
 def full_machine_explained(doing: str) -> Iterator[None]:
-    """Raises MachineFull in place of the OSError by which the system refuses memory, descriptors or processes."""
+    """Replaces an OSError that says the system is out of memory, descriptors or processes by MachineFull."""
     try:
         yield
     except OSError as error:
@@ -66,7 +66,7 @@ def full_machine_explained(doing: str) -> Iterator[None]:
 
 
 def create_shared_memory(size: int) -> int:
-    """Returns a descriptor of `size` bytes, sparse: `Mapping` or os.posix_fallocate provides the pages."""
+    """Returns a descriptor of `size` bytes. They are sparse: Mapping(provide=True) allocates the pages."""
     fd = _create_memfd()
     if fd is None:
         fd = _create_unlinked_file()
@@ -75,7 +75,7 @@ def create_shared_memory(size: int) -> int:
 
 
 def _create_memfd() -> int | None:
-    """Returns None where there is no memfd: an old Python or kernel, or a sandbox that forbids it."""
+    """Returns a memfd, or None where there is none: an old Python or kernel, or a sandbox that forbids it."""
     name = "loader"
     try:
         if hasattr(os, "memfd_create"):
@@ -108,9 +108,9 @@ def _free_bytes(folder: str) -> int:
 class Mapping:
     """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
 
-    `provide` makes sure that the memory exists, and maps all its pages at once: several times as fast as one by one,
-    as they are first touched. `is_last`: nobody reads the memory after this mapping, so its end frees the pages, also
-    if a process that was forked meanwhile has them mapped. Raises OSError where there is no memory left.
+    `provide` allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
+    when it is first touched. `is_last`: nobody reads the memory after this mapping, so the end of the mapping frees
+    the pages, even if a process that was forked meanwhile has them mapped. Raises OSError if no memory is left.
     """
 
     def __init__(self, fd: int, offset: int, size: int, provide: bool = False, is_last: bool = False) -> None:
@@ -132,7 +132,7 @@ class Mapping:
         return np.asarray(np.frombuffer(memory, np.uint8))
 
     def free_pages(self) -> None:
-        """Gives the memory back to the system, also where other processes have it mapped; it reads as zeros then."""
+        """Returns the memory to the system, even if other processes have it mapped; they then read zeros."""
         _libc.madvise(self.address, self.size, MADV_REMOVE)
 
 
@@ -143,7 +143,7 @@ def _unmap(address: int, size: int, frees_in: int | None) -> None:
 
 
 def write_shared(data: bytes | np.ndarray) -> int:
-    """Returns the descriptor of new shared memory that holds `data`. Raises OSError where there is no memory left."""
+    """Returns the descriptor of new shared memory that holds `data`. Raises OSError if no memory is left."""
     size = data.nbytes if isinstance(data, np.ndarray) else len(data)
     fd = create_shared_memory(size)
     try:

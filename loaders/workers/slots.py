@@ -1,4 +1,4 @@
-"""A ring of slots: memory for one batch each, allocated once and used again.
+"""A ring of slots: each is memory for one batch, allocated once and reused.
 
 Invariant: a slot is either free, or leased: to a task that writes it, then to the batch that lies in it. A lease ends
 when the last tensor on its memory dies, in whatever thread that is: the finaliser only appends to a deque.
@@ -23,9 +23,9 @@ from .shared_memory import Mapping, create_shared_memory, full_machine_explained
 
 log = logging.getLogger(__name__)
 
-GROWTH = 1.25  # a slot that has become too small grows by at least this factor, so that growing batches cost little
-OUTLIER = 2  # a batch this many times as large as a slot, if it is alone among the latest, gets memory of its own
-LATEST = 16  # batches that the sizes of slots follow
+GROWTH = 1.25  # slots grow by at least this factor, so that batches of growing size seldom need new slots
+OUTLIER = 2  # slots do not grow for a single batch that is more than this many times as large as they are
+LATEST = 16  # how many of the latest batches decide the size of slots
 
 
 @dataclass(eq=False)
@@ -70,9 +70,9 @@ def control_bytes(num_workers: int) -> int:
 
 
 class SlotRing:
-    """At most `count` slots, made when first needed, each large enough for the batches seen lately.
+    """At most `count` slots, made when first needed, each large enough for the latest batches.
 
-    They are shared with `num_workers` processes, or with none: then `fd` is None. `page_locked` slots can be copied to
+    They are shared with `num_workers` processes; if that is 0, `fd` is None. `page_locked` slots can be copied to
     a GPU without blocking; whoever copies from them must hold the lease until the copy is done.
     """
 
@@ -90,12 +90,12 @@ class SlotRing:
         self._free: deque[Slot] = deque()
         self._returned: deque[Slot] = deque()  # appended to by finalisers, in any thread
         self._made = 0
-        self._numbers = list(range(count))  # not in use
+        self._numbers = list(range(count))  # unused slot numbers
         self._owner = os.getpid()
         self._closed = False
 
     def fit(self, size: int) -> None:
-        """Adapts the capacity of slots that are issued from now on to a batch of `size` bytes."""
+        """Adapts the capacity of slots that are leased from now on to a batch of `size` bytes."""
         self._latest.append(size)
         if not size:
             return
@@ -109,7 +109,7 @@ class SlotRing:
             self.capacity = page_aligned(int(GROWTH * largest))
 
     def acquire(self) -> Lease | None:
-        """Returns a slot for a task to write, or None if there is none to spare."""
+        """Leases a slot for a task to write into, or returns None if all are leased or no size is known yet."""
         self._collect()
         slot = None
         while slot is None and self._free:
@@ -126,12 +126,12 @@ class SlotRing:
         return Lease(array, slot.place)
 
     def has_free(self) -> bool:
-        """Returns whether `acquire` would give a slot that exists already."""
+        """Returns whether `acquire` would lease a slot without making one."""
         self._collect()
         return bool(self._free)
 
     def has_spare(self) -> bool:
-        """Returns whether `acquire` would give a slot."""
+        """Returns whether `acquire` could lease a slot."""
         return self.has_free() or self._made < self._count
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class SlotRing:
     def _make(self) -> Slot:
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
             if self.fd is None and self._page_locked:
-                # Whole pages, which no other slot lies in and which stay where they are when this process forks.
+                # Whole pages that no other slot shares, and that keep their place when this process forks.
                 slot = Slot(np.frombuffer(mmap.mmap(-1, self.capacity), np.uint8), self.capacity)
             elif self.fd is None:
                 slot = Slot(np.empty(self.capacity, np.uint8), self.capacity)
@@ -177,7 +177,7 @@ class SlotRing:
         return slot
 
     def _discard(self, slot: Slot) -> None:
-        """Gives a slot's memory back to the system at once, though workers may still have it mapped."""
+        """Returns a slot's memory to the system at once, even if workers still have it mapped."""
         self._made -= 1
         if slot.place is not None:
             self._numbers.append(slot.place[0])
@@ -196,7 +196,7 @@ class SlotRing:
         except RuntimeError as error:
             self._page_locked = False
             log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
-            with suppress(RuntimeError):  # CUDA reports the failure to the thread's next kernel too: this one
+            with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let that be this one
                 torch.zeros(1, device="cuda")
 
     def _unlock(self, slot: Slot) -> None:

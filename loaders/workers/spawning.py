@@ -1,4 +1,4 @@
-"""How a dataset reaches workers that are not forked: pickled, except for its large arrays, which are shared memory."""
+"""Sends a dataset to workers that are not forked: as a pickle, with its large arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from .reader import Reader
 from .shared_memory import read_shared, write_shared
 
-LARGE = 1 << 20  # bytes of an array that is not copied
+LARGE = 1 << 20  # bytes from which an array is shared and not pickled
 
 
 class SpawnedReader:

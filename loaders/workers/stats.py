@@ -1,4 +1,4 @@
-"""What a loader has done so far: cheap enough to be counted always."""
+"""Counts what a loader has done so far; always on, because it costs almost nothing."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-KEPT = 100  # skipped samples that are kept by name
+KEPT = 100  # how many skipped samples are listed; all are counted
 
 
 @dataclass
 class Stats:
     """Totals since the start; seconds are summed over workers."""
 
-    batches: int = 0  # delivered, errors among them
+    batches: int = 0  # delivered, including errors
     bytes: int = 0  # of their tensors
-    overflowed_batches: int = 0  # that found no room in a slot: the first ones, and any larger than those before
+    overflowed_batches: int = 0  # too large for their slot: the first ones, and those larger than all before
     pickled_batches: int = 0  # with tensors that only a pickle can carry
-    copied_batches: int = 0  # because all slots were leased
+    copied_batches: int = 0  # copied out of their slot because all slots were leased
     worker_busy_seconds: float = 0.0
     worker_wait_seconds: float = 0.0
     wait_seconds: float = 0.0  # of the consumer
-    queued: int = 0  # batches that stood ready behind the one delivered, summed over deliveries
-    deaths: int = 0  # of workers, those that hung among them
+    queued: int = 0  # further batches that were ready at each delivery, summed
+    deaths: int = 0  # of workers, including those killed because they hung
     skipped_samples: int = 0  # left out by on_error="skip"
     skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)
 

@@ -1,6 +1,6 @@
 """The tasks of each epoch of a seeded WorkerLoader: in our own order, or in that of a user's sampler.
 
-A user's sampler is never written to. It is iterated once an epoch, when that epoch begins.
+A user's sampler is never changed. It is iterated once per epoch, when that epoch begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..samplers import length_of
 
 @dataclass(frozen=True)
 class Task:
-    """A batch to read. Without a seed it has indices only, and its random numbers are the worker's own."""
+    """A batch to read. Without a seed it has indices only, and samples draw from the worker's own generators."""
 
     indices: Any  # a sequence of dataset indices, or without automatic batching a single one
     epoch: int | None = None
@@ -39,7 +39,7 @@ def unseeded_task(indices: Any) -> Task:
 
 
 class SamplerError(RuntimeError):
-    """A user's sampler raised its cause. (Other exceptions while tasks are made come from signal handlers.)"""
+    """Its cause is an error that a user's sampler raised. (Other exceptions here come from signal handlers.)"""
 
 
 class Tasks(Protocol):
@@ -70,7 +70,7 @@ class OwnTasks:
 
 
 class SamplerTasks:
-    """Tasks in the order of a user's sampler of indices, shared among ranks in batches as our own order is."""
+    """Tasks in the order of a user's sampler of indices, split among ranks as our own order is."""
 
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
@@ -97,7 +97,7 @@ class SamplerTasks:
 
 
 class BatchSamplerTasks:
-    """Tasks as a user's batch sampler gives them, or without automatic batching (not `batched`), a user's sampler."""
+    """Tasks in the order of a user's batch sampler, or (not `batched`) of a user's sampler without batching."""
 
     def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
         self.order = order
@@ -116,7 +116,7 @@ class BatchSamplerTasks:
 
 
 def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
-    """Iterates over a user's sampler now, with the global generators seeded from (seed, epoch) while it draws.
+    """Draws all items from a user's sampler now, with the global generators seeded from (seed, epoch) meanwhile.
 
     Its error comes out after the items before it. What it gives beyond its length is drawn as it is needed, as
     everything is of a sampler without a length: many samplers never end.
@@ -165,6 +165,6 @@ def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator
                     states = global_states()
         except Exception as error:
             raise SamplerError from error
-        if item is drawn:  # no sampler gives this function
+        if item is drawn:  # the default of next(): no sampler yields this function
             return
         yield kept(item)

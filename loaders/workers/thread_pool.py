@@ -1,7 +1,7 @@
-"""Worker threads: nothing is sent or mapped, a batch is written into memory that the consumer then has.
+"""Worker threads: nothing is sent or mapped, a thread writes a batch into memory that the consumer gets.
 
-They never touch the global generators, which all threads share. A thread that hangs cannot be ended: it is left
-behind, and is a daemon, so it does not block the interpreter's exit.
+They never touch the global generators, which all threads share. A thread that hangs cannot be stopped: it is left
+behind, but as a daemon it does not block the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from .tasks import Task
 
 log = logging.getLogger(__name__)
 
-# close() waits for a thread this many times as long as the longest batch took, or FIRST_SECONDS if none is done yet.
+# close() waits for a thread JOIN_FACTOR times as long as the longest batch took, and at least JOIN_SECONDS; if no
+# batch is done yet, FIRST_SECONDS.
 JOIN_FACTOR, JOIN_SECONDS, FIRST_SECONDS = 3, 0.5, 5.0
 
 
 class ThreadPool:
-    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from when one began a task."""
+    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from the start of a task."""
 
-    writes_to_slots = False  # a task that gets no slot has memory of its own
+    writes_to_slots = False  # a batch without a slot gets its own memory
 
     def __init__(
         self, reader: Reader, num_workers: int, init_fn: Callable[[int], None] | None, timeout: float
@@ -84,7 +85,7 @@ class ThreadPool:
         pass
 
     def stop(self, deadline: float) -> None:
-        """Has the threads end, and waits for them until `deadline`, at the interpreter's exit."""
+        """Tells the threads to exit, at the interpreter's exit, and waits for them until `deadline`."""
         self._shared.stop(deadline)
 
     def close(self) -> None:
@@ -92,7 +93,9 @@ class ThreadPool:
         patience = FIRST_SECONDS if longest is None else max(JOIN_SECONDS, JOIN_FACTOR * longest)
         self._shared.stop(time.monotonic() + patience)
         if any(thread.is_alive() for thread in self._shared.threads):
-            log.warning("a loader's thread is stuck in its dataset: it was left behind after %.1f s", patience)
+            log.warning(
+                "a worker thread is stuck in the dataset and was left behind: close() waited %.1f s for it", patience
+            )
 
     def __del__(self) -> None:
         if hasattr(self, "_shared"):
@@ -100,7 +103,7 @@ class ThreadPool:
 
 
 class _Shared:
-    """What a pool and its threads share. The threads must not keep the pool alive, and may outlive it."""
+    """What a pool and its threads share. The threads do not refer to the pool, so they may outlive it."""
 
     def __init__(self, num_workers: int) -> None:
         self.threads: list[threading.Thread] = []
@@ -111,16 +114,18 @@ class _Shared:
         self.is_stopping = False
 
     def stop(self, deadline: float) -> None:
-        """Has the threads end, and waits for them until `deadline` (time.monotonic)."""
+        """Tells the threads to exit, and waits for them until `deadline` (time.monotonic)."""
         self.is_stopping = True
         for queue in (*self.tasks, self.results):
             queue.put(None)  # wakes whoever waits
         for thread in self.threads:
-            if thread is not threading.current_thread():  # in a finaliser that the garbage collector ran there
+            if (
+                thread is not threading.current_thread()
+            ):  # the garbage collector may run a finaliser in the thread itself
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def mark(self, row: int) -> None:
-        """Is called before each sample, so that a thread ends without reading the rest of its batch."""
+        """Is called before each sample, so that a thread exits without reading the rest of its batch."""
         if self.is_stopping:
             raise _Stopping
 
@@ -152,7 +157,7 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
                 reading.batch = move(reading.batch, buffer.owned)
         except _Stopping:
             return
-        except BaseException as raised:  # SystemExit too: nobody would hear of a thread that ends
+        except BaseException as raised:  # SystemExit too: it would end the thread silently
             failure = raised
         ended, shared.began[worker] = time.perf_counter(), None
         busy = ended - began
@@ -160,13 +165,14 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
         shared.results.put(
             Result(number, reading, failure, buffer.needed, buffer.overflowed, False, busy, began - waited_from)
         )
-        del message, slot, buffer, reading, failure  # the consumer's from now on
+        del message, slot, buffer, reading, failure  # the consumer owns them now
         waited_from = ended
 
 
 @cache
 def warn_of_unseeded_reading() -> None:
     log.warning(
-        "samples are read in a thread, where the global generators cannot be seeded without disturbing the model's: "
-        "random augmentation differs from run to run, unless the dataset has read_batch or worker processes read it"
+        "samples are read in a thread, where the loader does not seed the global generators, as the model draws "
+        "from them too: random augmentation differs from run to run, unless the dataset has read_batch or worker "
+        "processes read it"
     )

@@ -1,4 +1,4 @@
-"""A worker process as the main process sees it: how it is started, what it has to do, and how it ends."""
+"""A worker process as the main process sees it: starts it, sends it tasks, and ends it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BUSY_SECONDS = 0.3  # how long a worker that is told to stop may go on with its 
 
 
 class WorkerProcess:
-    """A worker process: its socket, its unanswered tasks, and since when it does what it does."""
+    """A worker process: its socket, its unanswered tasks, and when it began what it is doing."""
 
     def __init__(self, context: Any) -> None:
         self.tasks: dict[int, Task] = {}  # unanswered, by number
         self.is_ready = False
         self.is_leaving = False
-        self.row = NO_ROW  # when it was last looked at
+        self.row = NO_ROW  # that it was reading when its time limit was last checked
         self.began = time.monotonic()
         self.start_by: float | None = None
         self.pidfd = -1
@@ -39,7 +39,7 @@ class WorkerProcess:
         return any(task.singly for task in self.tasks.values())
 
     def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
-        # The worker inherits the mask: so no signal reaches it before it has forgotten its parent's handlers.
+        # The worker inherits the mask, so no signal reaches it before it has reset its parent's handlers.
         forks = self._context.get_start_method() == "fork"
         blocked = signal.valid_signals() if forks else {signal.SIGINT}
         setup.signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -60,7 +60,7 @@ class WorkerProcess:
                 raise
 
     def descriptors(self) -> tuple[int, int]:
-        """Returns what becomes readable when the worker answers or dies. A child of its own may hold its socket."""
+        """Returns what becomes readable when the worker answers, and when it dies: a child may hold its socket."""
         return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
 
     def submit(self, number: int, task: Task, message: bytes) -> bool:
@@ -68,14 +68,14 @@ class WorkerProcess:
             if not self.connection.send(message):
                 return False
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has died: that is received, and the task retried
+            pass  # it has died: receive() will report that, and the task is retried
         if self.is_ready and not self.tasks:
             self.began = time.monotonic()
         self.tasks[number] = task
         return True
 
     def close(self) -> None:
-        """Kills and reaps the process, and closes what belongs to it."""
+        """Kills and reaps the process, and closes its descriptors."""
         if self.process is not None and self.process.pid is not None:
             self.process.kill()
             self.process.join()
@@ -88,7 +88,7 @@ class WorkerProcess:
             self.pidfd = -1
 
     def discard_messages(self) -> None:
-        """Receives what is there, so that a worker which waits to send can go on."""
+        """Receives what has arrived, so that a worker that is blocked in send() can continue."""
         while (received := self.connection.receive()) is not None:
             message, fds = received
             self.is_leaving |= message == LEAVING
@@ -97,7 +97,7 @@ class WorkerProcess:
 
 
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
-    """Asks workers to leave, and waits: for one that does until `deadline`, for one that is busy BUSY_SECONDS."""
+    """Asks workers to exit, and waits: until `deadline` for one that is exiting, BUSY_SECONDS for a busy one."""
     for worker in workers:
         with suppress(OSError):
             worker.connection.send(STOP)

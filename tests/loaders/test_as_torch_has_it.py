@@ -34,14 +34,14 @@ OF_SEEDS = ("set_epoch", "state_dict", "load_state_dict")
 
 
 @pytest.mark.parametrize("dataset", [Numbers(LENGTH), Stream()], ids=["map-style", "iterable"])
-def test_without_a_seed_there_is_nothing_of_epochs_and_states(dataset):
+def test_a_loader_without_a_seed_has_no_set_epoch_and_no_state(dataset):
     with WorkerLoader(dataset, BATCH_SIZE) as loader:
         assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
         list(loader)
         assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
 
 
-def test_with_a_seed_there_are_epochs_and_states():
+def test_a_loader_with_a_seed_has_set_epoch_and_state():
     with WorkerLoader(Numbers(LENGTH), BATCH_SIZE, seed=0) as loader:
         assert [name for name in OF_SEEDS if hasattr(loader, name)] == list(OF_SEEDS)
         with Preloader(loader, "cpu") as preloader:

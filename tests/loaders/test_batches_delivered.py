@@ -76,7 +76,7 @@ preloaded = pytest.mark.parametrize("depth", [None, 0, 2], ids=lambda depth: f"p
 @preloaded
 @pytest.mark.parametrize("kind", [Images, Written])
 @pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
-def test_who_keeps_labels_keeps_no_images(workers, kind, depth):
+def test_keeping_the_labels_does_not_keep_the_images(workers, kind, depth):
     with over(kind(200 * 8), seed=0, shuffle=True, depth=depth, **workers) as loader:
         labels = [batch["label"] for batch in loader]
         stats = loader.stats()["workers"]
@@ -89,7 +89,7 @@ def test_who_keeps_labels_keeps_no_images(workers, kind, depth):
 
 
 @pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
-def test_who_keeps_labels_of_an_unseeded_loader_keeps_no_images(workers):
+def test_keeping_the_labels_of_an_unseeded_loader_does_not_keep_the_images(workers):
     with over(Images(100 * 8), **workers) as loader:
         labels = [batch["label"] for batch in loader]
         assert loader.stats()["workers"]["copied_batches"] == 0

@@ -93,7 +93,7 @@ def test_an_error_of_the_dataset_comes_out_of_iter(make):
     assert loader.state_dict()["epoch"] == 0
 
 
-def test_that_accuracy_means_nothing_is_said_once(make, caplog):
+def test_the_warning_that_accuracy_means_nothing_is_logged_once(make, caplog):
     with caplog.at_level(logging.WARNING, logger="loaders"):
         loader = make(Numbers(50))
         for _ in range(2):

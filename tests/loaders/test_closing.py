@@ -111,7 +111,7 @@ def test_idle_workers_finish_their_exit_work_when_the_loader_is_closed(seed, ove
 
 
 @pytest.mark.parametrize("seed", [0, None])
-def test_workers_that_an_epochs_end_lets_go_finish_their_exit_work(seed, tmp_path):
+def test_workers_released_at_the_end_of_an_epoch_finish_their_exit_work(seed, tmp_path):
     with WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         workers = {str(worker.pid) for worker in iterator._workers}

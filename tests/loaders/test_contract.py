@@ -255,7 +255,7 @@ def test_set_epoch_leaves_the_running_epoch_alone(make):
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "2", True])
-def test_an_epoch_that_cannot_be_is_refused(make_any, epoch):
+def test_an_invalid_epoch_number_is_refused(make_any, epoch):
     with pytest.raises(ValueError, match="an epoch is an integer from 0"):
         make_any().set_epoch(epoch)
 
@@ -456,7 +456,7 @@ def test_an_epoch_after_errors_is_as_any_other(make_reading_by_batch):
         assert [batch for batch in epoch_of(number) if 5 not in batch] == [s for s in seen if isinstance(s, list)]
 
 
-def test_a_batch_that_failed_has_its_place_in_the_state(make_reading_by_batch):
+def test_a_batch_that_raised_counts_in_the_state(make_reading_by_batch):
     loader = make_reading_by_batch(Faulty(LENGTH, 0), shuffle=False)
     iterator = iter(loader)
     with pytest.raises(ValueError, match="sample 0 is bad"):
@@ -523,7 +523,7 @@ def test_leaving_a_with_statement_closes(make_any):
         iter(loader)
 
 
-def test_an_error_in_a_with_statement_closes_and_goes_on_up(make_any):
+def test_an_error_in_a_with_statement_closes_the_loader_and_propagates(make_any):
     with pytest.raises(KeyError, match="mine"), make_any() as loader:
         next(loader)
         raise KeyError("mine")

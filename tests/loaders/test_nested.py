@@ -220,7 +220,7 @@ def test_the_batch_given_is_left_as_it_was():
     ],
     ids=lambda leaf: type(leaf).__name__,
 )
-def test_what_is_no_nest_of_tensors_is_left_alone(leaf):
+def test_objects_without_tensors_are_left_alone(leaf):
     assert move(leaf, add_one) is leaf
     assert move([leaf], add_one)[0] is leaf
     assert list(tensors([leaf])) == []

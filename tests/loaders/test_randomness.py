@@ -88,7 +88,7 @@ def test_a_generator_can_be_on_the_device():
     assert torch.equal(numbers, torch.rand(3, generator=same.generator("cuda"), device="cuda"))
 
 
-def test_mixing_loses_nothing():
+def test_mix_is_a_bijection():
     values = np.arange(100_000, dtype=np.uint64)
     assert len(np.unique(mix(values))) == len(values)
 

@@ -146,7 +146,7 @@ def test_arrays_without_an_augmentation_are_given_as_they_are(make):
         assert [batch["value"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_an_augmentation_that_cannot_be_is_refused(make):
+def test_an_invalid_augment_argument_is_refused(make):
     with pytest.raises(ValueError, match=r"augment='flip': give a function \(batch, random\) -> batch, True or False"):
         make(Arrays(6), augment="flip")
 
@@ -224,14 +224,14 @@ def test_read_batch_is_used_where_there_is_one(make):
     assert torch.cat([batch["drawn"] for batch in batches]).tolist() == drawn.tolist()
 
 
-def test_that_a_set_is_read_once_is_said_once(make, caplog):
+def test_the_warning_that_a_dataset_is_read_once_is_logged_once(make, caplog):
     module.warn_of_reading_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
         for _ in range(2):
             list(make(Numbers(5)))
         list(make(Arrays(5)))
     (said,) = caplog.messages
-    assert said == "Numbers has no arrays(): it is read once, and what it draws at random stays as first drawn"
+    assert said == "Numbers has no arrays(): it is read once, so its random augmentation is the same in every epoch"
 
 
 def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_again(make):

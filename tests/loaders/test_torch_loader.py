@@ -172,7 +172,7 @@ def test_a_thread_that_reads_a_plain_dataset_leaves_the_global_generators_unseed
     assert torch.equal(torch.rand(()), expected)
 
 
-def test_what_makes_no_sense_is_refused_in_words(make):
+def test_invalid_arguments_are_refused_with_a_message(make):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(range(3))

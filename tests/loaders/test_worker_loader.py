@@ -169,7 +169,7 @@ def test_in_the_steady_state_nothing_is_pickled_or_copied():
     assert (stats["overflowed_batches"], stats["pickled_batches"], stats["copied_batches"]) == (0, 0, 0)
 
 
-def test_of_a_plain_dataset_only_the_first_batches_find_no_slot():
+def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
     with seeded(Images(300), 2) as loader:
         for _ in loader:
             pass

@@ -43,7 +43,7 @@ def test_the_transform_gets_the_moved_batch_and_the_random_numbers():
     assert seen == [("meta", random)]
 
 
-def test_what_can_move_itself_need_not_know_non_blocking():
+def test_an_object_whose_to_takes_no_non_blocking_is_moved():
     class Plain:
         def __init__(self, device: str = "cpu") -> None:
             self.device = device

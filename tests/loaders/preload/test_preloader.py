@@ -454,7 +454,7 @@ def test_out_of_memory_on_the_device_comes_out_of_next_and_the_epoch_goes_on(mak
 
 
 @DEPTHS
-def test_a_batch_that_the_transform_refused_has_its_place_in_the_state(make, depth):
+def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
     loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
     iterator = iter(loader)
     assert next(iterator).item() == 0
@@ -467,7 +467,7 @@ def test_a_batch_that_the_transform_refused_has_its_place_in_the_state(make, dep
 
 
 @DEPTHS
-def test_an_error_ends_the_epoch_of_a_loader_that_ends_with_it(make, depth):
+def test_an_error_ends_the_epoch_if_it_ends_the_loader(make, depth):
     class Ending:
         def __iter__(self):
             yield torch.tensor([0])
@@ -501,7 +501,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(make, dep
 
 @DEPTHS
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_even_what_is_no_exception_comes_out_of_next(make, depth, kind):
+def test_next_raises_base_exceptions_too(make, depth, kind):
     class Interrupted:
         def __iter__(self):
             yield torch.tensor([0])

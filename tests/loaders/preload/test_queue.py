@@ -19,7 +19,7 @@ def test_items_come_out_in_the_order_they_went_in(in_thread, bound):
     producer.result(bound)
 
 
-def test_it_is_never_fuller_than_its_depth(in_thread, bound):
+def test_the_queue_never_holds_more_than_its_depth(in_thread, bound):
     queue, lengths = ClosableQueue(3), []
     producer = in_thread(lambda: [(queue.put(number), lengths.append(len(queue))) for number in range(200)])
     for _ in range(200):

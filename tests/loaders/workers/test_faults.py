@@ -127,7 +127,7 @@ def outcomes(loader) -> list:
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
 @pytest.mark.parametrize("kind", [Plain, Written])
-def test_the_tasks_of_a_worker_that_died_are_read_again_with_the_same_bytes(kind, how, caplog):
+def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, how, caplog):
     with loader_over(failing(kind, how, (7,), times=2)) as loader:
         assert contents(loader) == undisturbed(kind)
         assert loader.stats()["workers"]["deaths"] == 2
@@ -156,7 +156,7 @@ def test_workers_killed_at_any_moment_change_nothing(kind, over):
     assert contents(batches) == undisturbed(kind)
 
 
-def test_a_worker_that_dies_of_a_broken_off_epoch_does_not_disturb_the_next(bound):
+def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):
     dataset = failing(Plain, "hang", (7,), times=1)
     with loader_over(dataset, shuffle=False) as loader:
         next(iter(loader))
@@ -243,7 +243,7 @@ class Forking(Plain):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_death_of_a_worker_is_seen_though_a_child_of_its_own_holds_its_pipes():
+def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
     with loader_over(Forking(12), shuffle=False, max_restarts=0) as loader:
         seen = outcomes(loader)
     assert "is killed by signal" in seen[1]
@@ -341,7 +341,7 @@ def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
         assert loader.stats()["workers"]["deaths"] == 1
 
 
-def test_a_machine_that_was_full_for_a_while_costs_no_batch_and_moves_no_place(monkeypatch):
+def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monkeypatch):
     with loader_over(Plain(), 1, shuffle=False) as loader:
         monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
         with pytest.raises(MachineFull):
@@ -382,7 +382,7 @@ def test_a_samplers_error_comes_after_the_batches_before_it():
             next(iterator)
 
 
-def test_whatever_ends_a_samples_reading_in_a_thread_comes_out():
+def test_whatever_a_sample_raises_in_a_thread_is_raised_by_next():
     class Leaving(Plain):
         def before(self, index: int) -> None:
             if index == 7:
@@ -577,10 +577,10 @@ def test_looking_for_unwritten_rows_changes_no_batch(monkeypatch):
         assert contents(loader) == whole
 
 
-def test_a_spec_that_is_none_is_refused():
+def test_a_malformed_sample_spec_is_refused():
     dataset = Written()
     dataset.sample_spec = lambda: {"noise": (3, np.float64)}
-    with pytest.raises(ValueError, match=r"Written\.sample_spec\(\) gave .*: it should give each field's shape"):
+    with pytest.raises(ValueError, match=r"Written\.sample_spec\(\) returned .*: it should return each field's shape"):
         iter(loader_over(dataset))
 
 
