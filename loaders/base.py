@@ -161,7 +161,13 @@ class Epochs:
                     f"this state has {key}={state.get(key)!r}, but the loader has {key}={ours!r}: "
                     f"resume with the {key} of the state, or start afresh"
                 )
-        self._next, self.position = (state["epoch"], state["samples"] // self.order.global_batch_size), None
+        epoch, samples = state.get("epoch"), state.get("samples")
+        if not isinstance(epoch, int) or not isinstance(samples, int) or not 0 <= samples <= self.order.length:
+            raise ValueError(
+                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0, and samples "
+                f"at most {self.order.length}; use a state that state_dict() returned"
+            )
+        self._next, self.position = (epoch, samples // self.order.global_batch_size), None
 
     def _identity(self) -> dict[str, Any]:
         order = self.order

@@ -72,11 +72,12 @@ def length_of(sampler: Any) -> int:
 def own_generator_of(*samplers: Any) -> str | None:
     """Returns the name of the first attribute that is a random generator, of the samplers or those inside them."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    seen: set[int] = set()
     for sampler in samplers:
-        while sampler is not None:
+        while sampler is not None and id(sampler) not in seen:
+            seen.add(id(sampler))
             for name, value in getattr(sampler, "__dict__", {}).items():
                 if isinstance(value, kinds):
                     return f"{type(sampler).__name__}.{name}"
-            inner = getattr(sampler, "sampler", None)
-            sampler = inner if inner is not sampler else None
+            sampler = getattr(sampler, "sampler", None)
     return None

@@ -156,14 +156,14 @@ class ProcessPool:
         for worker_id in {self._polled[fd] for fd, _ in ready}:
             worker = self._workers[worker_id]
             if worker and not self._drain(worker_id, worker, events):
-                events.append(self._bury(worker_id))
+                events.append(self._reap(worker_id))
         for worker_id, worker in enumerate(self._workers):
             if worker is None:
                 continue
             if worker.pidfd < 0 and not worker.process.is_alive() and not self._drain(worker_id, worker, events):
-                events.append(self._bury(worker_id))
+                events.append(self._reap(worker_id))
             elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
-                self._end_late(worker_id, worker, events)
+                self._kill_timed_out(worker_id, worker, events)
 
     def _limit(self, worker: WorkerProcess) -> float | None:
         """Returns the time (time.monotonic) at which the worker exceeds its limit, or None if it has none."""
@@ -171,7 +171,7 @@ class ProcessPool:
             return worker.start_by
         return worker.began + self._timeout if self._timeout and worker.tasks else None
 
-    def _end_late(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
+    def _kill_timed_out(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
         """Kills a worker past its time limit, unless it reads sample by sample and has begun another sample."""
         row = int(self._control.rows[worker_id])
         if worker.is_ready and worker.reads_singly and row != worker.row:
@@ -183,7 +183,7 @@ class ProcessPool:
             seconds = (worker.start_by or 0.0) - worker.began
             reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
         worker.process.kill()
-        death = self._bury(worker_id)
+        death = self._reap(worker_id)
         death.reason = reason
         events.append(death)
 
@@ -218,7 +218,7 @@ class ProcessPool:
         worker.began = now
         return None
 
-    def _bury(self, worker_id: int) -> Death:
+    def _reap(self, worker_id: int) -> Death:
         """Reaps a dead worker."""
         worker = self._take(worker_id)
         if worker is None:

@@ -202,3 +202,10 @@ def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
     assert epochs.upcoming() == (6, 0)
     epochs.set_epoch(0)
     assert epochs.upcoming() == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"samples": 11}, {"samples": -1}, {"samples": None}, {"epoch": "1"}])
+def test_a_position_that_no_epoch_has_is_refused_in_a_sentence(wrong):
+    one = epochs()
+    with pytest.raises(ValueError, match="use a state that state_dict"):
+        one.load_state_dict({**one.state_dict(), **wrong})
