@@ -164,8 +164,8 @@ class Epochs:
         epoch, samples = state.get("epoch"), state.get("samples")
         if not isinstance(epoch, int) or not isinstance(samples, int) or not 0 <= samples <= self.order.length:
             raise ValueError(
-                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0, and samples "
-                f"at most {self.order.length}; use a state that state_dict() returned"
+                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0, and "
+                f"samples at most {self.order.length}; use a state that state_dict() returned"
             )
         self._next, self.position = (epoch, samples // self.order.global_batch_size), None
 

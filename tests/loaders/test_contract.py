@@ -295,7 +295,7 @@ def test_a_newer_iterator_ends_the_older(make, case):
     older = iter(loader)
     next(older)
     newer = iter(loader)
-    with pytest.raises(RuntimeError, match="a newer iter.. or load_state_dict.. ended this epoch"):
+    with pytest.raises(RuntimeError, match=r"a newer iter\(\) or load_state_dict\(\) ended this epoch"):
         next(older)
     assert contents(newer) == epoch_of(1)
 

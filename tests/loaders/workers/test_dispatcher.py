@@ -380,7 +380,7 @@ def test_a_death_is_logged_with_the_number_of_batches_to_retry(pool, caplog):
     pool.dies(0)
     rest(started(pool, tasks(0, 1, 2)))
     assert [record.message for record in caplog.records] == [
-        "Worker 0 was killed. Restarting it; batches that will be retried: 2"
+        "Worker 0 was killed. Restarting the worker; batches to retry: 2"
     ]
 
 
@@ -450,14 +450,14 @@ def test_the_last_attempt_reads_sample_by_sample(pool):
         (NO_ROW, "before reading a sample, perhaps in worker_init_fn"),
     ],
 )
-@pytest.mark.parametrize(("max_restarts", "count"), [(0, "a worker"), (2, "3 workers in a row")])
+@pytest.mark.parametrize(("max_restarts", "count"), [(0, "A worker"), (2, "3 workers in a row")])
 def test_too_many_deaths_are_an_error_that_names_the_sample(pool, row, where, max_restarts, count):
     dispatcher = started(pool, tasks(0, 1), depth=1, max_restarts=max_restarts)
     for _ in range(max_restarts + 1):
         pool.dies(0, row)
     error = dispatcher.next()
     assert error.number == 0
-    with pytest.raises(WorkerFailure, match=f"^Worker 0 was killed. For this batch {count} died {where}$"):
+    with pytest.raises(WorkerFailure, match=rf"^Worker 0 was killed\. {count} died on this batch, {where}$"):
         raise error.error
     assert rest(dispatcher) == [1]
     assert len(pool.submitted) == max_restarts + 2
