@@ -251,7 +251,10 @@ def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_agai
         ([torch.zeros(2), torch.zeros(3)], r"samples 1 to 1 have torch.float32 \(3,\) where sample 0 has .* \(2,\)"),
         ([torch.zeros(3), torch.zeros(1)], "needs samples of one shape and dtype"),
         ([1, 2.5], r"torch.float64 \(\) where sample 0 has torch.int64 \(\)"),
-        ([(1, "one"), (2, "two")], r"Several gives a str \('one'\) too: leave it out of the samples, or use loader="),
+        (
+            [(1, "one"), (2, "two")],
+            r"a sample of Several also has a str \('one'\): leave it out of the samples, or use loader=",
+        ),
     ],
 )
 def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples, words):

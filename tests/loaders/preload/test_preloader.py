@@ -843,10 +843,12 @@ class Hanging(Numbers):
 
 
 @pytest.mark.timeout(60)
-def test_close_ends_workers_that_hang(torch_looks_often, impatient, make):
+def test_close_ends_workers_that_hang(torch_looks_often, impatient, make, bound):
     loader = make(TorchLoader(Hanging(8), 2, num_workers=1), depth=1)
     next(loader)
     loader.close()
+    for worker in multiprocessing.active_children():
+        worker.join(bound)
     assert multiprocessing.active_children() == []
 
 
