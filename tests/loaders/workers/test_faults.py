@@ -311,8 +311,8 @@ def test_ctrl_c_ends_everything_without_a_word_from_the_workers(over, times, bou
             parent.send_signal(signal.SIGINT)
     _, errors = parent.communicate(timeout=bound)
     assert_gone(workers, bound)
-    assert "loaders/pools/worker.py" not in errors
-    assert times == 2 or "takes its place" not in errors
+    assert "loaders/workers/process_main.py" not in errors
+    assert times == 2 or "Restarting the worker" not in errors
 
 
 # Errors that are nobody's batch
