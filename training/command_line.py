@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from training.config import ConfigError
-from training.processes import started_by_torchrun
+from training.processes import is_main_process, started_by_torchrun
 
 # For all processes but the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -57,7 +57,7 @@ def _for_torchrun(arguments: list[str]) -> list[str]:
         return arguments
     if SWEEP & set(arguments):
         raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
-    if os.environ["RANK"] != "0":
+    if not is_main_process():
         return [*arguments, *SILENT]
     if "hydra.run.dir" in _values(arguments):
         return arguments
