@@ -23,6 +23,15 @@ def complete(arguments: list[str]) -> list[str]:
     return _for_torchrun(_for_resume(arguments))
 
 
+def check_folder(arguments: list[str]) -> None:
+    """Raises ConfigError if no folder can be made for the run, which Hydra would answer with a traceback."""
+    key = "hydra.sweep.dir" if SWEEP & set(arguments) else "hydra.run.dir"
+    folder = Path(_values(arguments).get(key, ".").strip("'\"")).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run")
+
+
 def continued_run(arguments: list[str]) -> Path | None:
     """The folder of the run that `train.resume` names, or whose checkpoint it names; None if it has no config."""
     resume = Path(_values(arguments).get("train.resume", "").strip("'\"")).expanduser()

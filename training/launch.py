@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.checkpoint import CheckpointError
-from training.command_line import changes, complete, continued_run
+from training.command_line import changes, check_folder, complete, continued_run
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
@@ -91,6 +91,7 @@ class Launcher:
                 self._earlier = OmegaConf.load(run / ".hydra" / "config.yaml")
             sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
+            check_folder(sys.argv[1:])
             main()
         except ConfigError as error:
             code = f"error: {error}"

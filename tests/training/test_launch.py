@@ -59,6 +59,15 @@ def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
     assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
+@pytest.mark.parametrize("arguments", [["hydra.run.dir=file/out"], ["-m", "seed=0,1", "hydra.sweep.dir=file/out"]])
+def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(tmp_path, arguments):
+    (tmp_path / "file").touch()
+    done = train(*arguments, folder=tmp_path)
+    key = arguments[-1].partition("=")[0]
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: {key}=FOLDER chooses another folder")
+
+
 def test_an_expected_error_has_a_traceback_only_on_request(tmp_path, monkeypatch):
     arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
