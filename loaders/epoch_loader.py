@@ -13,7 +13,8 @@ from .samplers import OrderBatchSampler, OrderSampler
 class EpochLoader:
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
-    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator.
+    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments that decide the
+    order, `last_batch` among them, are WorkerLoader's.
     Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
     """
 

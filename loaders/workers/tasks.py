@@ -68,7 +68,7 @@ class OwnTasks:
         for number, relative, indices in self.order.batches(epoch, first):
             epochs, positions = self.order.places(epoch, relative)
             rows = indices.tolist() if self._batched else int(indices[0])
-            yield Task(rows, epoch, number, positions, row_epochs=None if epochs is epoch else epochs)
+            yield Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
 
     def onwards(self, epoch: int, first: int) -> Iterator[Task]:
         """Yields the epoch's tasks, and then those of all later epochs."""
