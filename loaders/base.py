@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from .order import Order
 
 VERSION = 2  # of the state
+LAST_BATCH = ("keep", "drop", "rollover")
 ENDED = "a newer iter() or load_state_dict() ended this epoch, or the loader was closed"
 INTERRUPTED = "an exception, perhaps from a signal handler, interrupted this iterator inside next(): start a new epoch"
 
@@ -113,7 +114,7 @@ class Epochs:
 
     def __init__(self, order: Order, kind: str) -> None:
         self.order = order
-        self.kind = kind  # what makes the order: "shuffled", "sequential", "sampler" or "batch_sampler"
+        self.kind = kind  # what makes the order: Order.kind, or "sampler" or "batch_sampler"
         self.position: Position | None = None  # of the newest epoch
         self._next: tuple[int, int] | None = None  # epoch and batch that set_epoch or load_state_dict named
 
@@ -121,7 +122,9 @@ class Epochs:
     def is_running(self) -> bool:
         """Whether the newest epoch has batches left."""
         position = self.position
-        return position is not None and not position.finished and position.batch < len(self.order)
+        if position is None or position.finished:
+            return False
+        return position.batch < self.order.batches_in(position.epoch)
 
     def __copy__(self) -> Epochs:
         """A copy stands where this one does; neither moves the other."""
@@ -224,6 +227,19 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Returns a question for an error message, or nothing if no known name is close."""
     near = get_close_matches(str(given), list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
+
+
+def checked_last_batch(last_batch: str | None, drop_last: bool) -> str:
+    """Returns what is done with samples that do not fill a batch; None leaves it to torch's `drop_last`.
+
+    Raises ValueError for an unknown word, and for one that contradicts `drop_last`.
+    """
+    if last_batch is None:
+        return "drop" if drop_last else "keep"
+    check_choice("last_batch", last_batch, LAST_BATCH)
+    if drop_last and last_batch != "drop":
+        raise ValueError(f"last_batch={last_batch!r} and drop_last=True contradict each other: give only one of them")
+    return last_batch
 
 
 def check_choice(key: str, value: str, choices: Iterable[str], error: type[ValueError] = ValueError) -> None:

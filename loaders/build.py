@@ -60,6 +60,7 @@ def build_loader(
     seed: int,
     shuffle: bool = False,
     drop_last: bool = False,
+    last_batch: str | None = None,
     pad: bool = True,
     rank: int = 0,
     world_size: int = 1,
@@ -70,7 +71,8 @@ def build_loader(
 
     `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset
     on the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a
-    thread. `cached` repeats the first batches of `prefetch`, if it shuffles.
+    thread. `cached` repeats the first batches of `prefetch`, if it shuffles. `last_batch`: "keep", "drop" or
+    "rollover", see WorkerLoader; None leaves it to `drop_last`.
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -84,6 +86,7 @@ def build_loader(
         "shuffle": shuffle,
         "seed": seed,
         "drop_last": drop_last,
+        "last_batch": last_batch,
         "rank": rank,
         "world_size": world_size,
         "pad": pad,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .base import Delivery, EpochIterator, Epochs, Position, Source
+from .base import Delivery, EpochIterator, Epochs, Position, Source, checked_last_batch
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
@@ -13,7 +13,8 @@ from .samplers import OrderBatchSampler, OrderSampler
 class EpochLoader:
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
-    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator.
+    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments that decide the
+    order, `last_batch` among them, are WorkerLoader's.
     Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
     """
 
@@ -27,6 +28,7 @@ class EpochLoader:
         rank: int = 0,
         world_size: int = 1,
         pad: bool = True,
+        last_batch: str | None = None,
     ) -> None:
         if not hasattr(dataset, "__len__"):
             raise TypeError(
@@ -35,7 +37,9 @@ class EpochLoader:
             )
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give a number from 1")
-        order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad)
+        last_batch = checked_last_batch(last_batch, drop_last)
+        drop_last, rollover = last_batch == "drop", last_batch == "rollover"
+        order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad, rollover)
         self.dataset = dataset
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, order.seed, rank, world_size
         self._order = order
@@ -53,8 +57,8 @@ class EpochLoader:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Batches per epoch, on this rank."""
-        return len(self._order)
+        """Batches of the epoch that the next `iter()` runs, on this rank."""
+        return self._order.batches_in(self._epochs.upcoming()[0])
 
     def __iter__(self) -> EpochIterator:
         if self._closed:

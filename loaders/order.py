@@ -60,6 +60,10 @@ class Order:
     dropped (`drop_last`) or split among the ranks. If it does not divide evenly, `pad` fills it up with the epoch's
     first samples, so that all ranks get the same number of batches and rows; without `pad`, each sample goes to
     exactly one rank.
+    With `rollover`, batches are cut from the endless concatenation of the epochs, after Gluon: global batch k of the
+    run has the samples k * global_batch_size to (k + 1) * global_batch_size of it, and is a batch of the epoch in
+    which it ends. So the samples left over at the end of an epoch begin the next epoch's first batch, every batch is
+    full, and the number of batches differs by one between epochs. Nothing is stored for this either.
     Raises ValueError for a seed or a rank out of range.
     """
 
@@ -71,6 +75,7 @@ class Order:
     rank: int = 0
     world_size: int = 1
     pad: bool = True
+    rollover: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_seed(self.seed))
@@ -82,45 +87,86 @@ class Order:
     @property
     def kind(self) -> str:
         """What decides the order; part of a loader's state."""
-        return "shuffled" if self.shuffle else "sequential"
+        kind = "shuffled" if self.shuffle else "sequential"
+        return f"{kind}, last_batch=rollover" if self.rollover else kind
 
     @property
     def global_batch_size(self) -> int:
         return self.batch_size * self.world_size
 
     def __len__(self) -> int:
+        """Batches per epoch. Raises TypeError with `rollover`, where epochs differ: see `batches_in`."""
+        if self.rollover:
+            raise TypeError("with last_batch='rollover' the number of batches depends on the epoch")
         full, rest = divmod(self.length, self.global_batch_size)
         start, stop = self._share(rest)
         return full + int(stop > start)
 
-    def positions(self, number: int) -> np.ndarray:
-        """Returns the positions in the epoch, int64 from 0, of the rows of this rank's batch `number`."""
-        first = number * self.global_batch_size
+    def batches_in(self, epoch: int) -> int:
+        """Returns the number of batches of an epoch; with `rollover`, 0 if it is too short to fill one."""
+        return (self.carried(epoch) + self.length) // self.global_batch_size if self.rollover else len(self)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether any epoch has one."""
+        return self.length > 0 if self.rollover else len(self) > 0
+
+    def carried(self, epoch: int) -> int:
+        """Returns how many samples of earlier epochs an epoch begins with: 0 without `rollover`."""
+        return epoch * self.length % self.global_batch_size if self.rollover else 0
+
+    def positions(self, number: int, epoch: int = 0) -> np.ndarray:
+        """Returns the positions in the epoch, int64, of the rows of this rank's batch `number`.
+
+        They count from 0. With `rollover`, negative ones are rows of earlier epochs: -1 is the last one of the epoch
+        before. Without it they are the same in all epochs.
+        """
+        first = number * self.global_batch_size - self.carried(epoch)
         rest = self.length - first
         if rest >= self.global_batch_size:
-            start, stop = self.rank * self.batch_size, (self.rank + 1) * self.batch_size
-        else:
-            start, stop = self._share(rest)
+            first += self.rank * self.batch_size
+            return np.arange(first, first + self.batch_size, dtype=np.int64)
+        start, stop = self._share(rest)
         return np.arange(first + start, first + stop, dtype=np.int64) % self.length
+
+    def places(self, epoch: int, positions: np.ndarray) -> tuple[int | np.ndarray, np.ndarray]:
+        """Returns the epochs of rows, and their positions in those; `epoch` as it is if they all belong to it.
+
+        Random numbers are keyed by these, so a row has the same ones in whichever epoch's batch it is delivered.
+        """
+        if not self.rollover or not len(positions) or positions[0] >= 0:  # they ascend
+            return epoch, positions
+        offsets, positions = np.divmod(positions, self.length)
+        return epoch + offsets, positions
 
     def indices(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Returns the dataset indices, int64, at `positions` of epoch `epoch`."""
+        epochs, positions = self.places(epoch, positions)
         if not self.shuffle:
             return positions
-        return permute(positions, self.length, fold(self.seed, epoch))
+        if not isinstance(epochs, np.ndarray):
+            return permute(positions, self.length, fold(self.seed, epochs))
+        indices = np.empty_like(positions)
+        for one in np.unique(epochs).tolist():
+            rows = epochs == one
+            indices[rows] = permute(positions[rows], self.length, fold(self.seed, one))
+        return indices
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yields the number, positions and indices of each batch of epoch `epoch`, from number `first` on."""
-        block = max(1, BLOCK // self.batch_size)
-        for start in range(first, len(self), block):
-            numbers = range(start, min(start + block, len(self)))
-            positions = [self.positions(number) for number in numbers]
+        block, stop = max(1, BLOCK // self.batch_size), self.batches_in(epoch)
+        for start in range(first, stop, block):
+            numbers = range(start, min(start + block, stop))
+            positions = [self.positions(number, epoch) for number in numbers]
             ends = np.cumsum([len(rows) for rows in positions])
             indices = self.indices(epoch, np.concatenate(positions))
             yield from zip(numbers, positions, np.split(indices, ends[:-1]), strict=True)
 
     def samples_before(self, number: int) -> int:
-        """Returns how many samples of the epoch all ranks together have received before batch `number`."""
+        """Returns how many samples all ranks together have received of an epoch's batches before batch `number`.
+
+        With `rollover`, those carried over from earlier epochs count too: they are rows of the first batch.
+        """
         return min(number * self.global_batch_size, self.length)
 
     def _share(self, rest: int) -> tuple[int, int]:

@@ -61,8 +61,9 @@ class ResidentLoader(EpochLoader):
         rank: int = 0,
         world_size: int = 1,
         pad: bool = True,
+        last_batch: str | None = None,
     ) -> None:
-        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad)
+        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
         if not (augment is None or isinstance(augment, bool) or callable(augment)):
             raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
         self.device = present_device(device)
@@ -99,7 +100,7 @@ class ResidentLoader(EpochLoader):
         places = places.to(self.device, non_blocking=True)
         batch = move(self._set, lambda rows: rows.index_select(0, places))
         if self._augment is not None:
-            batch = self._augment(batch, Random(self.seed, epoch, positions, indices))
+            batch = self._augment(batch, Random(self.seed, *self._order.places(epoch, positions), indices))
         return number, batch
 
     def _from_arrays(self) -> dict[str, torch.Tensor]:

@@ -27,11 +27,11 @@ class OrderSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`."""
-        self._next = epoch
+        self._next = int(epoch)
 
     def __len__(self) -> int:
-        last = len(self.order) - 1
-        return last * self.order.batch_size + len(self.order.positions(last)) if last >= 0 else 0
+        last = self.order.batches_in(self._next) - 1
+        return last * self.order.batch_size + len(self.order.positions(last, self._next)) if last >= 0 else 0
 
     def __iter__(self) -> Iterator[int]:
         epoch, self._next = self._next, self._next + 1

@@ -43,8 +43,9 @@ class TorchLoader(EpochLoader):
         rank: int = 0,
         world_size: int = 1,
         pad: bool = True,
+        last_batch: str | None = None,
     ) -> None:
-        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad)
+        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
         self._batches = _KeyedBatches(self._order)
         workers: dict[str, Any] = {}
         if num_workers > 0:

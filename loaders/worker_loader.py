@@ -25,6 +25,7 @@ from .base import (
     OptionalMethods,
     Position,
     check_choice,
+    checked_last_batch,
     missing_attribute,
 )
 from .order import Order, checked_seed
@@ -77,6 +78,8 @@ class WorkerLoader(DataLoader[T_co]):
 
     seed: None for torch's behaviour, an int for ours; not together with `generator`.
     rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
+    last_batch: "keep" or "drop" in place of drop_last, or "rollover": samples left over at the end of an epoch begin
+        the next one's first batch, so every batch is full (see Order); needs a seed and the loader's own order.
     prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
     worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
@@ -119,6 +122,7 @@ class WorkerLoader(DataLoader[T_co]):
         rank: int = 0,
         world_size: int = 1,
         pad: bool = True,
+        last_batch: str | None = None,
         prefetch_batches: int | None = None,
         worker_method: str = "multiprocessing",
         on_error: str = "raise",
@@ -140,6 +144,13 @@ class WorkerLoader(DataLoader[T_co]):
                 f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
                 "and leave out prefetch_factor, which counts each worker's"
             )
+        rollover = checked_last_batch(last_batch, drop_last) == "rollover"
+        if rollover and (seed is None or sampler is not None or batch_sampler is not None):
+            raise ValueError(
+                "last_batch='rollover' needs a seed and the loader's own order: give seed=0, or another integer, and "
+                "leave out sampler and batch_sampler"
+            )
+        drop_last = drop_last or last_batch == "drop"
         own_order, one_at_a_time = None, persistent_workers
         if seed is not None:
             if generator is not None:
@@ -150,7 +161,8 @@ class WorkerLoader(DataLoader[T_co]):
             if num_workers == 0:  # arguments that only concern workers are ignored
                 prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
             if sampler is None and batch_sampler is None:
-                own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, drop_last, rank, world_size, pad)
+                parts = drop_last, rank, world_size, pad, rollover
+                own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, *parts)
                 shuffle, sampler = None, OrderSampler(own_order)
         elif (rank, world_size) != (0, 1):
             raise ValueError(
@@ -177,6 +189,7 @@ class WorkerLoader(DataLoader[T_co]):
         )
         SeededMethods.give(self, seed is not None)
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
+        self.last_batch = last_batch
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
         self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
@@ -191,10 +204,10 @@ class WorkerLoader(DataLoader[T_co]):
                 vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
 
     def __len__(self) -> int:
-        """Batches per epoch, on this rank."""
+        """Batches of the epoch that the next `iter()` runs, on this rank."""
         if self.seed is None:
             return super().__len__()
-        if (length := self._epoch_length()) is None:
+        if (length := self._epoch_length(self._epochs.upcoming()[0])) is None:
             raise TypeError("the sampler has no length, so the loader has none either")
         return length
 
@@ -298,11 +311,11 @@ class WorkerLoader(DataLoader[T_co]):
         position = Position(*self._epochs.upcoming())
         source = EpochSource(self, self._runner, position)
         self._epochs.begin(position)
-        return SeededIterator(source, position, self._epoch_length())
+        return SeededIterator(source, position, self._epoch_length(position.epoch))
 
-    def _epoch_length(self) -> int | None:
+    def _epoch_length(self, epoch: int) -> int | None:
         length = self._samples_per_epoch()
-        return None if length == sys.maxsize else len(replace(self._epochs.order, length=length))
+        return None if length == sys.maxsize else replace(self._epochs.order, length=length).batches_in(epoch)
 
     def _samples_per_epoch(self) -> int:
         """Returns the length that the dataset or the sampler has now."""

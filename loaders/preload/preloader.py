@@ -7,6 +7,7 @@ Invariant: only one thread at a time uses the loader: while an epoch runs the pr
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from ..background import stop_at_exit
 from ..base import INTERRUPTED, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
-from ..samplers import pass_on_epoch
+from ..samplers import length_of, pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
 
@@ -77,7 +78,7 @@ class Preloader:
         self._closed = False
 
     def __len__(self) -> int:
-        """Batches per epoch, if the loader has a length."""
+        """Batches of the loader's next epoch, if the loader has a length."""
         return len(self.loader)
 
     def __iter__(self) -> EpochIterator:
@@ -186,10 +187,11 @@ class Preloader:
         rank = getattr(self.loader, "rank", 0)
         make = ItemMaker(batches, self._copier, self.depth, state_of, key, rank, first)
         producer = ThreadProducer(make) if self.depth else InlineProducer(make)
-        return _Epoch(producer, Position(epoch, first), {first: state})
+        length = length_of(batches)
+        return _Epoch(producer, Position(epoch, first), None if length == sys.maxsize else length, {first: state})
 
     def _iterator(self, epoch: _Epoch) -> EpochIterator:
-        return EpochIterator(_Consumer(self, epoch, self._copier, self._figures), epoch.position)
+        return EpochIterator(_Consumer(self, epoch, self._copier, self._figures), epoch.position, epoch.length)
 
     def _is_running(self) -> bool:
         return self._epoch is not None and not self._epoch.position.finished
@@ -233,6 +235,7 @@ class _Epoch:
 
     producer: InlineProducer | ThreadProducer
     position: Position
+    length: int | None  # in batches, if the loader's iterator knows it
     states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by number of the batch that comes next
 
     @property

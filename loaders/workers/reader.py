@@ -122,11 +122,11 @@ class Reader:
     def _read_batch(
         self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
     ) -> dict[str, torch.Tensor]:
-        assert self.spec is not None and task.epoch is not None and task.positions is not None
+        assert self.spec is not None
         out = {name: buffer.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
         if not task.singly:
             try:
-                self._write(task.epoch, task.positions, indices, out)
+                self._write(task.random_key(), indices, out)
                 return out
             except Exception:
                 if not self.skips:
@@ -137,7 +137,7 @@ class Reader:
             one = slice(row, row + 1)
             target = {name: tensor[good : good + 1] for name, tensor in out.items()}
             try:
-                self._write(task.epoch, task.positions[one], indices[one], target)
+                self._write(task.random_key(one), indices[one], target)
                 good += 1
             except Exception as error:
                 if not self.skips:
@@ -147,11 +147,11 @@ class Reader:
             raise _nothing_left(skipped)
         return {name: tensor[:good] for name, tensor in out.items()}
 
-    def _write(self, epoch: int, positions: np.ndarray, indices: np.ndarray, out: dict[str, torch.Tensor]) -> None:
+    def _write(self, key: tuple[Any, Any], indices: np.ndarray, out: dict[str, torch.Tensor]) -> None:
         def write() -> None:
             assert self.seed is not None
             given = dict(out)
-            self.dataset.read_batch(indices, given, Random(self.seed, epoch, positions, indices))
+            self.dataset.read_batch(indices, given, Random(self.seed, *key, indices))
             for name, tensor in given.items():
                 if tensor is not out.get(name):
                     raise ValueError(
@@ -201,8 +201,8 @@ class Reader:
         numbers = _as_integers(indices)
         if numbers is None:  # strings or tuples, say: the position alone tells samples apart
             numbers = np.zeros(len(indices), dtype=np.int64)
-        assert self.seed is not None and task.epoch is not None and task.positions is not None
-        keys: list[int] = fold(self.seed, task.epoch, task.positions, numbers).tolist()
+        assert self.seed is not None
+        keys: list[int] = fold(self.seed, *task.random_key(), numbers).tolist()
         return keys
 
 

@@ -31,6 +31,12 @@ class Task:
     positions: np.ndarray | None = None  # of its rows in the epoch, int64
     singly: bool = False  # read sample by sample: reading the whole batch crashed a worker
     without: frozenset[int] = frozenset()  # rows to leave out: reading them crashed workers
+    row_epochs: np.ndarray | None = None  # of its rows, int64, where `positions` are in several epochs
+
+    def random_key(self, rows: slice = slice(None)) -> tuple[Any, Any]:
+        """Returns the epochs of rows and their positions in them, by which their random numbers are keyed."""
+        assert self.epoch is not None and self.positions is not None
+        return self.epoch if self.row_epochs is None else self.row_epochs[rows], self.positions[rows]
 
 
 def unseeded_task(indices: Any) -> Task:
@@ -59,12 +65,14 @@ class OwnTasks:
         self._batched = batched
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        for number, positions, indices in self.order.batches(epoch, first):
-            yield Task(indices.tolist() if self._batched else int(indices[0]), epoch, number, positions)
+        for number, relative, indices in self.order.batches(epoch, first):
+            epochs, positions = self.order.places(epoch, relative)
+            rows = indices.tolist() if self._batched else int(indices[0])
+            yield Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
 
     def onwards(self, epoch: int, first: int) -> Iterator[Task]:
         """Yields the epoch's tasks, and then those of all later epochs."""
-        while len(self.order):
+        while self.order.has_batches:
             yield from self.epoch(epoch, first)
             epoch, first = epoch + 1, 0
 

@@ -437,6 +437,118 @@ def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make, set
     assert contents(loader) == epoch_of(0)[1:]
 
 
+# Rollover: what is left over of an epoch begins the next one's first batch.
+
+# 18 samples in batches of five: the epochs begin with 0, 3, 1, 4 and 2 samples of the one before.
+ROLLOVER: dict[str, Any] = {"batch_size": 5, "last_batch": "rollover"}
+COUNTS = [3, 4, 3, 4, 4]
+
+
+def rolled(*epochs: int, length: int = LENGTH, size: int = 5) -> list[list[int]]:
+    """The batches of epochs under rollover: those of the endless concatenation that end in them."""
+    stream = [
+        (epoch, index)
+        for epoch in range(max(epochs) + 1)
+        for index in Order(length, 1, True, 0).indices(epoch, np.arange(length)).tolist()
+    ]
+    batches = [stream[start : start + size] for start in range(0, len(stream) - size + 1, size)]
+    return [[index for _, index in batch] for batch in batches if batch[-1][0] in epochs]
+
+
+def test_under_rollover_every_batch_is_full_and_every_sample_delivered(make):
+    loader = make(**ROLLOVER)
+    epochs = [contents(loader) for _ in COUNTS]
+    assert epochs == [rolled(epoch) for epoch in range(5)]
+    assert [len(batches) for batches in epochs] == COUNTS
+    assert sorted(flat(flat(epochs))) == sorted(5 * list(range(LENGTH))), "five epochs end with a full batch"
+
+
+def test_under_rollover_the_length_is_that_of_the_epoch_which_the_next_iter_runs(make_any):
+    loader = make_any(**ROLLOVER)
+    for number, count in enumerate(COUNTS):
+        assert len(loader) == count
+        iterator = iter(loader)
+        assert len(iterator) == count
+        assert place(loader) == (number, 0)
+        assert len(list(iterator)) == count
+    loader.set_epoch(2)
+    assert len(loader) == COUNTS[2]
+
+
+def test_under_rollover_an_epoch_is_the_same_whenever_it_runs(make):
+    loader = make(**ROLLOVER)
+    for epoch in (3, 1, 1, 20):
+        loader.set_epoch(epoch)
+        assert take(iter(loader), 2) == rolled(epoch)[:2]
+    assert contents(loader) == rolled(21)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 4])
+def test_under_rollover_resuming_gives_exactly_the_remaining_batches(make, taken):
+    loader = make(**ROLLOVER)
+    loader.set_epoch(1)  # of four batches
+    take(iter(loader), taken)
+    assert place(loader) == ((2, 0) if taken == 4 else (1, 5 * taken))
+    resumed = make(**ROLLOVER)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert resumed.state_dict() == loader.state_dict()
+    assert len(resumed) == COUNTS[2 if taken == 4 else 1]
+    if taken < 4:
+        assert contents(resumed) == rolled(1)[taken:]
+    assert contents(resumed) == rolled(2)
+
+
+def test_under_rollover_a_state_resumes_with_another_world_size(make):
+    loader = make(batch_size=6, last_batch="rollover", dataset=Numbers(20))
+    loader.set_epoch(1)  # begins with two samples of epoch 0
+    expected = rolled(1, length=20, size=6)
+    assert take(iter(loader), 1) == expected[:1]
+    for world_size in (2, 3):
+        settings = {"batch_size": 6 // world_size, "world_size": world_size, "last_batch": "rollover"}
+        ranks = [make(Numbers(20), rank=rank, **settings) for rank in range(world_size)]
+        whole = [flat(rows) for rows in zip(*map(contents, ranks), strict=True)]
+        for rank in ranks:
+            rank.load_state_dict(loader.state_dict())
+        rest = [flat(rows) for rows in zip(*map(contents, ranks), strict=True)]
+        assert (whole, rest) == (rolled(0, length=20, size=6), expected[1:])
+
+
+def test_under_rollover_a_batch_may_need_several_epochs(make):
+    loader = make(Numbers(2), **ROLLOVER)
+    epochs = []
+    for number in range(6):
+        assert place(loader) == (number, 0)
+        length = len(loader)
+        epochs.append(contents(loader))
+        assert len(epochs[-1]) == length
+        assert place(loader) == (number + 1, 0)
+    assert epochs == [rolled(epoch, length=2) for epoch in range(6)]
+    assert [len(batches) for batches in epochs] == [0, 0, 1, 0, 1, 0]
+
+
+def test_a_state_under_rollover_is_refused_without_it_in_words(make):
+    loader, other = make(**ROLLOVER), make(batch_size=5)
+    for given, taker in ((loader, other), (other, loader)):
+        with pytest.raises(ValueError, match=r"'shuffled, last_batch=rollover'.*resume with the order of the state"):
+            taker.load_state_dict(given.state_dict())
+
+
+def test_last_batch_says_in_a_word_what_drop_last_says(make):
+    assert contents(make(last_batch="keep")) == epoch_of(0)
+    assert contents(make(last_batch="drop")) == contents(make(last_batch="drop", drop_last=True)) == epoch_of(0)[:-1]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "rollover"])
+def test_two_words_for_the_last_batch_that_contradict_each_other_are_refused(make, last_batch):
+    with pytest.raises(ValueError, match=f"last_batch='{last_batch}' and drop_last=True contradict"):
+        make(last_batch=last_batch, drop_last=True)
+
+
+def test_an_unknown_word_for_the_last_batch_is_refused(make):
+    with pytest.raises(ValueError, match="last_batch=rolover: did you mean rollover"):
+        make(last_batch="rolover")
+
+
 # Errors
 
 

@@ -136,3 +136,109 @@ def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, m
     for number, positions, indices in batches:
         assert positions.tolist() == order.positions(number).tolist()
         assert indices.tolist() == order.indices(4, order.positions(number)).tolist()
+
+
+# Rollover: what is left over of an epoch begins the next one's first batch.
+
+
+def rollover(length: int, batch_size: int, **settings) -> Order:
+    return Order(**{"shuffle": True, "seed": 5, **settings}, length=length, batch_size=batch_size, rollover=True)
+
+
+def endless(length: int, shuffle: bool, seed: int, epochs: int) -> list[tuple[int, int, int]]:
+    """The concatenation of the epochs: the epoch, position and index of each row."""
+    return [
+        (epoch, position, index)
+        for epoch in range(epochs)
+        for position, index in enumerate(image(length, seed, epoch) if shuffle else range(length))
+    ]
+
+
+def cut(rows: list, size: int) -> dict[int, list[list]]:
+    """Full batches of the rows, by the epoch of each one's last row."""
+    epochs: dict[int, list[list]] = {}
+    for start in range(0, len(rows) - size + 1, size):
+        batch = rows[start : start + size]
+        epochs.setdefault(batch[-1][0], []).append(batch)
+    return epochs
+
+
+def delivered(order: Order, epoch: int, first: int = 0) -> list[list[tuple[int, int, int]]]:
+    """The epoch, position and index of each row of this rank's batches."""
+    batches = []
+    for at, (number, relative, indices) in enumerate(order.batches(epoch, first), first):
+        assert number == at
+        assert relative.tolist() == order.positions(number, epoch).tolist()
+        epochs, positions = order.places(epoch, relative)
+        epochs = np.broadcast_to(epochs, positions.shape)
+        batches.append(list(zip(epochs.tolist(), positions.tolist(), indices.tolist(), strict=True)))
+    return batches
+
+
+@pytest.mark.parametrize("case", range(150))
+def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches(case, monkeypatch):
+    dice = np.random.default_rng(case)
+    monkeypatch.setattr("loaders.order.BLOCK", int(dice.integers(1, 20)))
+    length, batch_size, world_size = (int(dice.integers(1, most)) for most in (40, 8, 6))
+    shuffle, seed, epochs = bool(dice.integers(2)), int(dice.integers(100)), 12
+    expected = cut(endless(length, shuffle, seed, epochs), batch_size * world_size)
+    for epoch in range(epochs):
+        batches = expected.get(epoch, [])
+        shares = []
+        for rank in range(world_size):
+            order = rollover(length, batch_size, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
+            assert order.batches_in(epoch) == len(batches)
+            first = int(dice.integers(len(batches) + 1))
+            shares.append(delivered(order, epoch))
+            assert delivered(order, epoch, first) == shares[-1][first:], "an epoch can be begun at any batch"
+            assert all(len(batch) == batch_size for batch in shares[-1])
+        together = [list(itertools.chain(*rows)) for rows in zip(*shares, strict=True)]
+        assert together == batches
+
+
+def test_under_rollover_a_batch_counts_for_the_epoch_in_which_it_ends():
+    order = rollover(10, 4, shuffle=False)
+    assert [[[row[1] for row in batch] for batch in delivered(order, epoch)] for epoch in range(3)] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[8, 9, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]],
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+    ]
+
+
+def test_under_rollover_a_batch_may_span_many_epochs_and_an_epoch_have_none():
+    order = rollover(3, 10)
+    assert [order.batches_in(epoch) for epoch in range(10)] == [0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
+    (batch,) = delivered(order, 3)
+    assert [epoch for epoch, _, _ in batch] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_where_epochs_divide_into_batches_rollover_changes_nothing():
+    plain = Order(24, 4, True, seed=5)
+    order = rollover(24, 4)
+    for epoch in (0, 1, 7):
+        assert [batch.tolist() for _, _, batch in order.batches(epoch)] == batches(plain, epoch)
+
+
+def test_rollover_is_exact_in_a_late_epoch_of_a_very_large_set():
+    length, epoch, world_size = 10**9 + 7, 10**6, 1024
+    ranks = [rollover(length, 3, rank=rank, world_size=world_size) for rank in (0, 1023)]
+    start = epoch * length // 3072 * 3072 - epoch * length  # Python's integers do not overflow
+    for rank, order in zip((0, 1023), ranks, strict=True):
+        for number in (0, 1, order.batches_in(epoch) - 1):
+            expected = [start + 3072 * number + 3 * rank + row for row in range(3)]
+            assert order.positions(number, epoch).tolist() == expected
+            assert order.indices(epoch, order.positions(number, epoch)).tolist() == [
+                int(permute(np.array([at % length]), length, fold(5, epoch + at // length))[0]) for at in expected
+            ]
+
+
+def test_numbers_of_batches_under_rollover_add_up_to_those_of_the_stream():
+    order = rollover(1000, 7, world_size=3)
+    counts = [order.batches_in(epoch) for epoch in range(500)]
+    assert list(itertools.accumulate(counts)) == [(epoch + 1) * 1000 // 21 for epoch in range(500)]
+    assert set(counts) == {47, 48}
+
+
+def test_under_rollover_an_order_has_no_length():
+    with pytest.raises(TypeError, match="depends on the epoch"):
+        len(rollover(10, 4))

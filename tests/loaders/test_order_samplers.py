@@ -19,6 +19,12 @@ ORDERS = [
     for world_size in (1, 3)
     for rank in range(world_size)
 ]
+ROLLOVERS = [
+    Order(length, 4, True, 3, rank=rank, world_size=world_size, rollover=True)
+    for length in (0, 1, 5, 8, 21)
+    for world_size in (1, 3)
+    for rank in range(world_size)
+]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -38,6 +44,19 @@ def test_a_sampler_moves_on_by_itself_when_it_is_iterated():
     assert [list(sampler), list(sampler)] == epochs
     sampler.set_epoch(1)
     assert list(sampler) == epochs[1]
+
+
+@pytest.mark.parametrize("order", ROLLOVERS, ids=str)
+def test_under_rollover_a_samplers_length_is_that_of_the_epoch_which_the_next_iter_runs(order):
+    sampler = OrderSampler(order)
+    sampled = OrderBatchSampler(sampler, 4, False)
+    for epoch in (0, 1, 2, 3, 17, 18):
+        if epoch != 18:  # the next one by itself
+            sampler.set_epoch(epoch)
+        expected = [indices.tolist() for _, _, indices in order.batches(epoch)]
+        assert len(sampled) == len(expected)
+        assert len(sampler) == 4 * len(expected)
+        assert list(sampled) == expected
 
 
 class Sampler:

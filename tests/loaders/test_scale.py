@@ -1,0 +1,233 @@
+"""A large job without the machines: 1,024 ranks that share 1,000,000,000 samples.
+
+No test reads all samples. Which rows a rank takes is arithmetic, so it is checked for all ranks on some batches, and
+by addition for the epoch. That the shuffle is a permutation is checked by its inverse, on some millions of samples.
+"""
+
+import json
+import tracemalloc
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from example_datasets import Numbers, contents
+
+from loaders import Preloader, TorchLoader, WorkerLoader
+from loaders import order as order_module
+from loaders.order import BLOCK, ROUNDS, Order, permute
+from loaders.randomness import fold, mix
+
+LENGTH = 10**9
+GLOBAL_BATCH = 3072  # three samples for each of 1,024 ranks, four for each of 768
+REST = LENGTH % GLOBAL_BATCH
+BATCHES = LENGTH // GLOBAL_BATCH
+WAYS: dict[str, dict[str, Any]] = {"drop": {"drop_last": True}, "keep": {"pad": False}, "rollover": {"rollover": True}}
+
+
+def ranks(world_size: int, length: int = LENGTH, **settings) -> list[Order]:
+    """The order as each rank sees it."""
+    settings = {"shuffle": True, "seed": 9, **settings}
+    batch_size = GLOBAL_BATCH // world_size
+    return [Order(length, batch_size, rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
+
+
+def positions(orders: list[Order], number: int, epoch: int) -> list[int]:
+    """The positions of a global batch, one rank after the other."""
+    return np.concatenate([order.positions(number, epoch) for order in orders]).tolist()
+
+
+def inverse(indices: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
+    """The positions at which `permute` has `indices`."""
+    half = np.uint64(((length - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+
+    def backwards(x: np.ndarray) -> np.ndarray:
+        left, right = x >> half, x & mask
+        for number in reversed(range(ROUNDS)):
+            left, right = right ^ (mix(left ^ fold(key, number)) & mask), left
+        return (left << half) | right
+
+    out = backwards(indices.astype(np.uint64))
+    while (outside := np.flatnonzero(out >= length)).size:
+        out[outside] = backwards(out[outside])
+    return out.astype(np.int64)
+
+
+# Order
+
+
+@pytest.mark.parametrize("epoch", [0, 5, 10**6])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("world_size", [1024, 768])
+def test_the_ranks_rows_follow_each_other_without_a_gap_or_an_overlap(world_size, way, epoch):
+    orders = ranks(world_size, **WAYS[way])
+    count, carried = orders[0].batches_in(epoch), orders[0].carried(epoch)
+    assert {order.batches_in(epoch) for order in orders} == {count}
+    some = np.random.default_rng(0).integers(count - 1, size=10).tolist()
+    for number in (0, 1, *some, count - 2):
+        start = number * GLOBAL_BATCH - carried
+        assert positions(orders, number, epoch) == list(range(start, start + GLOBAL_BATCH))
+    last = positions(orders, count - 1, epoch)
+    end = {"drop": LENGTH - REST, "keep": LENGTH, "rollover": LENGTH - orders[0].carried(epoch + 1)}[way]
+    assert last == list(range((count - 1) * GLOBAL_BATCH - carried, end))
+
+
+@pytest.mark.parametrize("world_size", [1024, 768])
+def test_padding_repeats_fewer_samples_than_there_are_ranks(world_size):
+    orders = ranks(world_size)
+    assert {len(order) for order in orders} == {BATCHES + 1}
+    last = positions(orders, BATCHES, 0)
+    assert last[:REST] == list(range(BATCHES * GLOBAL_BATCH, LENGTH))
+    assert last[REST:] == list(range(len(last) - REST)), "the first samples again"
+    assert len(last) - REST < world_size
+
+
+def test_no_two_of_millions_of_positions_have_the_same_sample():
+    key, dice = fold(9, 3), np.random.default_rng(0)
+    at = np.unique(np.concatenate([np.arange(10**6), dice.integers(LENGTH, size=10**6)]))
+    parts = np.array_split(at, 500)  # small enough for the processor's cache
+    images = [permute(part, LENGTH, key) for part in parts]
+    indices = np.concatenate(images)
+    assert 0 <= indices.min() < indices.max() < LENGTH
+    assert len(np.unique(indices)) == len(at)
+    for part, image in zip(parts[::10], images[::10], strict=True):
+        assert np.array_equal(inverse(image, LENGTH, key), part)
+
+
+@pytest.mark.parametrize("length", [300, 4096, 5000])
+def test_the_inverse_of_this_file_is_that_of_the_whole_permutation(length):
+    everywhere = np.arange(length)
+    assert inverse(permute(everywhere, length, fold(1)), length, fold(1)).tolist() == everywhere.tolist()
+    assert permute(inverse(everywhere, length, fold(1)), length, fold(1)).tolist() == everywhere.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1024, 768])
+def test_any_sample_is_in_the_batch_of_the_one_rank_where_the_arithmetic_puts_it(world_size):
+    orders, epoch = ranks(world_size, pad=False), 3
+    samples = np.random.default_rng(1).integers(LENGTH, size=200)
+    for sample, at in zip(samples.tolist(), inverse(samples, LENGTH, fold(9, epoch)).tolist(), strict=True):
+        number, row = divmod(at, GLOBAL_BATCH)
+        if number == BATCHES:
+            continue  # of the short last batch
+        order = orders[row // (GLOBAL_BATCH // world_size)]
+        assert order.indices(epoch, order.positions(number, epoch)).tolist().count(sample) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_after_a_change_from_1024_to_768_ranks_in_mid_epoch_the_rest_comes_exactly_once(way):
+    # A length at which all samples can be counted, and which no number of ranks divides.
+    length, epoch, stop = 200_003, 2, 31
+    before, after = (ranks(world_size, length, **WAYS[way]) for world_size in (1024, 768))
+    taken = [indices for order in before for _, _, indices in islice(order.batches(epoch), stop)]
+    rest = [indices for order in after for _, _, indices in order.batches(epoch, stop)]
+    taken, rest = np.concatenate(taken), np.concatenate(rest)
+    assert len(taken) == stop * GLOBAL_BATCH
+    counts = np.bincount(np.concatenate([taken, rest]), minlength=length)
+    expected = np.ones(length, dtype=np.int64)
+    whole = before[0]
+    if way == "drop":
+        expected[permute(np.arange(length - length % GLOBAL_BATCH, length), length, fold(9, epoch))] = 0
+    if way == "rollover":  # what is left over comes in the next epoch, what was left over before comes now
+        assert whole.carried(epoch) and whole.carried(epoch + 1)
+        expected[permute(np.arange(length - whole.carried(epoch + 1), length), length, fold(9, epoch))] -= 1
+        earlier = np.arange(length - whole.carried(epoch), length)
+        expected[permute(earlier, length, fold(9, epoch - 1))] += 1
+    assert np.array_equal(counts, expected)
+
+
+# Loaders
+
+
+def over_workers(*args: Any, **settings: Any) -> Preloader:
+    return Preloader(WorkerLoader(*args, num_workers=2, persistent_workers=True, **settings), "cpu", 2)
+
+
+LOADERS = {
+    "torch": TorchLoader,
+    "inline": partial(WorkerLoader, persistent_workers=True),
+    "processes": over_workers,
+}
+
+
+@pytest.fixture(params=LOADERS.values(), ids=LOADERS)
+def make(request):
+    made: list = []
+
+    def make(rank: int, world_size: int, **settings):
+        settings = {"shuffle": True, "seed": 9, "rank": rank, "world_size": world_size, **settings}
+        made.append(request.param(Numbers(LENGTH), GLOBAL_BATCH // world_size, **settings))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def expected_batches(epoch: int, first: int, count: int, world_size: int, rank: int, **settings) -> list[list[int]]:
+    order = ranks(world_size, **settings)[rank]
+    return [order.indices(epoch, order.positions(first + at, epoch)).tolist() for at in range(count)]
+
+
+def take(loader, count: int) -> list[list[int]]:
+    iterator = iter(loader)
+    return contents(next(iterator) for _ in range(count))
+
+
+@pytest.fixture
+def permuted(monkeypatch):
+    """Counts the positions whose samples are computed."""
+    counts: list[int] = []
+
+    def counted(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
+        counts.append(len(positions))
+        return permute(positions, length, key)
+
+    monkeypatch.setattr(order_module, "permute", counted)
+    return counts
+
+
+@pytest.mark.parametrize("number", [0, 1, 123_456, BATCHES - 3])
+@pytest.mark.parametrize("last_batch", ["drop", "rollover"])
+def test_a_rank_starts_and_resumes_anywhere_in_an_epoch_at_the_cost_of_a_few_batches(
+    make, last_batch, number, permuted
+):
+    way = WAYS[last_batch]
+    tracemalloc.start()
+    try:
+        first = make(517, 1024, last_batch=last_batch)
+        assert take(first, 2) == expected_batches(0, 0, 2, 1024, 517, **way)
+        state = {**first.state_dict(), "epoch": 7, "samples": number * GLOBAL_BATCH}
+        loader = make(517, 1024, last_batch=last_batch)
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert take(loader, 2) == expected_batches(7, number, 2, 1024, 517, **way)
+        assert loader.state_dict() == {**state, "samples": (number + 2) * GLOBAL_BATCH}
+        assert len(loader) in (BATCHES, BATCHES + 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(permuted) < 10 * BLOCK
+    assert peak < 16 * 2**20, "bytes; the permutation alone would need 8 GB"
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "rollover"])
+def test_768_ranks_go_on_where_1024_stopped(make, last_batch):
+    way = WAYS[last_batch]
+    stopped = []
+    for rank in (0, 700, 1023):
+        loader = make(rank, 1024, last_batch=last_batch)
+        loader.load_state_dict({**loader.state_dict(), "epoch": 2, "samples": 200_000 * GLOBAL_BATCH})
+        take(loader, 3)
+        stopped.append(loader.state_dict())
+    assert stopped[0] == stopped[1] == stopped[2]
+    for rank in (0, 1, 767):
+        loader = make(rank, 768, last_batch=last_batch)
+        loader.load_state_dict(stopped[0])
+        assert take(loader, 2) == expected_batches(2, 200_003, 2, 768, rank, **way)
+    # All ranks together take what 1,024 would have taken there, sample by sample.
+    whole = [
+        np.concatenate([order.indices(2, order.positions(200_003, 2)) for order in ranks(size, **way)])
+        for size in (1024, 768)
+    ]
+    assert np.array_equal(*whole)
