@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .order import Order
 
@@ -123,11 +123,9 @@ class Epochs:
         position = self.position
         return position is not None and not position.finished and position.batch < len(self.order)
 
-    def __copy__(self) -> Epochs:
-        """A copy stands where this one does; neither moves the other."""
-        twin = object.__new__(Epochs)
-        vars(twin).update(vars(self), position=copy(self.position))
-        return twin
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is copied and pickled: a copy stands where this one does, and neither moves the other."""
+        return {**vars(self), "position": copy(self.position)}
 
     def upcoming(self) -> tuple[int, int]:
         """Returns the epoch and the number of the batch that the next `begin` starts with."""
@@ -201,12 +199,26 @@ class OptionalMethods:
         return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
 
 
-def missing_attribute(loader: Any, name: str) -> AttributeError:
-    """Returns what a loader's `__getattr__` raises: it says why the loader lacks an optional method."""
-    sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
-    if name in ("set_epoch", "state_dict", "load_state_dict"):
-        sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be resumed"
-    return AttributeError(sentence, name=name, obj=loader)
+class BaseLoader:
+    """What a loader's class gets from here: `with` closes it, and it says why it lacks an optional method."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Any) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # mypy would find any attribute here
+
+        def __getattr__(self, name: str) -> Any:
+            sentence = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("set_epoch", "state_dict", "load_state_dict"):
+                sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be "
+                sentence += "resumed"
+            raise AttributeError(sentence, name=name, obj=self)
 
 
 @cache

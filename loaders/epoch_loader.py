@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .base import Delivery, EpochIterator, Epochs, Position, Source
+from .base import BaseLoader, Delivery, EpochIterator, Epochs, Position, Source
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
 
-class EpochLoader:
+class EpochLoader(BaseLoader):
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
     A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator.
@@ -99,12 +99,6 @@ class EpochLoader:
         """Ends the epoch; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
         self._end_epoch()
-
-    def __enter__(self) -> EpochLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _end_epoch(self) -> None:
         if self._iterator is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
+from ..base import INTERRUPTED, BaseLoader, Delivery, EpochIterator, OptionalMethods, Position
 from ..samplers import pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
@@ -41,7 +41,7 @@ class StateMethods(OptionalMethods):
         self._named_epoch = self._last_state = None
 
 
-class Preloader:
+class Preloader(BaseLoader):
     """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
 
     `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are
@@ -120,9 +120,6 @@ class Preloader:
         if not self._is_running():
             self._pass_on_epoch()
 
-    def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(self, name)
-
     def stats(self) -> dict[str, Any]:
         """Returns the loader's figures and, under "preloader", the preloader's: batches received, seconds waited for
         them, seconds that the host needed to copy and transform them, and batches queued now and on average.
@@ -158,12 +155,6 @@ class Preloader:
         device, transform = state.pop("copier")
         vars(self).update(state)
         self._copier = DeviceCopier(device, transform, side_stream=self.depth > 0)
-
-    def __enter__(self) -> Preloader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         epoch: _Epoch | None = getattr(self, "_epoch", None)
