@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..background import check_owner
 from ..base import INTERRUPTED, Delivery
-from .pool import WHOLE_BATCH, Death, EngineError, Pool, Result, WorkerFailure
+from .in_flight import InFlight
+from .pool import Death, EngineError, Pool, Result
 from .reader import Reading
 from .shared_memory import MachineFull
 from .slots import Lease, SlotRing
@@ -32,16 +33,6 @@ T = TypeVar("T")
 # Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. A
 # slot is made when it is first needed; if none is left, a batch is delivered as a copy.
 SPARE_SLOTS = 8
-
-
-@dataclass(slots=True)
-class _InFlight:
-    task: Task
-    worker: int
-    lease: Lease | None = None
-    is_wanted: bool = True
-    result: Result | None = None
-    deaths: int = 0  # how many workers in a row died while reading it
 
 
 class Dispatcher:
@@ -74,7 +65,7 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._turns: Iterator[int] = iter(())
         self._loads = [0] * pool.num_workers  # tasks of each worker
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._queue: deque[int] = deque()  # those that are wanted, in the order of their tasks
         self._waiting: deque[int] = deque()  # those to be submitted: retries, and one that its worker had no room for
         self._tasks: Iterator[Task] = iter(())
@@ -119,11 +110,8 @@ class Dispatcher:
 
     def check_process(self) -> None:
         """Raises RuntimeError in a forked child of the process that the workers belong to."""
-        if self._owner not in (None, os.getpid()):
-            raise RuntimeError(
-                f"this loader's workers belong to another process ({self._owner}), of which this one ({os.getpid()}) "
-                "is a forked child: make a new loader in the child"
-            )
+        if self._owner is not None:
+            check_owner(self._owner, "workers")
 
     def _guarded(self, action: Callable[..., T], *arguments: Any) -> T:
         """Runs the action. If it is interrupted, the record of tasks may be wrong, and is_interrupted stays set."""
@@ -183,7 +171,7 @@ class Dispatcher:
             return False
         loads, number = self._loads, next(self._numbers)
         worker = next(self._turns) if self._round_robin else min(range(len(loads)), key=loads.__getitem__)
-        self._in_flight[number] = _InFlight(task, worker)
+        self._in_flight[number] = InFlight(task, worker)
         self._queue.append(number)
         self._waiting.append(number)
         return True
@@ -247,7 +235,8 @@ class Dispatcher:
         ]
         self._loads[death.worker] = 0
         if numbers:
-            self._count_death(self._in_flight[numbers[0]], death)
+            first = self._in_flight[numbers[0]]
+            self.stats.count_skipped(first.count_death(death, self._max_restarts, self._skips))
         to_retry = 0
         for number in reversed(numbers):
             flight = self._in_flight[number]
@@ -259,27 +248,12 @@ class Dispatcher:
         self.stats.deaths += 1
         log.warning("%s Restarting the worker; batches to retry: %d", death.reason, to_retry)
 
-    def _count_death(self, flight: _InFlight, death: Death) -> None:
-        """After too many deaths, leaves out the sample, or makes a WorkerFailure the task's result."""
-        flight.deaths += 1
-        task, is_last = flight.task, flight.deaths >= self._max_restarts
-        flight.task = replace(task, singly=task.singly or is_last)  # to find out which sample it is
-        if flight.deaths <= self._max_restarts or (self._skips and not task.singly and death.row == WHOLE_BATCH):
-            return
-        if death.row >= 0 and self._skips:
-            flight.task, flight.deaths = replace(flight.task, without=task.without | {death.row}), 0
-            self.stats.count_skipped([(list(task.indices)[death.row], death.reason)])
-            return
-        count = "A worker" if flight.deaths == 1 else f"{flight.deaths} workers in a row"
-        sentence = f"{death.reason} {count} died on this batch, {death.moment(task)}"
-        flight.result = Result(-1, error=WorkerFailure(sentence))
-
     def _drop(self, number: int) -> None:
         flight = self._in_flight.pop(number)
         if flight.result is not None:
             self._pool.discard(flight.result)
 
-    def _open(self, flight: _InFlight) -> Delivery:
+    def _open(self, flight: InFlight) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
         assert result is not None
         queued = sum(1 for other in self._queue if self._in_flight[other].result is not None)

@@ -50,14 +50,6 @@ class Death:
     reason: str  # in torch's words
     row: int  # that it was reading, or WHOLE_BATCH or NO_ROW
 
-    def moment(self, task: Task) -> str:
-        """Says what the worker was doing when it died with the task."""
-        if self.row >= 0:
-            return f"while reading sample {list(task.indices)[self.row]}"
-        if self.row == WHOLE_BATCH:
-            return f"while reading {task.indices}"
-        return "before reading a sample, perhaps in worker_init_fn"
-
 
 class Pool(Protocol):
     """Workers that read tasks. One thread at a time drives a pool; another may close it."""
