@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .order import Order
 
@@ -199,8 +199,8 @@ class OptionalMethods:
         return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
 
 
-class BaseLoader:
-    """What a loader's class gets from here: `with` closes it, and it says why it lacks an optional method."""
+class Closeable:
+    """A loader that `with` closes."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -211,14 +211,13 @@ class BaseLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # mypy would find any attribute here
 
-        def __getattr__(self, name: str) -> Any:
-            sentence = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in ("set_epoch", "state_dict", "load_state_dict"):
-                sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be "
-                sentence += "resumed"
-            raise AttributeError(sentence, name=name, obj=self)
+def missing_attribute(loader: Any, name: str) -> AttributeError:
+    """Returns what a loader's `__getattr__` raises: it says why the loader lacks an optional method."""
+    sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
+    if name in ("set_epoch", "state_dict", "load_state_dict"):
+        sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be resumed"
+    return AttributeError(sentence, name=name, obj=loader)
 
 
 @cache

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
-from .base import BaseLoader, Delivery, EpochIterator, Epochs, Position, Source
+from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
 
-class EpochLoader(BaseLoader):
+class EpochLoader(Closeable):
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
     A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator.
@@ -99,6 +100,10 @@ class EpochLoader(BaseLoader):
         """Ends the epoch; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
         self._end_epoch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is copied and pickled: all but the iterator, and a copy counts its own epochs."""
+        return {**vars(self), "_epochs": copy(self._epochs), "_iterator": None}
 
     def _end_epoch(self) -> None:
         if self._iterator is not None:

@@ -65,17 +65,23 @@ def length_of(sampler: Any) -> int:
         return sys.maxsize
 
 
-def check_resumable(*samplers: Any) -> None:
-    """Raises ValueError if the samplers, or those inside them, have a random generator as an attribute."""
+def own_generator_of(*samplers: Any) -> str | None:
+    """Returns the name of the first attribute that is a random generator, of the samplers or those inside them."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     for sampler in _with_inner(samplers):
         for name, value in getattr(sampler, "__dict__", {}).items():
             if isinstance(value, kinds):
-                raise ValueError(
-                    f"{type(sampler).__name__}.{name} is a random generator, and the loader cannot save its state: "
-                    "leave it out (the loader then seeds the global generators while it draws from the sampler), or "
-                    "use the loader's shuffle=True"
-                )
+                return f"{type(sampler).__name__}.{name}"
+    return None
+
+
+def check_resumable(*samplers: Any) -> None:
+    """Raises ValueError for samplers with a random generator of their own."""
+    if generator := own_generator_of(*samplers):
+        raise ValueError(
+            f"{generator} is a random generator, and the loader cannot save its state: leave it out (the loader "
+            "then seeds the global generators while it draws from the sampler), or use the loader's shuffle=True"
+        )
 
 
 def _with_inner(samplers: Iterable[Any]) -> Iterator[Any]:

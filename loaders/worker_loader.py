@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import BaseLoader, OptionalMethods, check_choice
+from .base import Closeable, OptionalMethods, check_choice, missing_attribute
 from .order import Order, checked_seed
 from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
 from .workers.dispatcher import Dispatcher
@@ -55,7 +55,7 @@ class SeededMethods(OptionalMethods):
         self._end_epoch()
 
 
-class WorkerLoader(DataLoader[T_co], BaseLoader):
+class WorkerLoader(DataLoader[T_co], Closeable):
     """Batches of a map-style dataset, on the host; takes torch's arguments, and:
 
     seed: None for torch's behaviour, an int for ours; not together with `generator`.
@@ -202,6 +202,9 @@ class WorkerLoader(DataLoader[T_co], BaseLoader):
         engine = build_engine(self, base_seed)
         self._stats = engine.stats
         return engine
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
         """Returns {"workers": totals}, see loaders.workers.stats; empty before the first epoch and after close().

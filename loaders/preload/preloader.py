@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, BaseLoader, Delivery, EpochIterator, OptionalMethods, Position
+from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
@@ -41,7 +41,7 @@ class StateMethods(OptionalMethods):
         self._named_epoch = self._last_state = None
 
 
-class Preloader(BaseLoader):
+class Preloader(Closeable):
     """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
 
     `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are
@@ -119,6 +119,9 @@ class Preloader(BaseLoader):
         self._named_epoch = epoch
         if not self._is_running():
             self._pass_on_epoch()
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
         """Returns the loader's figures and, under "preloader", the preloader's: batches received, seconds waited for

@@ -182,7 +182,7 @@ class ProcessPool:
         else:
             seconds = (worker.start_by or 0.0) - worker.began
             reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
-        worker.process.kill()
+        worker.kill()
         death = self._reap(worker_id)
         death.reason = reason
         events.append(death)

@@ -218,7 +218,7 @@ def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.T
     for name, missing in unwritten.items():
         if missing.any():
             where = ", ".join(map(str, missing.nonzero().flatten().tolist()))
-            raise ValueError(f"read_batch has not written out[{name!r}] in row {where} of {rows}")
+            raise ValueError(f"read_batch has not written out[{name!r}] in row {where} (rows are 0 to {rows - 1})")
 
 
 def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:

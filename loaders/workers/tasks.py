@@ -5,11 +5,13 @@ A user's sampler is never changed. It is iterated once per epoch, when that epoc
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 from ..order import Order
 from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
 from ..samplers import length_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,7 @@ def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator
     while True:
         try:
             if threading.get_ident() != thread:
+                _warn_of_unseeded_drawing()
                 item = next(items, drawn)
             else:
                 with preserved_globals():
@@ -177,3 +182,11 @@ def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator
         if item is drawn:  # the default of next(): no sampler yields this function
             return
         yield kept(item)
+
+
+@cache
+def _warn_of_unseeded_drawing() -> None:
+    log.warning(
+        "a sampler without a length, or past its length, is iterated in a thread, where the loader does not seed the "
+        "global generators: if it draws from them, the order differs from run to run"
+    )
