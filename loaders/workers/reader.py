@@ -67,6 +67,10 @@ def batch_bytes(spec: Spec, rows: int) -> int:
     return sum(align(dtype.itemsize * math.prod(shape) * rows, ALIGNMENT) for shape, dtype in spec.values())
 
 
+class Stopping(BaseException):
+    """Is raised by `mark` to end the reading of a batch, as the worker has to exit."""
+
+
 @dataclass
 class Reading:
     """A batch, and the samples that are left out because they could not be read: (index, reason)."""
