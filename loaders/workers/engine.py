@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -157,7 +158,7 @@ class EpochRunner(Epochs):
             self.engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "engine": None}
+        return {**super().__getstate__(), "tasks": copy(self.tasks), "engine": None}
 
 
 class EpochSource:
