@@ -119,7 +119,7 @@ def verify_checksum(path: Path) -> None:
         problem = "its SHA-256 is not the one in SHA256SUMS"
     except OSError as error:
         problem = str(error)
-    raise DataError(
-        f"{path} is missing or damaged ({problem}); restore it with `git checkout -- data/embedded`, "
-        "or make it again with `python scripts/make_fashion_mini.py`"
-    )
+    remedy = "leave out data.root to read the images that ship with this repository, or use data=fashion_mnist"
+    if path.parent == EMBEDDED:
+        remedy = "restore it with `git checkout -- data/embedded`, or use scripts/make_fashion_mini.py"
+    raise DataError(f"{path} is missing or damaged ({problem}); {remedy}")

@@ -62,6 +62,15 @@ def leave_to_us(worker: BaseProcess) -> None:
     _workers.add(worker)
 
 
+def check_owner(owner: int, what: str) -> None:
+    """Raises RuntimeError if this process is a forked child of the one that has a loader's workers or thread."""
+    if os.getpid() != owner:
+        raise RuntimeError(
+            f"this loader's {what} belong to another process ({owner}), of which this one ({os.getpid()}) is a forked "
+            "child: make a new loader in the child"
+        )
+
+
 def default_context() -> Any:
     """Returns the multiprocessing context for workers: the start method that the program set, else fork on Linux.
 

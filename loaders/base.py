@@ -126,11 +126,9 @@ class Epochs:
             return False
         return position.batch < self.order.batches_in(position.epoch)
 
-    def __copy__(self) -> Epochs:
-        """A copy stands where this one does; neither moves the other."""
-        twin = object.__new__(Epochs)
-        vars(twin).update(vars(self), position=copy(self.position))
-        return twin
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is copied and pickled: a copy stands where this one does, and neither moves the other."""
+        return {**vars(self), "position": copy(self.position)}
 
     def upcoming(self) -> tuple[int, int]:
         """Returns the epoch and the number of the batch that the next `begin` starts with."""
@@ -202,6 +200,19 @@ class OptionalMethods:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
+
+
+class Closeable:
+    """A loader that `with` closes."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Any) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def missing_attribute(loader: Any, name: str) -> AttributeError:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
-from .base import Delivery, EpochIterator, Epochs, Position, Source, checked_last_batch
+from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source, checked_last_batch
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
 
-class EpochLoader:
+class EpochLoader(Closeable):
     """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
 
     A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments that decide the
@@ -104,11 +105,9 @@ class EpochLoader:
         self._closed = True
         self._end_epoch()
 
-    def __enter__(self) -> EpochLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is copied and pickled: all but the iterator, and a copy counts its own epochs."""
+        return {**vars(self), "_epochs": copy(self._epochs), "_iterator": None}
 
     def _end_epoch(self) -> None:
         if self._iterator is not None:

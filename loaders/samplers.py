@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,9 @@ class OrderBatchSampler(BatchSampler):
 
 def pass_on_epoch(epoch: int, *samplers: Any) -> None:
     """Calls `set_epoch` of the given samplers, and of the samplers inside them, where they have it."""
-    seen: set[int] = set()
-    for sampler in samplers:
-        while sampler is not None and id(sampler) not in seen:
-            seen.add(id(sampler))
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-            sampler = getattr(sampler, "sampler", None)
+    for sampler in _with_inner(samplers):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
 
 
 def length_of(sampler: Any) -> int:
@@ -72,12 +68,27 @@ def length_of(sampler: Any) -> int:
 def own_generator_of(*samplers: Any) -> str | None:
     """Returns the name of the first attribute that is a random generator, of the samplers or those inside them."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    for sampler in _with_inner(samplers):
+        for name, value in getattr(sampler, "__dict__", {}).items():
+            if isinstance(value, kinds):
+                return f"{type(sampler).__name__}.{name}"
+    return None
+
+
+def check_resumable(*samplers: Any) -> None:
+    """Raises ValueError for samplers with a random generator of their own."""
+    if generator := own_generator_of(*samplers):
+        raise ValueError(
+            f"{generator} is a random generator, and the loader cannot save its state: leave it out (the loader "
+            "then seeds the global generators while it draws from the sampler), or use the loader's shuffle=True"
+        )
+
+
+def _with_inner(samplers: Iterable[Any]) -> Iterator[Any]:
+    """Yields each sampler once, and after it the samplers inside it."""
     seen: set[int] = set()
     for sampler in samplers:
         while sampler is not None and id(sampler) not in seen:
             seen.add(id(sampler))
-            for name, value in getattr(sampler, "__dict__", {}).items():
-                if isinstance(value, kinds):
-                    return f"{type(sampler).__name__}.{name}"
+            yield sampler
             sampler = getattr(sampler, "sampler", None)
-    return None

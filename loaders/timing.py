@@ -84,8 +84,8 @@ class StepTimer:
         for batch in loader:
             self._step = (asked, self._mark(), rows(batch))
             if first:
-                self._note_first_batch(time.perf_counter() - began)
-                first = False
+                first, self.epoch_first_batch_seconds = False, time.perf_counter() - began
+                self.first_batch_seconds = self.first_batch_seconds or self.epoch_first_batch_seconds
             try:
                 yield batch
             finally:  # the last step of a loop that breaks off counts like any other
@@ -140,11 +140,6 @@ class StepTimer:
         start = self._steady(start)
         steps = len(self._total) - start
         return Window(steps, sum(self._images[start:]), sum(self._total[start:]), sum(self._wait[start:]))
-
-    def _note_first_batch(self, seconds: float) -> None:
-        self.epoch_first_batch_seconds = seconds
-        if self.first_batch_seconds is None:
-            self.first_batch_seconds = seconds
 
     def _end_step(self) -> Any:
         """Ends the step, unless `window` did, and returns now, when the next batch is asked for."""

@@ -46,26 +46,29 @@ class TorchLoader(EpochLoader):
         last_batch: str | None = None,
     ) -> None:
         super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
-        self._batches = _KeyedBatches(self._order)
-        workers: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
-            workers = {
-                "prefetch_factor": prefetch_factor,
-                "persistent_workers": True,
-                "multiprocessing_context": default_context(),
-                "timeout": timeout,
-            }
-        self._seeded = _Seeded(dataset)
+            self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
         self._source: _TorchSource | None = None
-        self._loader: DataLoader[Any] | None = DataLoader(
+        self._loader: DataLoader[Any] | None = self._stock_loader()
+
+    def _stock_loader(self) -> DataLoader[Any]:
+        self._batches, self._seeded = _KeyedBatches(self._order), _Seeded(self.dataset)
+        return DataLoader(
             self._seeded,
             batch_sampler=self._batches,
             collate_fn=_collate,  # type: ignore[arg-type]  # _Seeded returns _Numbered, a list with two attributes
-            num_workers=num_workers,
-            pin_memory=pin_memory,
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
-            **workers,
+            multiprocessing_context=default_context() if self._settings["num_workers"] else None,
+            **self._settings,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_loader": None, "_source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._loader = None if self._closed else self._stock_loader()
 
     def _open(self, epoch: int, first: int) -> _TorchSource:
         self._batches.epoch, self._batches.first = epoch, first

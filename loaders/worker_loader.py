@@ -7,39 +7,26 @@ whatever the number of workers, a resume is exact, and the next epoch's first ba
 
 from __future__ import annotations
 
-import logging
-import math
 import sys
 import weakref
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .base import (
-    Epochs,
-    OptionalMethods,
-    Position,
-    check_choice,
-    checked_last_batch,
-    missing_attribute,
-)
+from .arguments import check_arguments
+from .base import Closeable, OptionalMethods, checked_last_batch, missing_attribute
 from .order import Order, checked_seed
-from .samplers import OrderBatchSampler, OrderSampler, length_of, own_generator_of, pass_on_epoch
+from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
 from .workers.dispatcher import Dispatcher
-from .workers.engine import EpochRunner, EpochSource, SeededIterator, UnseededIterator, build_engine
-from .workers.tasks import BatchSamplerTasks, OwnTasks, SamplerTasks, Tasks
+from .workers.engine import EpochRunner, UnseededIterator, build_engine, warn_once
+from .workers.stats import Stats
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers serve, or with a seed none
 
-log = logging.getLogger(__name__)
 T_co = TypeVar("T_co", covariant=True)
-
-WORKER_METHODS = ("multiprocessing", "thread")
 
 
 class SeededMethods(OptionalMethods):
@@ -47,7 +34,7 @@ class SeededMethods(OptionalMethods):
 
     def set_epoch(self: Any, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
-        self._epochs.set_epoch(epoch)
+        self._runner.set_epoch(epoch)
         pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
     def state_dict(self: Any) -> dict[str, Any]:
@@ -57,23 +44,18 @@ class SeededMethods(OptionalMethods):
         """
         if not self.in_order:
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
-        generator = own_generator_of(self.batch_sampler, self.sampler)
-        if generator is not None:
-            raise ValueError(
-                f"{generator} is a random generator, and the loader cannot save its state: leave it out (the loader "
-                "then seeds the global generators while it draws from the sampler), or use the loader's shuffle=True"
-            )
-        state: dict[str, Any] = self._epochs.state_dict()
+        check_resumable(self.batch_sampler, self.sampler)
+        state: dict[str, Any] = self._runner.state_dict()
         return state
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
         self._follow_length()
-        self._epochs.load_state_dict(state)
+        self._runner.load_state_dict(state)
         self._end_epoch()
 
 
-class WorkerLoader(DataLoader[T_co]):
+class WorkerLoader(DataLoader[T_co], Closeable):
     """Batches of a map-style dataset, on the host; takes torch's arguments, and:
 
     seed: None for torch's behaviour, an int for ours; not together with `generator`.
@@ -97,6 +79,11 @@ class WorkerLoader(DataLoader[T_co]):
     # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
     # does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
+
+    _iterators: weakref.WeakSet[Any]  # that are running
+    _newest: Callable[[], Any]  # a weak reference to the newest iterator
+    _current: Any  # the iterator behind next(loader)
+    _stats: Stats | None  # of the newest engine
 
     def __init__(
         self,
@@ -128,45 +115,27 @@ class WorkerLoader(DataLoader[T_co]):
         on_error: str = "raise",
         max_restarts: int = 3,
     ) -> None:
-        check_choice("worker_method", worker_method, WORKER_METHODS)
-        check_choice("on_error", on_error, ("raise", "skip"))
-        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
-            raise ValueError(f"max_restarts={max_restarts!r}: give a number from 0")
-        if not math.isfinite(timeout):
-            raise ValueError(f"timeout={timeout}: give a number of seconds, or 0 to wait for ever")
-        if worker_method == "thread" and multiprocessing_context is not None:
-            raise ValueError("worker_method='thread' starts no processes: leave out multiprocessing_context")
-        if on_error == "skip" and isinstance(dataset, IterableDataset):
-            raise ValueError("on_error='skip' needs a map-style dataset: an iterable one ends at its first error")
-        # Libraries that rebuild a loader pass its prefetch_factor on: 2 if the argument was left out.
-        if prefetch_batches is not None and (prefetch_factor not in (None, 2) or prefetch_batches < 1):
-            raise ValueError(
-                f"prefetch_batches={prefetch_batches}: give the number of batches to load ahead in all, from 1, "
-                "and leave out prefetch_factor, which counts each worker's"
-            )
-        rollover = checked_last_batch(last_batch, drop_last) == "rollover"
-        if rollover and (seed is None or sampler is not None or batch_sampler is not None):
+        self.seed = None if seed is None else checked_seed(seed)
+        self.rank, self.world_size, self.pad = rank, world_size, pad
+        self.last_batch = last_batch
+        self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
+        self.on_error, self.max_restarts = on_error, max_restarts
+        self._closed = False
+        self._forget_iterators()
+        check_arguments(self, dataset, timeout, multiprocessing_context, generator, prefetch_factor)
+        last_batch = checked_last_batch(last_batch, drop_last)
+        drop_last, rollover = last_batch == "drop", last_batch == "rollover"
+        own_order, one_at_a_time = None, persistent_workers
+        if self.seed is not None and num_workers == 0:  # arguments that only concern workers are ignored
+            prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
+        if self.seed is not None and sampler is None and batch_sampler is None:
+            split = drop_last, rank, world_size, pad, rollover
+            own_order = Order(len(dataset), batch_size or 1, bool(shuffle), self.seed, *split)
+            shuffle, sampler = None, OrderSampler(own_order)
+        elif rollover:
             raise ValueError(
                 "last_batch='rollover' needs a seed and the loader's own order: give seed=0, or another integer, and "
                 "leave out sampler and batch_sampler"
-            )
-        drop_last = drop_last or last_batch == "drop"
-        own_order, one_at_a_time = None, persistent_workers
-        if seed is not None:
-            if generator is not None:
-                raise ValueError(f"seed={seed} and a generator were given: with a seed, leave out the generator")
-            if isinstance(dataset, IterableDataset):
-                raise ValueError(f"seed={seed} needs a map-style dataset: an iterable one has its own order")
-            seed = checked_seed(seed)
-            if num_workers == 0:  # arguments that only concern workers are ignored
-                prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
-            if sampler is None and batch_sampler is None:
-                parts = drop_last, rank, world_size, pad, rollover
-                own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, *parts)
-                shuffle, sampler = None, OrderSampler(own_order)
-        elif (rank, world_size) != (0, 1):
-            raise ValueError(
-                f"rank={rank} and world_size={world_size} need a seed, from which all ranks compute the same order"
             )
         super().__init__(
             dataset,
@@ -187,44 +156,39 @@ class WorkerLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        SeededMethods.give(self, seed is not None)
-        self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
-        self.last_batch = last_batch
-        self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
-        self.on_error, self.max_restarts = on_error, max_restarts
-        self._closed = False
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # that are running
-        self._newest: Callable[[], Any] = _nothing  # a weak reference to the newest iterator
-        self._current: Any = None  # the iterator behind next(loader)
-        if seed is not None:
-            tasks, kind = self._choose_tasks(own_order, seed)
-            self._epochs = Epochs(tasks.order, kind)
-            self._runner = EpochRunner(tasks, one_at_a_time, in_order and self._has_pool())
-            if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
-                vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
+        SeededMethods.give(self, self.seed is not None)
+        if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
+            vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
+        if self.seed is not None:
+            self._runner = EpochRunner(self, own_order, one_at_a_time)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
         if self.seed is None:
             return super().__len__()
-        if (length := self._epoch_length(self._epochs.upcoming()[0])) is None:
+        if (batches := self._runner.batches_now(self, self._runner.upcoming()[0])) is None:
             raise TypeError("the sampler has no length, so the loader has none either")
-        return length
+        return batches
 
     def __iter__(self) -> Any:
         if self._closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         self._current = None
-        iterator = super().__iter__() if self.seed is None else self._begin_epoch()
+        iterator: Any
+        if self.seed is None:
+            iterator = super().__iter__()
+        else:
+            self._end_epoch()
+            self._follow_length()
+            iterator = self._runner.start(self)
         self._iterators.add(iterator)
         self._newest = weakref.ref(iterator)
         return iterator
 
     def __next__(self) -> Any:
         """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
-        newest = self._newest()
-        current = newest if self._current is None else self._current
-        if newest is None:
+        current = self._newest() if self._current is None else self._current
+        if current is None or not getattr(current, "is_running", True):
             current = iter(self)
         try:
             return next(current)
@@ -234,17 +198,31 @@ class WorkerLoader(DataLoader[T_co]):
         finally:
             self._current = current  # a subclass's own, perhaps, around the newest
 
+    @property
+    def has_pool(self) -> bool:
+        """Whether workers read, and not the thread that asks for a batch."""
+        return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
+
+    @property
+    def pins_batches(self) -> bool:
+        """Whether batches are copied into torch's pinned memory: it is asked for, and there is a device for it."""
+        return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
+
+    def build_engine(self, base_seed: int | None = None) -> Dispatcher:
+        """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
+        engine = build_engine(self, base_seed)
+        self._stats = engine.stats
+        return engine
+
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
         """Returns {"workers": totals}, see loaders.workers.stats; empty before the first epoch and after close().
 
-        The totals last as long as the workers: without persistent_workers, as long as the epoch's iterator.
+        The totals are those of the newest workers: without persistent_workers, of the newest epoch.
         """
-        shared = None if self.seed is None else self._runner.engine
-        engine = shared or getattr(self._newest(), "engine", None)
-        return {} if engine is None else {"workers": engine.stats.as_dict()}
+        return {} if self._stats is None else {"workers": self._stats.as_dict()}
 
     def close(self) -> None:
         """Ends the workers and all iterators; delivered batches stay valid. May be called repeatedly, in any state."""
@@ -253,116 +231,43 @@ class WorkerLoader(DataLoader[T_co]):
             getattr(iterator, "end", _nothing)()
         if self.seed is not None:
             self._runner.close()
-        self._iterator = self._current = None
-        self._newest = _nothing
+        self._iterator = None
+        self._forget_iterators()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled: all but the workers and iterators."""
-        running = ("_iterators", "_newest", "_current")
-        return {**{name: value for name, value in vars(self).items() if name not in running}, "_iterator": None}
+        """Returns what is copied and pickled: all but the workers and iterators."""
+        return {**vars(self), **dict.fromkeys(("_iterators", "_newest", "_current", "_stats", "_iterator"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._iterators, self._newest, self._current = weakref.WeakSet(), _nothing, None
-        if self.seed is not None:  # copy.copy() gives those of the other loader, which runs its own epochs on them
-            self._epochs, self._runner = copy(self._epochs), copy(self._runner)
-
-    def __enter__(self) -> WorkerLoader[T_co]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _choose_tasks(self, own_order: Order | None, seed: int) -> tuple[Tasks, str]:
-        """Returns the tasks of a seeded loader, and the name of what decides their order."""
-        if own_order is not None:
-            return OwnTasks(own_order, self._auto_collation), own_order.kind
-        gives_batches = self.batch_size is None
-        if gives_batches and self.world_size > 1:
-            raise ValueError("world_size > 1 splits batches of batch_size: it cannot be used with a batch_sampler")
-        sampler = self._index_sampler if gives_batches else self.sampler
-        parts = self.drop_last, self.rank, self.world_size, self.pad
-        order = Order(length_of(sampler), self.batch_size or 1, False, seed, *parts)
-        if gives_batches:
-            return BatchSamplerTasks(sampler, order, self._auto_collation), "batch_sampler"
-        return SamplerTasks(sampler, order), "sampler"
+        self._forget_iterators()
+        if self.seed is not None:  # copy.copy() gives that of the other loader, which runs its own epochs on it
+            self._runner = copy(self._runner)
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
-        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not self._has_pool()):
+        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not self.has_pool):
             if self.num_workers > 0:
-                _warn_once("torch's own workers read iterable datasets, and on systems other than Linux all datasets")
+                warn_once("torch's own workers read iterable datasets, and on systems other than Linux all datasets")
             return super()._get_iterator()
-        if self.num_workers > 0:
-            self.check_worker_number_rationality()
+        self.check_worker_number_rationality()
         return UnseededIterator(self)
 
-    def _has_pool(self) -> bool:
-        return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
-
-    def _begin_epoch(self) -> SeededIterator:
-        self._end_epoch()
-        self._follow_length()
-        if self.num_workers > 0 and not self._has_pool():
-            _warn_once(
-                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
-                "them in threads"
-            )
-        position = Position(*self._epochs.upcoming())
-        source = EpochSource(self, self._runner, position)
-        self._epochs.begin(position)
-        return SeededIterator(source, position, self._epoch_length(position.epoch))
-
-    def _epoch_length(self, epoch: int) -> int | None:
-        length = self._samples_per_epoch()
-        return None if length == sys.maxsize else replace(self._epochs.order, length=length).batches_in(epoch)
-
-    def _samples_per_epoch(self) -> int:
-        """Returns the length that the dataset or the sampler has now."""
-        tasks = self._runner.tasks
-        if isinstance(tasks, SamplerTasks | BatchSamplerTasks):
-            return length_of(tasks.sampler)
-        return len(self.dataset)  # type: ignore[arg-type]  # torch's Dataset lacks __len__
-
     def _follow_length(self) -> None:
-        """Takes up a length that the dataset, or the sampler, has grown or shrunk to, as torch does."""
-        order, length = self._epochs.order, self._samples_per_epoch()
-        if length == order.length:
-            return
-        self._end_epoch()
-        self._runner.tasks.order = self._epochs.order = replace(order, length=length)
-        if not isinstance(self.sampler, OrderSampler) or not isinstance(self._runner.tasks, OwnTasks):
-            return
-        log.warning(
-            "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
-            type(self.dataset).__name__,
-            order.length,
-            length,
-        )
-        self.sampler.order = self._epochs.order
-        self._runner.close()
+        if (length := self._runner.samples_now(self)) != self._runner.order.length:
+            self._end_epoch()
+            self._runner.change_length(self, length)
 
     def _end_epoch(self) -> None:
         """Ends the newest iterator, unless it has an engine of its own."""
         newest = self._newest()
-        if newest is not None and self._runner.is_shared:
+        if newest is not None and self._runner.one_at_a_time:
             newest.end()
         self._current, self._newest = None, _nothing
 
-    def build_engine(self, base_seed: int | None = None) -> Dispatcher:
-        """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
-        return build_engine(self, self._auto_collation, self._has_pool(), base_seed)
-
-    @property
-    def pins_batches(self) -> bool:
-        """Whether batches are copied into torch's pinned memory: it is asked for, and there is a device for it."""
-        return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
+    def _forget_iterators(self) -> None:
+        self._iterators, self._newest, self._current, self._stats = weakref.WeakSet(), _nothing, None, None
 
 
 def _nothing() -> None:
     """Returns None, as a weak reference does when its object is gone."""
-
-
-@cache
-def _warn_once(sentence: str) -> None:
-    log.warning(sentence)

@@ -138,11 +138,7 @@ def _memory_bytes(shm_before: int) -> int:
 
 
 def _shm_bytes() -> int:
-    try:
-        status = os.statvfs("/dev/shm")
-    except FileNotFoundError:
-        return 0
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return psutil.disk_usage("/dev/shm").used if os.path.exists("/dev/shm") else 0
 
 
 def copying_rate(num_workers: int, seconds: float) -> float:

@@ -27,9 +27,7 @@ from loaders import Preloader, ResidentLoader, WorkerLoader
 from scripts.bench_harness import BenchError
 
 Maker = Callable[[int], Any]  # makes a loader with that many workers
-Workload = Callable[
-    [Path, Path], dict[str, Maker]
-]  # takes the folder of pictures and a temporary one, returns the rows
+Workload = Callable[[Path, Path], dict[str, Maker]]  # from the folder of pictures and a temporary one, the rows
 
 TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
 EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
+from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import length_of, pass_on_epoch
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
@@ -42,7 +42,7 @@ class StateMethods(OptionalMethods):
         self._named_epoch = self._last_state = None
 
 
-class Preloader:
+class Preloader(Closeable):
     """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
 
     `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are
@@ -159,12 +159,6 @@ class Preloader:
         device, transform = state.pop("copier")
         vars(self).update(state)
         self._copier = DeviceCopier(device, transform, side_stream=self.depth > 0)
-
-    def __enter__(self) -> Preloader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         epoch: _Epoch | None = getattr(self, "_epoch", None)

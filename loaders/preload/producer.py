@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..background import start_thread
+from ..background import check_owner, start_thread
 from ..base import ENDED
 from ..nested import rows
 from ..randomness import Random
@@ -121,11 +121,7 @@ class ThreadProducer:
         return len(self._queue)
 
     def get(self) -> Item:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this preloader's thread belongs to another process ({self._owner}), of which this one "
-                f"({os.getpid()}) is a forked child: make a new loader in the child"
-            )
+        check_owner(self._owner, "batches")
         try:
             return self._queue.get()
         except Closed:

@@ -82,9 +82,8 @@ class SharedBatchBuffer(BatchBuffer):
         self.overflow_fd: int | None = None
         self._overflow_end = 0
         self._areas: list[tuple[int, np.ndarray]] = [] if slot is None else [(0, slot)]
-        self._placed: dict[
-            int, tuple[torch.Tensor, Reference]
-        ] = {}  # by id, so that a tensor that occurs twice is sent once
+        # By id, so that a tensor that occurs twice is sent once.
+        self._placed: dict[int, tuple[torch.Tensor, Reference]] = {}
 
     def place(self, tensor: torch.Tensor) -> Reference | None:
         """Returns where in the buffer the tensor lies, and copies it there if needed; None: it must be pickled."""

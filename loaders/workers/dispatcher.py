@@ -1,7 +1,7 @@
 """Gives tasks to a pool's workers, puts their batches back in order, and retries the tasks of a worker that died.
 
-Invariant: every task in flight is with a worker, is waiting to be retried, or has a result. At most `depth` wanted
-tasks are in flight. A task that is no longer wanted (the user left its epoch early) is answered all the same, and its
+Invariant: every task in flight waits to be submitted, is with a worker, or has a result. At most `depth` wanted tasks
+are in flight. A task that is no longer wanted (the user left its epoch early) is answered all the same, and its
 slot becomes free only then.
 """
 
@@ -13,33 +13,26 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from ..background import check_owner
 from ..base import INTERRUPTED, Delivery
-from .pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Pool, Result, WorkerFailure
+from .in_flight import InFlight
+from .pool import Death, EngineError, Pool, Result
+from .reader import Reading
 from .shared_memory import MachineFull
 from .slots import Lease, SlotRing
 from .stats import Stats
 from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. A
 # slot is made when it is first needed; if none is left, a batch is delivered as a copy.
 SPARE_SLOTS = 8
-
-
-@dataclass(slots=True)
-class _InFlight:
-    task: Task
-    worker: int
-    lease: Lease | None
-    is_wanted: bool = True
-    result: Result | None = None
-    deaths: int = 0  # how many workers in a row died while reading it
 
 
 class Dispatcher:
@@ -72,11 +65,10 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._turns: Iterator[int] = iter(())
         self._loads = [0] * pool.num_workers  # tasks of each worker
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._queue: deque[int] = deque()  # those that are wanted, in the order of their tasks
-        self._to_retry: deque[int] = deque()
+        self._waiting: deque[int] = deque()  # those to be submitted: retries, and one that its worker had no room for
         self._tasks: Iterator[Task] = iter(())
-        self._held: tuple[Task, int] | None = None  # a task that its worker's queue had no room for
         self._tasks_error: BaseException | None = None  # raised by the iterator of tasks
 
     @property
@@ -85,24 +77,11 @@ class Dispatcher:
 
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
-        self._enter()
-        for number in self._queue:
-            flight = self._in_flight[number]
-            flight.is_wanted = False
-            if flight.result is not None or number in self._to_retry:
-                self._drop(number)
-        self._queue.clear()
-        self._to_retry.clear()
-        self._tasks, self._held, self._tasks_error = tasks, None, None
-        self.deliveries = 0
-        self._turns = itertools.cycle(range(self._pool.num_workers))
-        self._pool.begin()
-        self._leave(self._submit)
+        self._guarded(self._begin, tasks)
 
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins an epoch on the tasks in flight if its batch `number` is the next one, loaded ahead; else False."""
-        self._enter()
-        task = self._leave(self._first_task)
+        task = self._guarded(self._first_task)
         if task is None or (task.epoch, task.number) != (epoch, number):
             return False
         self.deliveries = 0
@@ -113,9 +92,7 @@ class Dispatcher:
 
         Raises EngineError or MachineFull if no batch is to blame, and RuntimeError after an interruption.
         """
-        self._enter()
-        delivery: Delivery | None = self._leave(lambda: self._next(epoch))
-        return delivery
+        return self._guarded(self._next, epoch)
 
     def close(self) -> None:
         """Ends the workers and frees the memory; what was delivered stays valid."""
@@ -123,8 +100,8 @@ class Dispatcher:
         for number in list(self._in_flight):
             self._drop(number)
         self._queue.clear()
-        self._to_retry.clear()
-        self._tasks, self._held = iter(()), None
+        self._waiting.clear()
+        self._tasks = iter(())
         self._ring.close()
 
     def __del__(self) -> None:
@@ -133,27 +110,36 @@ class Dispatcher:
 
     def check_process(self) -> None:
         """Raises RuntimeError in a forked child of the process that the workers belong to."""
-        if self._owner not in (None, os.getpid()):
-            raise RuntimeError(
-                f"this loader's workers belong to another process ({self._owner}), of which this one ({os.getpid()}) "
-                "is a forked child: make a new loader in the child"
-            )
+        if self._owner is not None:
+            check_owner(self._owner, "workers")
 
-    def _enter(self) -> None:
+    def _guarded(self, action: Callable[..., T], *arguments: Any) -> T:
+        """Runs the action. If it is interrupted, the record of tasks may be wrong, and is_interrupted stays set."""
         self.check_process()
         if self.is_interrupted:
             raise RuntimeError(INTERRUPTED)
         self.is_interrupted = True
-
-    def _leave(self, action: Any) -> Any:
-        """Runs the action. If it is interrupted, the record of tasks may be wrong, and is_interrupted stays set."""
         try:
-            outcome = action()
+            outcome = action(*arguments)
         except (EngineError, MachineFull):
             self.is_interrupted = False
             raise
         self.is_interrupted = False
         return outcome
+
+    def _begin(self, tasks: Iterator[Task]) -> None:
+        for number in self._queue:
+            flight = self._in_flight[number]
+            flight.is_wanted = False
+            if flight.result is not None or number in self._waiting:
+                self._drop(number)
+        self._queue.clear()
+        self._waiting.clear()
+        self._tasks, self._tasks_error = tasks, None
+        self.deliveries = 0
+        self._turns = itertools.cycle(range(self._pool.num_workers))
+        self._pool.begin()
+        self._submit()
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
         """Submits tasks until `depth` are in flight, or `least` if that is more; those to be retried come first.
@@ -161,43 +147,37 @@ class Dispatcher:
         `sparing`: if the workers have enough to do and no slot is free, the last task is left for the next call and no
         slot is made: by then the consumer has probably dropped a batch, and its slot is free.
         """
-        while self._to_retry:
-            number = self._to_retry[0]
+        depth = max(self._depth, least)
+        while self._waiting or (len(self._queue) < depth and self._take()):
+            number = self._waiting[0]
             flight = self._in_flight[number]
+            if flight.lease is None:
+                if sparing and len(self._queue) == depth > self._pool.num_workers and not self._ring.has_free():
+                    return
+                flight.lease = self._ring.acquire()
             if not self._pool.submit(flight.worker, number, flight.task, flight.lease):
                 return
+            self._waiting.popleft()
             self._loads[flight.worker] += 1
-            self._to_retry.popleft()
-        depth = max(self._depth, least)
-        while len(self._queue) < depth:
-            if self._held is None:
-                try:
-                    task = next(self._tasks, None)
-                except SamplerError as error:  # raised after the batches that come before it are delivered
-                    self._tasks, self._tasks_error = iter(()), error.__cause__
-                    return
-                if task is None:
-                    return
-                self._held = task, self._choose()
-            if sparing and len(self._queue) == depth - 1 >= self._pool.num_workers and not self._ring.has_free():
-                return
-            task, worker = self._held
-            lease, number = self._ring.acquire(), next(self._numbers)
-            if not self._pool.submit(worker, number, task, lease):
-                return
-            self._held = None
-            self._loads[worker] += 1
-            self._in_flight[number] = _InFlight(task, worker, lease)
-            self._queue.append(number)
 
-    def _choose(self) -> int:
-        return next(self._turns) if self._round_robin else min(range(len(self._loads)), key=self._loads.__getitem__)
+    def _take(self) -> bool:
+        """Takes a task to be submitted; False if there is none left."""
+        try:
+            task = next(self._tasks, None)
+        except SamplerError as error:  # raised after the batches that come before it are delivered
+            self._tasks, self._tasks_error = iter(()), error.__cause__
+            return False
+        if task is None:
+            return False
+        loads, number = self._loads, next(self._numbers)
+        worker = next(self._turns) if self._round_robin else min(range(len(loads)), key=loads.__getitem__)
+        self._in_flight[number] = InFlight(task, worker)
+        self._queue.append(number)
+        self._waiting.append(number)
+        return True
 
     def _first_task(self) -> Task | None:
         self._submit(least=1)
-        while not self._queue and self._held is not None:
-            self._receive()  # until its worker has answered some unwanted tasks, and has room
-            self._submit(least=1)
         return self._in_flight[self._queue[0]].task if self._queue else None
 
     def _next(self, epoch: int | None) -> Delivery | None:
@@ -234,15 +214,14 @@ class Dispatcher:
                 self._retry(event)
             else:
                 self._note(event)
-        if self._to_retry:
+        if self._waiting:
             self._submit()
 
     def _note(self, result: Result) -> None:
         flight = self._in_flight[result.number]
         flight.result = result
         self._loads[flight.worker] -= 1
-        self.stats.worker_busy_seconds += result.busy_seconds
-        self.stats.worker_wait_seconds += result.wait_seconds
+        self.stats.count_work(result)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
             self._drop(result.number)
@@ -252,74 +231,48 @@ class Dispatcher:
         numbers = [
             number
             for number, flight in self._in_flight.items()
-            if flight.worker == death.worker and flight.result is None and number not in self._to_retry
+            if flight.worker == death.worker and flight.result is None and number not in self._waiting
         ]
         self._loads[death.worker] = 0
         if numbers:
-            self._count_death(self._in_flight[numbers[0]], death)
-        wanted = [number for number in numbers if self._in_flight[number].is_wanted]
-        for number in set(numbers).difference(wanted):
-            self._drop(number)
-        to_retry = [number for number in wanted if self._in_flight[number].result is None]
-        self._to_retry.extend(to_retry)
+            first = self._in_flight[numbers[0]]
+            self.stats.count_skipped(first.count_death(death, self._max_restarts, self._skips))
+        to_retry = 0
+        for number in reversed(numbers):
+            flight = self._in_flight[number]
+            if not flight.is_wanted:
+                self._drop(number)
+            elif flight.result is None:
+                self._waiting.appendleft(number)
+                to_retry += 1
         self.stats.deaths += 1
-        log.warning("%s Restarting the worker; batches to retry: %d", death.reason, len(to_retry))
-
-    def _count_death(self, flight: _InFlight, death: Death) -> None:
-        """After too many deaths, leaves out the sample, or makes a WorkerFailure the task's result."""
-        flight.deaths += 1
-        task, is_last = flight.task, flight.deaths >= self._max_restarts
-        flight.task = replace(task, singly=task.singly or is_last)  # to find out which sample it is
-        if flight.deaths <= self._max_restarts or (self._skips and not task.singly and death.row == WHOLE_BATCH):
-            return
-        if death.row >= 0:
-            sample = list(task.indices)[death.row]
-            where = f"while reading sample {sample}"
-            if self._skips:
-                flight.task, flight.deaths = replace(flight.task, without=task.without | {death.row}), 0
-                self.stats.count_skipped([(sample, death.reason)])
-                return
-        else:
-            where = f"while reading {task.indices}" if death.row == WHOLE_BATCH else "before reading a sample, perhaps"
-            where += " in worker_init_fn" if death.row == NO_ROW else ""
-        count = "A worker" if flight.deaths == 1 else f"{flight.deaths} workers in a row"
-        error = WorkerFailure(f"{death.reason} {count} died on this batch, {where}")
-        flight.result = Result(-1, error=error)
+        log.warning("%s Restarting the worker; batches to retry: %d", death.reason, to_retry)
 
     def _drop(self, number: int) -> None:
         flight = self._in_flight.pop(number)
         if flight.result is not None:
             self._pool.discard(flight.result)
 
-    def _open(self, flight: _InFlight) -> Delivery:
+    def _open(self, flight: InFlight) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
         assert result is not None
-        self.stats.batches += 1
-        self.stats.bytes += result.needed
-        self.stats.queued += sum(1 for other in self._queue if self._in_flight[other].result is not None)
-        self.stats.pickled_batches += result.is_pickled
-        self.stats.overflowed_batches += result.overflowed
-        if isinstance(result.error, BaseException):
-            return Delivery(number, error=_not_stop_iteration(result.error))
-        if lease is not None and result.error is None and self._pool.writes_to_slots and not self._ring.has_spare():
-            lease = Lease(
-                lease.array[: result.needed].copy(), lease.place
-            )  # so that the slot is free at once: nobody ever waits for one
+        queued = sum(1 for other in self._queue if self._in_flight[other].result is not None)
+        self.stats.count_delivery(result, queued)
+        error = result.error
+        if lease is not None and error is None and self._pool.writes_to_slots and not self._ring.has_spare():
+            # Its slot is free at once: nobody ever waits for one.
+            lease = Lease(lease.array[: result.needed].copy(), lease.place)
             self.stats.copied_batches += 1
-        try:
-            reading = self._pool.open(result, lease)
-        except MachineFull as error:
-            return Delivery(number, error=error)
-        if isinstance(reading, BaseException):
-            return Delivery(number, error=_not_stop_iteration(reading))
-        self.stats.count_skipped(reading.skipped)
-        return Delivery(number, reading.batch)
-
-
-def _not_stop_iteration(error: BaseException) -> BaseException:
-    """Replaces StopIteration, which would silently end the epoch if next() raised it."""
-    if not isinstance(error, StopIteration):
-        return error
-    wrapped = RuntimeError("a worker raised StopIteration")
-    wrapped.__cause__ = error
-    return wrapped
+        if not isinstance(error, BaseException):
+            try:
+                opened = self._pool.open(result, lease)
+            except MachineFull as full:
+                return Delivery(number, error=full)
+            if isinstance(opened, Reading):
+                self.stats.count_skipped(opened.skipped)
+                return Delivery(number, opened.batch)
+            error = opened
+        if isinstance(error, StopIteration):  # raised by next(), it would silently end the epoch
+            cause, error = error, RuntimeError("a worker raised StopIteration")
+            error.__cause__ = cause
+        return Delivery(number, error=error)

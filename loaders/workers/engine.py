@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,25 +17,29 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..background import default_context
-from ..base import INTERRUPTED, Delivery, EpochIterator, Position
+from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, Position
+from ..order import Order
 from ..randomness import fold
+from ..samplers import length_of
 from .dispatcher import SPARE_SLOTS, Dispatcher
 from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
-from .tasks import OwnTasks, Tasks, unseeded_task
+from .tasks import OwnTasks, choose_tasks, unseeded_task
 from .thread_pool import ThreadPool
+
+log = logging.getLogger(__name__)
 
 Loader = Any  # a WorkerLoader, which imports this file
 
 
-def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int | None) -> Dispatcher:
-    """Builds the engine that the loader's arguments describe, and starts its workers.
+def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
+    """Builds the engine that the loader's arguments describe, and starts its workers; without any, the caller reads.
 
-    `batched`: a task is a batch of indices. Without `has_pool`, the calling thread reads. Worker i of a process pool
-    starts with the seed `base_seed` + i; by default `base_seed` is computed from the loader's seed.
+    Worker i of a process pool starts with the seed `base_seed` + i; by default it is computed from the loader's seed.
     """
+    has_pool, batched = loader.has_pool, loader.batch_sampler is not None
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
     skips = loader.on_error == "skip"
     reader = Reader(loader.dataset, loader.collate_fn, batched, loader.seed, spec, skips)
@@ -54,6 +63,11 @@ def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int |
     elif has_pool:
         pool = ThreadPool(reader, loader.num_workers, loader.worker_init_fn, loader.timeout)
     else:
+        if loader.num_workers > 0:
+            warn_once(
+                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
+                "them in threads"
+            )
         pool = InlinePool(reader)
     return Dispatcher(
         pool,
@@ -66,32 +80,67 @@ def build_engine(loader: Loader, batched: bool, has_pool: bool, base_seed: int |
     )
 
 
-class EpochRunner:
-    """Runs the epochs of a seeded loader: all on one engine if workers persist (`is_shared`), else each on its own.
+@cache
+def warn_once(sentence: str) -> None:
+    log.warning(sentence)
 
-    `reads_ahead`: the first batches of the next epoch are loaded while this one ends. Only our own order is read
-    ahead: a user may change a sampler between epochs.
+
+class EpochRunner(Epochs):
+    """The epochs of a seeded loader, and the engine that runs them: one for all if workers persist, else one for each.
+
+    On a shared engine, and if batches come in order, our own order's next epoch is loaded ahead. A user's sampler is
+    iterated when its epoch begins, not before: a user may change a sampler between epochs. The runner must not refer
+    to the loader: else only the garbage collector would end the workers of an abandoned loader.
     """
 
-    def __init__(self, tasks: Tasks, is_shared: bool, reads_ahead: bool) -> None:
-        self.tasks = tasks
+    def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
+        self.tasks = choose_tasks(loader, own_order)
+        super().__init__(self.tasks.order, self.tasks.kind)
         self.engine: Dispatcher | None = None  # the shared one
-        self.is_shared = is_shared
-        self._reads_ahead = reads_ahead and is_shared
+        self.one_at_a_time = one_at_a_time  # a new epoch's iterator ends the one before
+        self._is_shared = one_at_a_time and loader.has_pool
+        self._reads_ahead = self._is_shared and loader.in_order and own_order is not None
+
+    def samples_now(self, loader: Loader) -> int:
+        """Returns the length that the dataset or the sampler has now."""
+        return len(loader.dataset) if isinstance(self.tasks, OwnTasks) else length_of(self.tasks.sampler)
+
+    def batches_now(self, loader: Loader, epoch: int) -> int | None:
+        """Returns an epoch's number of batches at that length, on this rank; None if the sampler has no length."""
+        length = self.samples_now(loader)
+        return None if length == sys.maxsize else replace(self.order, length=length).batches_in(epoch)
+
+    def change_length(self, loader: Loader, length: int) -> None:
+        """Takes up a length that the dataset, or the sampler, has grown or shrunk to, as torch does."""
+        before, self.order = self.order.length, replace(self.order, length=length)
+        self.tasks.order = self.order
+        if isinstance(self.tasks, OwnTasks):
+            log.warning(
+                "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
+                type(loader.dataset).__name__,
+                before,
+                length,
+            )
+            loader.sampler.order = self.order
+            self.close()
+
+    def start(self, loader: Loader) -> EpochIterator:
+        """Starts the upcoming epoch."""
+        position = Position(*self.upcoming())
+        source = EpochSource(loader, self, position)
+        self.begin(position)
+        return EpochIterator(source, position, self.batches_now(loader, position.epoch))
 
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int, afresh: bool = False) -> Dispatcher:
         """Returns an engine that delivers the epoch from batch `first` on; `afresh`: drop what was loaded ahead."""
-        engine = self.engine
-        if engine is not None:
-            engine.check_process()
-            if engine.is_interrupted:
-                engine.close()
-                engine = self.engine = None
-        if engine is None:
-            engine = build()
-        if self.is_shared:
+        if self.engine is not None:
+            self.engine.check_process()
+            if self.engine.is_interrupted:
+                self.close()
+        engine = self.engine or build()
+        if self._is_shared:
             self.engine = engine
-        if not (self._reads_ahead and isinstance(self.tasks, OwnTasks)):
+        if not isinstance(self.tasks, OwnTasks) or not self._reads_ahead:
             engine.begin(self.tasks.epoch(epoch, first))
         elif afresh or not engine.continues_with(epoch, first):
             engine.begin(self.tasks.onwards(epoch, first))
@@ -109,7 +158,7 @@ class EpochRunner:
             self.engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "engine": None}
+        return {**super().__getstate__(), "tasks": copy(self.tasks), "engine": None}
 
 
 class EpochSource:
@@ -145,23 +194,13 @@ class EpochSource:
         self._position.received = 0
 
 
-class SeededIterator(EpochIterator):
-    """The iterator over one epoch of a seeded loader."""
-
-    _source: EpochSource | None
-
-    @property
-    def engine(self) -> Dispatcher | None:
-        return None if self._source is None else self._source.engine
-
-
 class UnseededIterator(_BaseDataLoaderIter):
     """Behaves exactly as torch's iterator over worker processes, on our engine."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
         self.engine: Dispatcher = loader.build_engine(int(self._base_seed))
-        self._is_ended = False
+        self._is_closed = False
         self._reset(loader, first_iter=True)
 
     @property
@@ -174,18 +213,20 @@ class UnseededIterator(_BaseDataLoaderIter):
         if self.engine.is_interrupted:
             self.engine.close()
             self.engine = loader.build_engine(int(self._base_seed))
+        self.is_running = True
         self._received = 0  # batches and errors
         self._pins = loader.pins_batches
         self.engine.begin(map(unseeded_task, self._sampler_iter))
 
     def __next__(self) -> Any:
-        if self._is_ended:
+        if self._is_closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         if self.engine.deliveries != self._received:  # an exception lost one between the engine and the consumer
             raise RuntimeError(INTERRUPTED)
         with record_function(self._profile_name):
             delivery = self.engine.next()
         if delivery is None:
+            self.is_running = False
             if not self._persistent_workers:
                 self.engine.close()
             raise StopIteration
@@ -203,5 +244,5 @@ class UnseededIterator(_BaseDataLoaderIter):
         return batch
 
     def end(self) -> None:
-        self._is_ended = True
+        self._is_closed = True
         self.engine.close()

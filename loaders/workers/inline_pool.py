@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from ..randomness import preserved_globals
 from .batch_buffer import BatchBuffer
-from .pool import Death, Result
+from .pool import Death, Pool, Result
 from .reader import Reader, Reading
 from .slots import Lease
 from .tasks import Task
 from .thread_pool import warn_of_unseeded_reading
 
 
-class InlinePool:
+class InlinePool(Pool):
     """One worker, which is the calling thread. It reads a task when its result is asked for."""
 
-    writes_to_slots = False
     num_workers = 1
 
     def __init__(self, reader: Reader) -> None:
-        self.processes: list[Any] = []
         self._reader = reader
         self._tasks: list[tuple[int, Task]] = []
         self.begin()
 
     def begin(self) -> None:
-        self._thread = (
-            threading.get_ident()
-        )  # the training loop's: there the global generators may be seeded and restored
+        # The training loop's thread: there the global generators may be seeded and restored.
+        self._thread = threading.get_ident()
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         self._tasks.append((number, task))
@@ -46,13 +42,6 @@ class InlinePool:
             error = raised
         busy = time.perf_counter() - began
         return [Result(number, reading, error, buffer.needed, busy_seconds=busy)]
-
-    def open(self, result: Result, lease: Lease | None) -> Reading:
-        reading: Reading = result.payload
-        return reading
-
-    def discard(self, result: Result) -> None:
-        pass
 
     def close(self) -> None:
         self._tasks.clear()

@@ -55,11 +55,12 @@ class Pool(Protocol):
     """Workers that read tasks. One thread at a time drives a pool; another may close it."""
 
     num_workers: int
-    processes: list[Any]  # of a process pool, else empty
-    writes_to_slots: bool  # then a batch may have to be copied out of its slot, when slots run short
+    processes: list[Any] = []  # noqa: RUF012  # of a process pool
+    writes_to_slots: bool = False  # if true, a batch may have to be copied out of its slot, when slots run short
 
     def begin(self) -> None:
         """Is called when an epoch begins, in its consumer's thread."""
+        return None
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         """Sends a task to a worker, which writes its batch into the leased slot; False if its queue is full."""
@@ -69,9 +70,12 @@ class Pool(Protocol):
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         """Returns the batch of a result, in the leased slot, or the error that reading it raised."""
+        reading: Reading = result.payload
+        return reading
 
     def discard(self, result: Result) -> None:
         """Frees what an unwanted result holds."""
+        return None
 
     def close(self) -> None:
         """Ends the workers."""

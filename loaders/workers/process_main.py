@@ -25,7 +25,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from .batch_buffer import SharedBatchBuffer, stacks_as_torch_does
 from .connection import Connection
 from .pool import NO_ROW, WHOLE_BATCH, Result
-from .reader import Reader
+from .reader import Reader, Stopping
 from .serialize import dump
 from .shared_memory import Mapping, full_machine_explained
 from .slots import Control
@@ -81,7 +81,7 @@ class _Worker:
             try:
                 number, task, place = pickle.loads(received[0])
                 self._answer(number, task, place, failed_setup)
-            except _Stopping:
+            except Stopping:
                 break
         self._connection.send(LEAVING)
 
@@ -109,12 +109,8 @@ class _Worker:
     def _mark(self, row: int) -> None:
         """Tells the parent which row is read next; abandons the batch if the parent is closing the pool."""
         if self._control.is_stopping:
-            raise _Stopping
+            raise Stopping
         self._control.rows[self._setup.worker_id] = row
-
-
-class _Stopping(BaseException):
-    """Ends the reading of a batch."""
 
 
 class _MappedSlots:

@@ -23,7 +23,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from ..background import EXIT_SECONDS, stop_at_exit
-from .pool import NO_ROW, Death, PoolClosed, Result
+from .pool import NO_ROW, Death, Pool, PoolClosed, Result
 from .process_main import LEAVING, READY, STARTED, Setup
 from .reader import Reader, Reading
 from .serialize import load
@@ -41,7 +41,7 @@ START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
 SETUP_FACTOR = 10  # the set-up of a restarted worker may take this many times as long as it took before
 
 
-class ProcessPool:
+class ProcessPool(Pool):
     """`num_workers` processes that read tasks. One thread at a time drives the pool; another may close it.
 
     `timeout` (seconds, 0 for none) counts from when a worker began a task; while it reads sample by sample, from when
@@ -82,9 +82,6 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
-
-    def begin(self) -> None:
-        pass
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         message = pickle.dumps((number, task, lease and lease.place), pickle.HIGHEST_PROTOCOL)
@@ -182,7 +179,7 @@ class ProcessPool:
         else:
             seconds = (worker.start_by or 0.0) - worker.began
             reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
-        worker.process.kill()
+        worker.kill()
         death = self._reap(worker_id)
         death.reason = reason
         events.append(death)

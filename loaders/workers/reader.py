@@ -67,6 +67,10 @@ def batch_bytes(spec: Spec, rows: int) -> int:
     return sum(align(dtype.itemsize * math.prod(shape) * rows, ALIGNMENT) for shape, dtype in spec.values())
 
 
+class Stopping(BaseException):
+    """Is raised by `mark` to end the reading of a batch, as the worker has to exit."""
+
+
 @dataclass
 class Reading:
     """A batch, and the samples that are left out because they could not be read: (index, reason)."""
@@ -218,7 +222,7 @@ def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.T
     for name, missing in unwritten.items():
         if missing.any():
             where = ", ".join(map(str, missing.nonzero().flatten().tolist()))
-            raise ValueError(f"read_batch has not written out[{name!r}] in row {where} of {rows}")
+            raise ValueError(f"read_batch has not written out[{name!r}] in row {where} (rows are 0 to {rows - 1})")
 
 
 def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:

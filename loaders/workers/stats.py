@@ -6,6 +6,8 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .pool import Result
+
 log = logging.getLogger(__name__)
 
 KEPT = 100  # how many skipped samples are listed; all are counted
@@ -27,6 +29,17 @@ class Stats:
     deaths: int = 0  # of workers, including those killed because they hung
     skipped_samples: int = 0  # left out by on_error="skip"
     skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)
+
+    def count_work(self, result: Result) -> None:
+        self.worker_busy_seconds += result.busy_seconds
+        self.worker_wait_seconds += result.wait_seconds
+
+    def count_delivery(self, result: Result, queued: int) -> None:
+        self.batches += 1
+        self.bytes += result.needed
+        self.queued += queued
+        self.pickled_batches += result.is_pickled
+        self.overflowed_batches += result.overflowed
 
     def count_skipped(self, skipped: list[tuple[Any, str]]) -> None:
         for index, reason in skipped:

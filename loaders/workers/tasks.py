@@ -5,13 +5,15 @@ A user's sampler is never changed. It is iterated once per epoch, when that epoc
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ import torch
 from ..order import Order
 from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
 from ..samplers import length_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,16 @@ class SamplerError(RuntimeError):
     """Its cause is an error that a user's sampler raised. (Other exceptions here come from signal handlers.)"""
 
 
-class Tasks(Protocol):
-    """The tasks of any epoch."""
-
-    order: Order
-
-    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        """Yields the epoch's tasks from batch number `first` on."""
-
-
 class OwnTasks:
     """Tasks in our own order."""
 
     def __init__(self, order: Order, batched: bool) -> None:
         self.order = order
+        self.kind = order.kind
         self._batched = batched
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
+        """Yields the epoch's tasks from batch number `first` on."""
         for number, relative, indices in self.order.batches(epoch, first):
             epochs, positions = self.order.places(epoch, relative)
             rows = indices.tolist() if self._batched else int(indices[0])
@@ -80,14 +77,17 @@ class OwnTasks:
 class SamplerTasks:
     """Tasks in the order of a user's sampler of indices, split among ranks as our own order is."""
 
+    kind = "sampler"
+
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
         self.sampler = sampler
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        return self._share(drawn(self.sampler, self.order.seed, epoch), epoch, first)
+        """Yields the epoch's tasks from batch number `first` on."""
+        return self._made_of(drawn(self.sampler, self.order.seed, epoch), epoch, first)
 
-    def _share(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+    def _made_of(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         order, number = self.order, 0
         head: list[Any] = []
         size = order.global_batch_size
@@ -104,23 +104,36 @@ class SamplerTasks:
             number += 1
 
 
-class BatchSamplerTasks:
+class BatchSamplerTasks(SamplerTasks):
     """Tasks in the order of a user's batch sampler, or (not `batched`) of a user's sampler without batching."""
 
+    kind = "batch_sampler"
+
     def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
-        self.order = order
-        self.sampler, self._batched = sampler, batched
+        super().__init__(sampler, order)
+        self._batched = batched
 
-    def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        return self._number(drawn(self.sampler, self.order.seed, epoch), epoch, first)
-
-    def _number(self, given: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+    def _made_of(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         position = 0
-        for number, indices in enumerate(given):
-            rows = len(indices) if self._batched else 1
+        for number, batch in enumerate(indices):
+            rows = len(batch) if self._batched else 1
             if number >= first:
-                yield Task(indices, epoch, number, np.arange(position, position + rows))
+                yield Task(batch, epoch, number, np.arange(position, position + rows))
             position += rows
+
+
+def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTasks:
+    """Returns the tasks of a seeded WorkerLoader: in our own order if there is one, else in its sampler's."""
+    batched = loader.batch_sampler is not None
+    if own_order is not None:
+        return OwnTasks(own_order, batched)
+    gives_batches = loader.batch_size is None
+    if gives_batches and loader.world_size > 1:
+        raise ValueError("world_size > 1 splits batches of batch_size: it cannot be used with a batch_sampler")
+    sampler = loader.batch_sampler if gives_batches and batched else loader.sampler
+    parts = loader.drop_last, loader.rank, loader.world_size, loader.pad
+    order = Order(length_of(sampler), loader.batch_size or 1, False, loader.seed, *parts)
+    return BatchSamplerTasks(sampler, order, batched) if gives_batches else SamplerTasks(sampler, order)
 
 
 def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
@@ -165,6 +178,7 @@ def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator
     while True:
         try:
             if threading.get_ident() != thread:
+                _warn_of_unseeded_drawing()
                 item = next(items, drawn)
             else:
                 with preserved_globals():
@@ -176,3 +190,11 @@ def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator
         if item is drawn:  # the default of next(): no sampler yields this function
             return
         yield kept(item)
+
+
+@cache
+def _warn_of_unseeded_drawing() -> None:
+    log.warning(
+        "a sampler without a length, or past its length, is iterated in a thread, where the loader does not seed the "
+        "global generators: if it draws from them, the order differs from run to run"
+    )

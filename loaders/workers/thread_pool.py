@@ -18,8 +18,8 @@ from typing import Any
 from ..background import start_thread, stop_at_exit
 from ..nested import move
 from .batch_buffer import BatchBuffer
-from .pool import Death, PoolClosed, Result, WorkerTimeout
-from .reader import Reader, Reading
+from .pool import Death, Pool, PoolClosed, Result, WorkerTimeout
+from .reader import Reader, Stopping
 from .slots import Lease
 from .tasks import Task
 
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 JOIN_FACTOR, JOIN_SECONDS, FIRST_SECONDS = 3, 0.5, 5.0
 
 
-class ThreadPool:
-    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from the start of a task."""
+class ThreadPool(Pool):
+    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from the start of a task.
 
-    writes_to_slots = False  # a batch without a slot gets its own memory
+    A batch without a slot gets its own memory.
+    """
 
     def __init__(
         self, reader: Reader, num_workers: int, init_fn: Callable[[int], None] | None, timeout: float
     ) -> None:
         self.num_workers = num_workers
-        self.processes: list[Any] = []
         self._timeout = timeout
         self._shared = shared = _Shared(num_workers)
         if reader.seed is not None and reader.spec is None:
@@ -47,9 +47,6 @@ class ThreadPool:
         for worker in range(num_workers):
             shared.threads.append(start_thread(f"loader-{worker}", _work, reader, worker, init_fn, shared))
         stop_at_exit(self)
-
-    def begin(self) -> None:
-        pass
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         self._shared.tasks[worker].put((number, task, None if lease is None else lease.array))
@@ -61,9 +58,8 @@ class ThreadPool:
             began = [began for began in self._shared.began if began is not None]
             seconds = None
             if self._timeout:
-                seconds = max(
-                    0.0, min([self._timeout, *(since + self._timeout - time.monotonic() for since in began)])
-                )
+                oldest = min(began, default=time.monotonic())
+                seconds = max(0.0, oldest + self._timeout - time.monotonic())
             with suppress(Empty):
                 results.append(self._shared.results.get(timeout=seconds and min(seconds, threading.TIMEOUT_MAX)))
                 while True:
@@ -76,13 +72,6 @@ class ThreadPool:
         if None in results:  # see _Shared.stop
             raise PoolClosed("the loader was closed")
         return results
-
-    def open(self, result: Result, lease: Lease | None) -> Reading:
-        reading: Reading = result.payload
-        return reading
-
-    def discard(self, result: Result) -> None:
-        pass
 
     def stop(self, deadline: float) -> None:
         """Tells the threads to exit, at the interpreter's exit, and waits for them until `deadline`."""
@@ -119,19 +108,14 @@ class _Shared:
         for queue in (*self.tasks, self.results):
             queue.put(None)  # wakes whoever waits
         for thread in self.threads:
-            if (
-                thread is not threading.current_thread()
-            ):  # the garbage collector may run a finaliser in the thread itself
+            # The garbage collector may run a finaliser in the thread itself.
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def mark(self, row: int) -> None:
         """Is called before each sample, so that a thread exits without reading the rest of its batch."""
         if self.is_stopping:
-            raise _Stopping
-
-
-class _Stopping(BaseException):
-    """Ends a thread's reading."""
+            raise Stopping
 
 
 def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, shared: _Shared) -> None:
@@ -155,7 +139,7 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
             reading = reader.read(task, buffer, shared.mark, seeds_globals=False)
             if slot is not None:
                 reading.batch = move(reading.batch, buffer.owned)
-        except _Stopping:
+        except Stopping:
             return
         except BaseException as raised:  # SystemExit too: it would end the thread silently
             failure = raised

@@ -74,10 +74,18 @@ class WorkerProcess:
         self.tasks[number] = task
         return True
 
+    def kill(self) -> None:
+        """Kills the process: by its pidfd, because another process may have got its number if it was reaped."""
+        if self.pidfd < 0:
+            self.process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
     def close(self) -> None:
         """Kills and reaps the process, and closes its descriptors."""
         if self.process is not None and self.process.pid is not None:
-            self.process.kill()
+            self.kill()
             self.process.join()
         with suppress(EOFError, OSError):
             self.discard_messages()

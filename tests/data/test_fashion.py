@@ -104,3 +104,18 @@ def test_a_file_of_another_format_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(DataError, match="not a complete IDX file"):
         read_idx(tmp_path / "a")
+
+
+def test_a_full_dataset_that_cannot_be_downloaded_leaves_no_folder_but_keeps_files(tmp_path, no_network):
+    with pytest.raises(DataError, match="no network in tests"):
+        FashionMNIST(train=True, root=tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "kept").touch()
+    with pytest.raises(DataError, match="no network in tests"):
+        FashionMNIST(train=True, root=tmp_path)
+    assert (tmp_path / "kept").exists()
+
+
+def test_a_root_without_the_small_dataset_is_told_to_leave_it_out(tmp_path):
+    with pytest.raises(DataError, match=r"leave out data\.root"):
+        FashionMini(train=True, root=tmp_path / "nonexistent")

@@ -129,3 +129,29 @@ def test_a_busy_worker_does_not_get_the_time_that_an_idle_one_gets(tmp_path, bou
         assert dataset.is_busy.wait(bound)
     assert worker.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
     assert not list(tmp_path.iterdir())
+
+
+class Waiting(Numbers):
+    """A sample never comes; `begun` is set when one is asked for."""
+
+    begun = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index: int) -> int:
+        self.begun.set()
+        threading.Event().wait()
+        return index
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a system without pidfd")
+def test_a_busy_worker_is_killed_by_its_pidfd_and_not_by_a_number_that_another_process_may_have(monkeypatch, bound):
+    def refuse(*arguments):
+        raise AssertionError(f"os.kill{arguments}")
+
+    loader = WorkerLoader(Waiting(2), 1, num_workers=1, seed=0, multiprocessing_context="fork")
+    iterator = iter(loader)
+    (worker,) = iterator._workers
+    assert Waiting.begun.wait(bound)
+    monkeypatch.setattr(os, "kill", refuse)
+    loader.close()
+    worker.join(bound)
+    assert worker.exitcode == -signal.SIGKILL

@@ -1,8 +1,10 @@
 """What is particular to TorchLoader; what all loaders promise is in test_contract.py."""
 
+import copy
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -188,3 +190,16 @@ def test_invalid_arguments_are_refused_with_a_message(make):
 @pytest.mark.cuda
 def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_running_loader_stands_where_it_stands_and_runs_epochs_of_its_own(make, num_workers, duplicate):
+    loader = make(Numbers(8), 2, shuffle=True, seed=3, num_workers=num_workers)
+    expected = [contents(loader) for _ in range(2)]
+    loader.set_epoch(0)
+    first = next(loader)
+    with duplicate(loader) as other:
+        assert other.state_dict() == loader.state_dict()
+        assert contents(other) == expected[1]
+        assert [first.tolist(), *(batch.tolist() for batch in loader._iterator)] == expected[0]

@@ -445,3 +445,33 @@ class Wholesale(Dataset):
 def test_a_dataset_may_have_getitems_alone(seed, reader):
     with WorkerLoader(Wholesale(), 4, seed=seed, **reader) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_next_after_a_finished_iterator_begins_the_next_epoch_although_the_iterator_is_still_referenced(seed):
+    with WorkerLoader(Numbers(4), 2, seed=seed) as loader:
+        finished = iter(loader)
+        assert len(list(finished)) == 2
+        assert next(loader).tolist() == [0, 1]
+        assert next(loader).tolist() == [2, 3]
+        with pytest.raises(StopIteration):
+            next(loader)
+        assert next(loader).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_figures_of_an_epoch_can_be_read_after_it_although_its_workers_have_gone(seed, num_workers):
+    with WorkerLoader(Numbers(6), 2, seed=seed, num_workers=num_workers) as loader:
+        for _ in range(2):
+            list(loader)
+            assert loader.stats()["workers"]["batches"] == 3
+    assert loader.stats() == {}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_collate_fn_that_is_set_between_epochs_without_workers_counts_from_the_next_epoch_on(persistent):
+    with WorkerLoader(Numbers(4), 2, seed=0, persistent_workers=persistent) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        loader.collate_fn = as_list
+        assert list(loader) == [[0, 1], [2, 3]]

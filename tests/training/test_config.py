@@ -96,6 +96,11 @@ def test_a_value_out_of_bounds_is_refused_with_key_and_value(override):
     assert "\n" not in str(error.value)
 
 
+def test_gpu_as_a_device_suggests_cuda():
+    with pytest.raises(ConfigError, match=r"device=gpu: did you mean cuda\?"):
+        config("device=gpu")
+
+
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device=cuda, but torch finds no CUDA device"):

@@ -561,7 +561,7 @@ class Careless(Written):
         ("another tensor", r"read_batch has replaced out\['noise'\]"),
         ("another name", r"read_batch has replaced out\['nose'\]"),
         ("another shape", r"expanded size of the tensor \(3\) must match"),
-        ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 of 4"),
+        ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 \(rows are 0 to 3\)"),
     ],
 )
 def test_a_careless_read_batch_is_told_what_it_did(how, message, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loaders.order import Order
+from loaders.workers import tasks as module
 from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, drawn
 
 
@@ -199,3 +200,14 @@ def test_a_samplers_error_comes_after_the_items_before_it(sampler):
 
 def test_a_task_without_a_seed_has_indices_only():
     assert Task([1]) == Task([1], None, None, None, False, frozenset())
+
+
+def test_a_sampler_that_another_thread_iterates_without_seeding_is_logged_once(in_thread, bound, caplog):
+    module._warn_of_unseeded_drawing.cache_clear()
+    items = drawn(Endless(), 1, 2)
+    next(items)
+    assert not caplog.records
+    for _ in range(2):
+        in_thread(next, items).result(bound)
+    (record,) = caplog.records
+    assert "the order differs from run to run" in record.message

@@ -1,0 +1,45 @@
+"""A task on its way from the dispatcher to a worker and back, and what the death of its worker does to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .pool import WHOLE_BATCH, Death, Result, WorkerFailure
+from .slots import Lease
+from .tasks import Task
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A task, the worker that reads it, and the slot that it writes to."""
+
+    task: Task
+    worker: int
+    lease: Lease | None = None
+    is_wanted: bool = True
+    result: Result | None = None
+    deaths: int = 0  # how many workers in a row died while reading it
+
+    def count_death(self, death: Death, max_restarts: int, skips: bool) -> list[tuple[Any, str]]:
+        """Counts a death, and after too many makes a WorkerFailure the result, or leaves out the sample (`skips`).
+
+        Returns what is left out: (index, reason).
+        """
+        self.deaths += 1
+        task, is_last = self.task, self.deaths >= max_restarts
+        self.task = replace(task, singly=task.singly or is_last)  # to find out which sample it is
+        if self.deaths <= max_restarts or (skips and not task.singly and death.row == WHOLE_BATCH):
+            return []
+        if death.row >= 0 and skips:
+            self.task, self.deaths = replace(self.task, without=task.without | {death.row}), 0
+            return [(list(task.indices)[death.row], death.reason)]
+        count = "A worker" if self.deaths == 1 else f"{self.deaths} workers in a row"
+        if death.row >= 0:
+            moment = f"while reading sample {list(task.indices)[death.row]}"
+        elif death.row == WHOLE_BATCH:
+            moment = f"while reading {task.indices}"
+        else:
+            moment = "before reading a sample, perhaps in worker_init_fn"
+        self.result = Result(-1, error=WorkerFailure(f"{death.reason} {count} died on this batch, {moment}"))
+        return []
