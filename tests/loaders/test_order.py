@@ -70,6 +70,9 @@ def test_the_order_of_a_seed_never_changes():
         [6, 4, 1, 5],
         [9, 0],
     ]
+    assert image(65, 5)[:6] == [59, 2, 1, 44, 3, 7]
+    assert image(1025, 5)[:6] == [261, 334, 24, 552, 553, 231]
+    assert permute(np.arange(3), 10**12, fold(5)).tolist() == [123562960852, 367433517401, 788756492242]
 
 
 def test_without_shuffling_indices_are_positions():
