@@ -72,6 +72,7 @@ def test_the_order_of_a_seed_never_changes():
     ]
     assert image(65, 5)[:6] == [59, 2, 1, 44, 3, 7]
     assert image(1025, 5)[:6] == [261, 334, 24, 552, 553, 231]
+    assert image(4096, 5)[:6] == [2873, 1644, 4071, 4017, 2212, 1696]
     assert permute(np.arange(3), 10**12, fold(5)).tolist() == [123562960852, 367433517401, 788756492242]
 
 
