@@ -4,7 +4,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from loaders.order import Order, permute
+from loaders.order import Order, checked_seed, permute
 from loaders.randomness import fold
 
 
@@ -74,6 +74,25 @@ def test_the_order_of_a_seed_never_changes():
     assert image(1025, 5)[:6] == [261, 334, 24, 552, 553, 231]
     assert image(4096, 5)[:6] == [2873, 1644, 4071, 4017, 2212, 1696]
     assert permute(np.arange(3), 10**12, fold(5)).tolist() == [123562960852, 367433517401, 788756492242]
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(3)])
+def test_a_seed_may_be_any_integer_of_64_bits(seed):
+    assert type(checked_seed(seed)) is int
+    assert Order(1, 1, False, seed).seed == seed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
+def test_any_other_seed_is_refused_with_its_value(seed):
+    with pytest.raises(ValueError, match=r"give an integer from 0 to 2\^64 - 1") as refusal:
+        Order(1, 1, False, seed)
+    assert f"seed={seed!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_that_the_world_does_not_have_is_refused(rank, world_size):
+    with pytest.raises(ValueError, match=f"rank={rank} and world_size={world_size}: ranks are numbered from 0"):
+        Order(1, 1, False, 0, rank=rank, world_size=world_size)
 
 
 def test_without_shuffling_indices_are_positions():
