@@ -151,8 +151,9 @@ def test_samples_before_a_batch_are_those_of_all_ranks():
 
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, monkeypatch):
-    monkeypatch.setattr("loaders.order.BLOCK", 13)
+@pytest.mark.parametrize("block", [13, 3])
+def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, block, monkeypatch):
+    monkeypatch.setattr("loaders.order.BLOCK", block)
     order = Order(95, 5, True, seed=3, rank=rank, world_size=2)
     numbers = list(range(first, len(order)))
     batches = list(order.batches(4, first))
