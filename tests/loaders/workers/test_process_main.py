@@ -1,0 +1,254 @@
+"""What a worker process does, here in a thread that has the other end of its socket."""
+
+import os
+import pickle
+import random
+import signal
+from multiprocessing.connection import wait
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from loaders.randomness import preserved_globals
+from loaders.workers import process_main
+from loaders.workers.batch_buffer import SharedBatchBuffer
+from loaders.workers.connection import Connection
+from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
+from loaders.workers.process_main import LEAVING, READY, STOP, Setup
+from loaders.workers.reader import Reader, spec_of
+from loaders.workers.serialize import load
+from loaders.workers.shared_memory import page_aligned, read_shared
+from loaders.workers.slots import Control, SlotRing
+from loaders.workers.tasks import Task
+
+PAGE = page_aligned(1)
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:  # its pickle gives one argument only
+        super().__init__("unpicklable")
+
+
+class Rows:
+    """Sample i is a page of i; notes what the parent sees of the row that is read."""
+
+    def __init__(self) -> None:
+        self.control: Control | None = None
+        self.rows: list[int] = []
+        self.hidden: dict = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.rows.append(int(self.control.rows[1]))
+        if index == 77:
+            self.control.stop()
+        if index == 88:
+            raise ValueError("88 is bad")
+        if index == 99:
+            raise Unpicklable(1, 2)
+        return torch.full((PAGE,), index, dtype=torch.uint8)
+
+
+@pytest.fixture
+def worker(in_thread, bound):
+    """A worker of a pool of 3, number 1."""
+    ring, dataset = SlotRing(4, 3), Rows()
+    ring.fit(4 * PAGE)
+    dataset.control = Control(ring.fd, 3)
+    connections = []
+
+    def start(init_fn=None, collate_fn=default_collate, seed=None) -> SimpleNamespace:
+        ours, end = Connection.pair()
+        theirs = Connection(end, blocking=True)
+        connections.extend((ours, theirs))
+        setup = Setup(1, 3, 70, init_fn, os.getpid(), set())
+        reader = Reader(dataset, collate_fn, True, seed, spec_of(dataset), False)
+        running = in_thread(process_main._Worker(reader, ring.fd, setup, theirs).run)
+
+        def received() -> tuple[bytes, list[int]]:
+            assert wait([ours], bound)
+            message = ours.receive()
+            assert message is not None
+            return message
+
+        def answer(number: int, task: Task, place=None) -> tuple[Result, list[int]]:
+            assert ours.send(pickle.dumps((number, task, place)))
+            message, fds = received()
+            return Result(*pickle.loads(message)), fds
+
+        assert received() == (READY, [])
+        return SimpleNamespace(
+            connection=ours, answer=answer, received=received, running=running, ring=ring, dataset=dataset
+        )
+
+    threads, info = torch.get_num_threads(), torch_worker._worker_info
+    with preserved_globals():
+        yield start
+        for connection in connections:
+            connection.close()
+    torch.set_num_threads(threads)
+    torch_worker._worker_info = info
+    ring.close()
+
+
+def task(*indices: int, **settings) -> Task:
+    return Task(list(indices), None, None, **settings)
+
+
+def stop(worker: SimpleNamespace, bound: float) -> None:
+    worker.connection.send(STOP)
+    assert worker.received() == (LEAVING, [])
+    worker.running.result(bound)
+
+
+def test_a_batch_is_written_into_its_slot_which_is_mapped_once(worker, bound):
+    one = worker()
+    leases = [one.ring.acquire(), one.ring.acquire()]
+    for number, lease in enumerate((*leases, leases[0])):
+        result, fds = one.answer(number, task(number, 5), lease.place)
+        assert (result.number, result.error, result.needed, result.overflowed, fds) == (
+            number,
+            None,
+            2 * PAGE,
+            False,
+            [],
+        )
+        batch, skipped = load(result.payload, lease.array, None, result.needed)
+        assert batch[:, 0].tolist() == [number, 5]
+        assert (lease.array[:PAGE] == number).all()
+        assert skipped == []
+    stop(one, bound)
+
+
+def test_a_replaced_slot_is_mapped_anew(worker, bound):
+    one = worker()
+    first = one.ring.acquire()
+    one.answer(0, task(1), first.place)
+    place = first.place[0], first.place[1] + 4 * PAGE, first.place[2]
+    os.ftruncate(one.ring.fd, place[1] + place[2])
+    result, _ = one.answer(1, task(2), place)
+    assert result.error is None
+    assert first.array[0] == 1
+    stop(one, bound)
+
+
+def test_a_batch_without_a_slot_comes_in_memory_of_its_own(worker, bound):
+    one = worker()
+    result, (fd,) = one.answer(0, task(4, 5))
+    assert (result.overflowed, result.needed, result.is_pickled) == (True, 2 * PAGE, False)
+    batch, _ = load(result.payload, None, read_shared(fd), result.needed)
+    assert batch[:, 0].tolist() == [4, 5]
+    stop(one, bound)
+
+
+def test_a_collate_fn_that_calls_torchs_stacks_into_the_slot_too(worker, bound):
+    one = worker(collate_fn=lambda samples: {"image": default_collate(samples)})
+    torchs = default_collate_fn_map[torch.Tensor]
+    lease = one.ring.acquire()
+    result, _ = one.answer(0, task(4, 5), lease.place)
+    assert result.needed == 2 * PAGE
+    assert lease.array[0] == 4
+    assert default_collate_fn_map[torch.Tensor] is torchs
+    stop(one, bound)
+
+
+def test_the_parent_sees_which_row_is_read(worker, bound):
+    one = worker()
+    one.answer(0, task(4, 5, singly=True))
+    assert one.dataset.rows == [0, 1]
+    assert one.dataset.control.rows[:4].tolist() == [0, NO_ROW, 0, 0]
+    one.dataset.__class__.__getitems__ = lambda self, indices: [self[index] for index in indices]
+    try:
+        one.answer(1, task(6))
+    finally:
+        del one.dataset.__class__.__getitems__
+    assert one.dataset.rows == [0, 1, WHOLE_BATCH]
+    stop(one, bound)
+
+
+def test_an_error_comes_with_the_workers_traceback_and_its_number(worker, bound):
+    one = worker()
+    result, fds = one.answer(3, task(4, 88))
+    assert (result.number, result.payload, fds) == (3, None, [])
+    with pytest.raises(ValueError, match=r"(?s)in DataLoader worker process 1.*88 is bad"):
+        pickle.loads(result.error).reraise()
+    result, _ = one.answer(4, task(99))
+    with pytest.raises(RuntimeError, match=r"(?s)in DataLoader worker process 1.*Unpicklable"):
+        pickle.loads(result.error).reraise()
+    assert one.answer(5, task(4))[0].error is None
+    stop(one, bound)
+
+
+def test_a_failed_worker_init_fn_is_the_error_of_every_task(worker, bound):
+    def init_fn(worker_id: int) -> None:
+        raise ValueError(f"no setup for {worker_id}")
+
+    one = worker(init_fn)
+    for number in (0, 1):
+        result, _ = one.answer(number, task(4))
+        with pytest.raises(ValueError, match="no setup for 1"):
+            pickle.loads(result.error).reraise()
+    assert one.dataset.rows == []
+    stop(one, bound)
+
+
+def test_the_process_is_set_up_as_torchs_workers_are(worker, bound):
+    seen = []
+
+    def init_fn(worker_id: int) -> None:
+        info = get_worker_info()
+        draws = random.random(), torch.rand(()).item(), np.random.random()
+        seen.append((worker_id, info.id, info.num_workers, info.seed, info.dataset, torch.get_num_threads(), draws))
+
+    one = worker(init_fn)
+    stop(one, bound)
+    random.seed(71)
+    torch.manual_seed(71)
+    np.random.seed(torch_worker._generate_state(70, 1))
+    draws = random.random(), torch.rand(()).item(), np.random.random()
+    assert seen == [(1, 1, 3, 71, one.dataset, 1, draws)]
+
+
+def test_a_batch_is_abandoned_when_the_pool_is_closed(worker, bound):
+    one = worker()
+    one.connection.send(pickle.dumps((0, task(1, 77, 2), None)))
+    assert one.received() == (LEAVING, [])
+    one.running.result(bound)
+    assert len(one.dataset.rows) == 2
+
+
+def test_seconds_of_reading_and_waiting_are_counted(worker, bound, monkeypatch):
+    ticks = iter(range(100))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(process_main, "time", clock)
+    one = worker()
+    results = [one.answer(number, task(1))[0] for number in range(2)]
+    assert [(result.busy_seconds, result.wait_seconds) for result in results] == [(1.0, 1.0), (1.0, 1.0)]
+    stop(one, bound)
+
+
+def test_a_forked_workers_handlers_are_reset_and_its_mask_is_its_parents():
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    try:
+        signal.signal(signal.SIGUSR1, print)
+        signal.signal(signal.SIGTERM, print)
+        process_main._reset_signals({signal.SIGUSR2})
+        assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == {signal.SIGUSR2}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_where_a_user_replaced_torchs_stacking_it_is_left_alone(monkeypatch):
+    own = lambda samples, **_: samples  # noqa: E731
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, own)
+    with process_main._stacking_into(SharedBatchBuffer(), None):
+        assert default_collate_fn_map[torch.Tensor] is own
