@@ -96,6 +96,8 @@ def test_a_rank_that_the_world_does_not_have_is_refused(rank, world_size):
 
 
 def test_without_shuffling_indices_are_positions():
+    assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
+    assert batches(Order(length=4, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
     assert [Order(5, 2, shuffle, 3).kind for shuffle in (False, True)] == ["sequential", "shuffled"]
     assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3), epoch=9) == [[0, 1], [2, 3], [4]]
 
