@@ -725,6 +725,13 @@ def test_an_error_or_a_batch_without_a_slot_is_not_copied(pool):
     assert dispatcher.stats.copied_batches == 0
 
 
+def test_where_there_are_no_slots_nothing_is_copied(pool):
+    pool.writes_to_slots = True
+    dispatcher = started(pool, tasks(0, 1), SlotRing(0, 0))
+    assert rest(dispatcher) == [0, 1]
+    assert dispatcher.stats.copied_batches == 0
+
+
 def test_no_slot_is_made_for_the_last_task_while_workers_are_busy(pool):
     ring = SlotRing(9, 0)
     ring.fit(BATCH_BYTES)

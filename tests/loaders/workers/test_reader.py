@@ -64,11 +64,11 @@ class Written(Plain):
 def read(dataset, indices, marks: list | None = None, buffer: BatchBuffer | None = None, **settings) -> Reading:
     settings = {"collate_fn": default_collate, "batched": True, "seed": 1, "skips": False, **settings}
     special = {key: settings.pop(key) for key in ("singly", "without") if key in settings}
-    seeds_globals = settings.pop("seeds_globals", True)
+    how = {key: settings.pop(key) for key in ("seeds_globals",) if key in settings}
     rows = len(indices) if settings["batched"] else 1
     task = Task(indices, 2, 0, np.arange(4, 4 + rows), **special)
     reader = Reader(dataset=dataset, spec=spec_of(dataset), **settings)
-    return reader.read(task, buffer or BatchBuffer(), ([] if marks is None else marks).append, seeds_globals)
+    return reader.read(task, buffer or BatchBuffer(), ([] if marks is None else marks).append, **how)
 
 
 def values(reading: Reading) -> list[int]:
