@@ -51,6 +51,7 @@ class Written(Plain):
         return SPEC
 
     def read_batch(self, indices, out, random) -> None:
+        assert {len(tensor) for tensor in out.values()} == {len(indices)}
         for row, index in enumerate(indices):
             self.check(int(index))
             if index != self.unwritten:
@@ -153,9 +154,11 @@ def test_indices_that_are_no_integers_draw_by_their_position():
 def test_without_a_seed_getitems_reads_all_samples_but_for_those_to_be_read_singly():
     dataset, marks = Together(), []
     assert values(read(dataset, [3, 4], marks, seed=None)) == [3, 4]
-    assert (dataset.asked, marks) == ([[3, 4]], [])
+    with pytest.raises(ValueError, match="91 is bad"):
+        read(dataset, [91], marks, seed=None)
+    assert (dataset.asked, marks) == ([[3, 4], [91]], [])
     assert values(read(dataset, [3, 4], marks, seed=None, singly=True)) == [3, 4]
-    assert (dataset.asked, marks) == ([[3, 4]], [0, 1])
+    assert (len(dataset.asked), marks) == (2, [0, 1])
 
 
 @pytest.mark.parametrize("seed", [1, None])
