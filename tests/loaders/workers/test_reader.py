@@ -148,6 +148,7 @@ def test_indices_that_are_no_integers_draw_by_their_position():
     assert names == ("a", "b")
     assert draws.tolist() == others.tolist()
     assert draws[0] != draws[1]
+    assert read(Named(), ["a"]).batch[1].tolist() == draws[:1].tolist()
     assert read(Named(), [(1, 2), (3,)], collate_fn=list).batch[1][0] == (3,)
 
 
@@ -220,6 +221,7 @@ def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind
 
 def test_an_empty_batch_of_a_users_sampler_is_collated_as_it_is():
     assert read(Plain(), [], collate_fn=list).batch == []
+    assert read(Written(), []).batch["pair"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("kind", [Plain, Written])

@@ -79,6 +79,15 @@ def test_each_worker_reads_its_tasks_in_order(make, dataset):
     assert (pool.num_workers, pool.processes, pool.writes_to_slots) == (2, [], False)
 
 
+def test_threads_are_stopped_at_the_interpreters_exit(make, monkeypatch):
+    registered: list = []
+    monkeypatch.setattr(thread_pool, "stop_at_exit", registered.append)
+    pool = make()
+    assert registered == [pool]
+    pool.stop(time.monotonic() + 60)
+    assert not any(thread.is_alive() for thread in pool._shared.threads)
+
+
 def test_an_error_even_system_exit_is_its_tasks_and_the_thread_goes_on(make):
     pool = make(1)
     pool.submit(0, 0, task(-3), None)
