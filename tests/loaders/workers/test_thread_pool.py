@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from queue import Empty
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,13 +165,93 @@ def test_the_timeout_counts_from_the_start_of_the_oldest_task(make, dataset, bou
     pool._shared.began[:] = [None, None]
 
 
-def test_a_closed_pool_says_so_to_whoever_waits(make, in_thread, bound):
+class Results:
+    """Stands in for the queue of results; a step None is a wait that ends without a result."""
+
+    def __init__(self, *steps) -> None:
+        self.steps = list(steps)
+        self.timeouts: list[float | None] = []
+
+    def get(self, timeout: float | None) -> str:
+        self.timeouts.append(timeout)
+        return self.get_nowait()
+
+    def get_nowait(self) -> str:
+        if not self.steps or (step := self.steps.pop(0)) is None:
+            raise Empty
+        return step
+
+    def put(self, item) -> None:
+        """Ignores the wake-up call of close()."""
+
+
+@pytest.mark.parametrize(
+    ("timeout", "began", "waits"),
+    [
+        (0, [990.0, 995.0], None),
+        (60, [None, None], 60),
+        (60, [995.0, 990.0], 50),
+        (60, [None, 940.0], 0),
+        (60, [None, 900.0], 0),
+        (1e300, [None, 900.0], threading.TIMEOUT_MAX),
+    ],
+)
+def test_results_are_waited_for_until_the_oldest_task_exceeds_the_timeout(make, monkeypatch, timeout, began, waits):
+    pool = make(timeout=timeout)
+    for worker in (0, 1):
+        pool.submit(worker, worker, task(worker), None)
+    received(pool, 2)  # from here on the threads only wait
+    monkeypatch.setattr(thread_pool, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    results = pool._shared.results = Results("one", "two")
+    pool._shared.began[:] = began
+    assert pool.receive() == ["one", "two"]
+    assert results.timeouts == [waits]
+    results.steps = [None, "three"]
+    if waits:
+        assert pool.receive() == ["three"]
+    elif waits == 0:
+        with pytest.raises(WorkerTimeout):
+            pool.receive()
+    monkeypatch.undo()
+
+
+def test_a_worker_init_fn_that_hangs_is_a_timeout(make):
+    release = threading.Event()
+    pool = make(init_fn=lambda worker: release.wait(60), timeout=0.01)
+    with pytest.raises(WorkerTimeout):
+        pool.receive()
+    release.set()
+
+
+def test_a_pool_that_nobody_refers_to_stops_its_threads(dataset, bound):
+    pool = ThreadPool(Reader(dataset, default_collate, True, None, None, False), 2, None, 0)
+    threads = pool._shared.threads
+    del pool
+    for thread in threads:
+        thread.join(bound)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_threads_are_waited_for_until_the_deadline(make, monkeypatch):
+    pool, waits = make(1), []
+    monkeypatch.setattr(thread_pool, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(pool._shared, "threads", [SimpleNamespace(join=waits.append)])
+    for deadline in (0, 1003.0):
+        pool.stop(deadline)
+    assert waits == [0.0, 3.0]
+    monkeypatch.undo()
+
+
+def test_a_closed_pool_says_so_to_whoever_waits(make, in_thread, bound, monkeypatch):
+    errors: list = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
     pool = make()
     waiting = in_thread(pool.receive)
     pool.close()
     with pytest.raises(PoolClosed, match="was closed"):
         waiting.result(bound)
     assert not any(thread.is_alive() for thread in pool._shared.threads)
+    assert errors == []
 
 
 def test_a_thread_that_is_stopped_reads_no_further_sample(make, dataset, bound):
