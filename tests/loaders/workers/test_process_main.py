@@ -5,6 +5,7 @@ import pickle
 import random
 import signal
 from multiprocessing.connection import wait
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ from loaders.workers import process_main
 from loaders.workers.batch_buffer import SharedBatchBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
-from loaders.workers.process_main import LEAVING, READY, STOP, Setup
+from loaders.workers.process_main import LEAVING, READY, STARTED, STOP, Setup
 from loaders.workers.reader import Reader, spec_of
 from loaders.workers.serialize import load
 from loaders.workers.shared_memory import page_aligned, read_shared
@@ -103,6 +104,46 @@ def stop(worker: SimpleNamespace, bound: float) -> None:
     worker.connection.send(STOP)
     assert worker.received() == (LEAVING, [])
     worker.running.result(bound)
+
+
+@pytest.fixture
+def started(monkeypatch, in_thread, bound):
+    """Runs `work` without what would change this process; returns what it called, by name."""
+    calls, watched = {}, SimpleQueue()
+    ours, end = Connection.pair()
+    monkeypatch.setattr(process_main, "gc", SimpleNamespace(freeze=lambda: calls.update(frozen=True)))
+    monkeypatch.setattr(process_main, "_reset_signals", lambda mask: calls.update(mask=mask))
+    monkeypatch.setattr(process_main, "_exit_with", watched.put)
+
+    def start(reader, run) -> dict:
+        monkeypatch.setattr(
+            process_main, "_Worker", lambda *given: calls.update(given=given) or SimpleNamespace(run=run)
+        )
+        setup = Setup(1, 3, 70, None, 1234, {signal.SIGUSR2})
+        in_thread(process_main.work, reader, 7, setup, end).result(bound)
+        assert ours.receive() == (STARTED, [])
+        return {**calls, "parent": watched.get(timeout=bound), "blocks": end.getblocking()}
+
+    yield start
+    ours.close()
+    end.close()
+
+
+@pytest.mark.parametrize(("reader", "memory_fd"), [("reader", 7), (("reader", 8), 8)], ids=["forked", "spawned"])
+def test_a_worker_says_that_it_has_started_and_watches_its_parent(started, reader, memory_fd):
+    runs = []
+    calls = started(reader, lambda: runs.append("ran"))
+    assert calls.pop("given")[:2] == ("reader", memory_fd)
+    assert calls == {"frozen": True, "mask": {signal.SIGUSR2}, "parent": 1234, "blocks": True}
+    assert runs == ["ran"]
+
+
+@pytest.mark.parametrize("error", [OSError(), EOFError()], ids=["OSError", "EOFError"])
+def test_a_worker_whose_parent_is_gone_exits_quietly(started, error):
+    def run() -> None:
+        raise error
+
+    started("reader", run)
 
 
 def test_a_batch_is_written_into_its_slot_which_is_mapped_once(worker, bound):
