@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 from multiprocessing.connection import wait
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -87,6 +88,7 @@ def worker(in_thread, bound):
         )
 
     threads, info = torch.get_num_threads(), torch_worker._worker_info
+    torch.set_num_threads(4)
     with preserved_globals():
         yield start
         for connection in connections:
@@ -174,11 +176,13 @@ def test_a_replaced_slot_is_mapped_anew(worker, bound):
 
 def test_a_batch_without_a_slot_comes_in_memory_of_its_own(worker, bound):
     one = worker()
+    before = len(os.listdir("/proc/self/fd"))
     result, (fd,) = one.answer(0, task(4, 5))
     assert (result.overflowed, result.needed, result.is_pickled) == (True, 2 * PAGE, False)
     batch, _ = load(result.payload, None, read_shared(fd), result.needed)
     assert batch[:, 0].tolist() == [4, 5]
     stop(one, bound)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_collate_fn_that_calls_torchs_stacks_into_the_slot_too(worker, bound):
@@ -269,15 +273,23 @@ def test_seconds_of_reading_and_waiting_are_counted(worker, bound, monkeypatch):
 
 def test_a_forked_workers_handlers_are_reset_and_its_mask_is_its_parents():
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    wakeup = signal.set_wakeup_fd(ours.fileno())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     try:
         signal.signal(signal.SIGUSR1, print)
         signal.signal(signal.SIGTERM, print)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         process_main._reset_signals({signal.SIGUSR2})
         assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
         assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == {signal.SIGUSR2}
     finally:
+        signal.set_wakeup_fd(wakeup)
+        for one in (ours, theirs):
+            one.close()
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
