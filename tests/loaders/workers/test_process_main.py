@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import select
 import signal
 import socket
 from multiprocessing.connection import wait
@@ -21,7 +22,7 @@ from loaders.workers import process_main
 from loaders.workers.batch_buffer import SharedBatchBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
-from loaders.workers.process_main import LEAVING, READY, STARTED, STOP, Setup
+from loaders.workers.process_main import LEAVING, PARENT_SECONDS, READY, STARTED, STOP, Setup
 from loaders.workers.reader import Reader, spec_of
 from loaders.workers.serialize import load
 from loaders.workers.shared_memory import page_aligned, read_shared
@@ -31,9 +32,9 @@ from loaders.workers.tasks import Task
 PAGE = page_aligned(1)
 
 
-class Unpicklable(Exception):
-    def __init__(self, one: int, two: int) -> None:  # its pickle gives one argument only
-        super().__init__("unpicklable")
+class TwoArguments(Exception):
+    def __init__(self, one: int, two: int) -> None:  # it cannot be made anew from its message
+        super().__init__("two arguments")
 
 
 class Rows:
@@ -51,7 +52,9 @@ class Rows:
         if index == 88:
             raise ValueError("88 is bad")
         if index == 99:
-            raise Unpicklable(1, 2)
+            raise TwoArguments(1, 2)
+        if index == 66:
+            raise type("Local", (Exception,), {})("a class without a name cannot be pickled")
         return torch.full((PAGE,), index, dtype=torch.uint8)
 
 
@@ -148,6 +151,45 @@ def test_a_worker_whose_parent_is_gone_exits_quietly(started, error):
     started("reader", run)
 
 
+class Exited(BaseException):
+    """Stands in for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    ("opened", "waits"),
+    [
+        (lambda parent: parent + 1, [("register", 56, select.POLLIN), "poll"]),
+        (ProcessLookupError(), []),
+        (AttributeError(), [("sleep", PARENT_SECONDS)] * 2),
+        (PermissionError(), [("sleep", PARENT_SECONDS)] * 2),
+    ],
+    ids=["pidfd", "parent is gone", "old Python", "old kernel"],
+)
+def test_a_worker_exits_as_soon_as_its_parent_has(opened, waits, monkeypatch):
+    calls: list = []
+    parents = iter([5, 5, 5, 9])
+
+    def pidfd_open(parent: int) -> int:
+        if isinstance(opened, Exception):
+            raise opened
+        return opened(parent)
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    poll = SimpleNamespace(
+        register=lambda *given: calls.append(("register", *given)), poll=lambda: calls.append("poll")
+    )
+    system = SimpleNamespace(pidfd_open=pidfd_open, getppid=lambda: next(parents), _exit=leave)
+    monkeypatch.setattr(process_main, "os", system)
+    monkeypatch.setattr(process_main, "select", SimpleNamespace(poll=lambda: poll, POLLIN=select.POLLIN))
+    monkeypatch.setattr(process_main, "time", SimpleNamespace(sleep=lambda seconds: calls.append(("sleep", seconds))))
+    with pytest.raises(Exited) as exit:
+        process_main._exit_with(55)
+    assert exit.value.args == (1,)
+    assert calls == waits
+
+
 def test_a_batch_is_written_into_its_slot_which_is_mapped_once(worker, bound):
     one = worker()
     leases = [one.ring.acquire(), one.ring.acquire()]
@@ -216,9 +258,10 @@ def test_an_error_comes_with_the_workers_traceback_and_its_number(worker, bound)
     assert (result.number, result.payload, fds) == (3, None, [])
     with pytest.raises(ValueError, match=r"(?s)in DataLoader worker process 1.*88 is bad"):
         pickle.loads(result.error).reraise()
-    result, _ = one.answer(4, task(99))
-    with pytest.raises(RuntimeError, match=r"(?s)in DataLoader worker process 1.*Unpicklable"):
-        pickle.loads(result.error).reraise()
+    for index, name in ((99, "TwoArguments"), (66, "Local")):
+        result, _ = one.answer(4, task(index))
+        with pytest.raises(RuntimeError, match=f"(?s)in DataLoader worker process 1.*{name}"):
+            pickle.loads(result.error).reraise()
     assert one.answer(5, task(4))[0].error is None
     stop(one, bound)
 
