@@ -19,13 +19,13 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from loaders.randomness import preserved_globals
 from loaders.workers import process_main
-from loaders.workers.batch_buffer import SharedBatchBuffer
+from loaders.workers.batch_buffer import TORCHS_STACK, SharedBatchBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
 from loaders.workers.process_main import LEAVING, PARENT_SECONDS, READY, STARTED, STOP, Setup
 from loaders.workers.reader import Reader, spec_of
 from loaders.workers.serialize import load
-from loaders.workers.shared_memory import page_aligned, read_shared
+from loaders.workers.shared_memory import Mapping, page_aligned, read_shared
 from loaders.workers.slots import Control, SlotRing
 from loaders.workers.tasks import Task
 
@@ -204,15 +204,23 @@ def test_a_batch_is_written_into_its_slot_which_is_mapped_once(worker, bound):
     stop(one, bound)
 
 
-def test_a_replaced_slot_is_mapped_anew(worker, bound):
+def test_a_slot_is_mapped_with_its_memory_once_until_another_replaces_it(worker, bound, monkeypatch):
+    mapped: list = []
+
+    def mapping(fd: int, offset: int, size: int, **how) -> Mapping:
+        mapped.append((offset, size, how))
+        return Mapping(fd, offset, size, **how)
+
+    monkeypatch.setattr(process_main, "Mapping", mapping)
     one = worker()
     first = one.ring.acquire()
-    one.answer(0, task(1), first.place)
-    place = first.place[0], first.place[1] + 4 * PAGE, first.place[2]
-    os.ftruncate(one.ring.fd, place[1] + place[2])
-    result, _ = one.answer(1, task(2), place)
-    assert result.error is None
-    assert first.array[0] == 1
+    number, offset, size = first.place
+    os.ftruncate(one.ring.fd, offset + 2 * size)
+    for place in (first.place, first.place, (number, offset + size, size)):
+        result, _ = one.answer(0, task(len(mapped)), place)
+        assert result.error is None
+    assert mapped == [(offset, size, {"provide": True}), (offset + size, size, {"provide": True})]
+    assert first.array[0] == 1  # the third batch lies in the other slot
     stop(one, bound)
 
 
@@ -228,13 +236,19 @@ def test_a_batch_without_a_slot_comes_in_memory_of_its_own(worker, bound):
 
 
 def test_a_collate_fn_that_calls_torchs_stacks_into_the_slot_too(worker, bound):
-    one = worker(collate_fn=lambda samples: {"image": default_collate(samples)})
-    torchs = default_collate_fn_map[torch.Tensor]
+    stacks: list = []
+
+    def collate_fn(samples: list) -> dict:
+        stacks.append(default_collate_fn_map[torch.Tensor])
+        return {"image": default_collate(samples)}
+
+    one = worker(collate_fn=collate_fn)
     lease = one.ring.acquire()
     result, _ = one.answer(0, task(4, 5), lease.place)
     assert result.needed == 2 * PAGE
     assert lease.array[0] == 4
-    assert default_collate_fn_map[torch.Tensor] is torchs
+    assert stacks[0] is not TORCHS_STACK
+    assert default_collate_fn_map[torch.Tensor] is TORCHS_STACK
     stop(one, bound)
 
 
