@@ -209,7 +209,7 @@ def blocked(produce, bound, monkeypatch):
         assert release.wait(bound)
         return torch.tensor(7)
 
-    one = produce(Script(step))
+    one = produce(Script(step, *[torch.tensor(8)] * 9))  # more than the queue has room for
     assert inside.wait(bound)
     yield one, release
     release.set()
