@@ -163,10 +163,11 @@ class Epochs:
                     f"resume with the {key} of the state, or start afresh"
                 )
         epoch, samples = state.get("epoch"), state.get("samples")
-        if not isinstance(epoch, int) or not isinstance(samples, int) or not 0 <= samples <= self.order.length:
+        last = self.order.length
+        if not (isinstance(epoch, int) and isinstance(samples, int)) or epoch < 0 or not 0 <= samples <= last:
             raise ValueError(
                 f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0, and "
-                f"samples at most {self.order.length}; use a state that state_dict() returned"
+                f"samples at most {last}; use a state that state_dict() returned"
             )
         self._next, self.position = (epoch, samples // self.order.global_batch_size), None
 

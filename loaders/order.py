@@ -25,7 +25,7 @@ def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
     A Feistel network (Luby and Rackoff, 1988) permutes the next even number of bits. A result outside the range is
     permuted again until it is inside ("cycle walking", Black and Rogaway, 2002), less than four times on average.
     """
-    half = np.uint64(max(3, (max(length - 1, 1).bit_length() + 1) // 2))
+    half = np.uint64(max(3, ((length - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [fold(key, round_number) for round_number in range(ROUNDS)]
 

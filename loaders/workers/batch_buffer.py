@@ -34,8 +34,7 @@ class BatchBuffer:
     """
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
-        self._slot = slot
-        self._capacity = 0 if slot is None else len(slot)
+        self._slot = np.empty(0, np.uint8) if slot is None else slot
         self.needed = 0
         self.overflowed = False
 
@@ -45,9 +44,9 @@ class BatchBuffer:
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         start, self.needed = self.needed, self.needed + align(size, ALIGNMENT)
-        if self._slot is not None and not self.overflowed and start + size <= self._capacity:
+        if start + size <= len(self._slot):
             return tensor_at(self._slot, start, dtype, shape)
-        self.overflowed = True  # later tensors overflow too, so that they stay in order
+        self.overflowed = True  # and all later tensors overflow too, so that they stay in order
         return self._overflow(size, shape, dtype)
 
     def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
@@ -65,9 +64,9 @@ class BatchBuffer:
         return tensor.clone() if self._holds(tensor) and tensor.nbytes < SMALL * self.needed else tensor
 
     def _holds(self, tensor: Any) -> bool:
-        if self._slot is None or type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
             return False
-        return 0 <= tensor.data_ptr() - self._slot.ctypes.data < self._capacity
+        return 0 <= tensor.data_ptr() - self._slot.ctypes.data < len(self._slot)
 
     def _overflow(self, size: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -81,7 +80,7 @@ class SharedBatchBuffer(BatchBuffer):
         self.is_pickled = False  # whether a tensor has to be sent inside the pickle
         self.overflow_fd: int | None = None
         self._overflow_end = 0
-        self._areas: list[tuple[int, np.ndarray]] = [] if slot is None else [(0, slot)]
+        self._areas: list[tuple[int, np.ndarray]] = [(0, self._slot)]
         # By id, so that a tensor that occurs twice is sent once.
         self._placed: dict[int, tuple[torch.Tensor, Reference]] = {}
 

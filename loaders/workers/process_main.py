@@ -193,9 +193,7 @@ def _pickled_error(where: str) -> bytes:
     """Returns the exception being handled, with its traceback, for the parent to raise."""
     wrapper = ExceptionWrapper(where=where)
     try:
-        pickled = pickle.dumps(wrapper)
-        pickle.loads(pickled)
-        return pickled
-    except Exception:  # the class cannot be pickled or unpickled
+        return pickle.dumps(wrapper)
+    except Exception:  # the class cannot be pickled
         wrapper.exc_type = RuntimeError
         return pickle.dumps(wrapper)

@@ -183,7 +183,8 @@ class SlotRing:
             self._numbers.append(slot.place[0])
         if os.getpid() != self._owner:  # in a forked child: the memory is the parent's
             return
-        self._unlock(slot)
+        if slot.is_page_locked:
+            torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)
         if isinstance(slot.memory, Mapping):
             slot.memory.free_pages()
 
@@ -198,8 +199,3 @@ class SlotRing:
             log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
             with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let that be this one
                 torch.zeros(1, device="cuda")
-
-    def _unlock(self, slot: Slot) -> None:
-        if slot.is_page_locked:
-            slot.is_page_locked = False
-            torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)

@@ -1,8 +1,21 @@
 import json
+import pickle
+from copy import copy
 
 import pytest
 
-from loaders.base import ENDED, VERSION, Delivery, EpochIterator, Epochs, Position, check_choice, did_you_mean
+from loaders.base import (
+    ENDED,
+    VERSION,
+    Delivery,
+    EpochIterator,
+    Epochs,
+    OptionalMethods,
+    Position,
+    check_choice,
+    did_you_mean,
+    missing_attribute,
+)
 from loaders.order import Order
 
 
@@ -110,6 +123,24 @@ def test_a_state_that_does_not_match_is_refused_with_both_values(key, theirs):
     assert begin(one) == (0, 0)
 
 
+@pytest.mark.parametrize(("samples", "begins"), [(0, (0, 0)), (10, (0, 2))])
+def test_a_state_from_the_first_to_the_last_sample_is_loaded(samples, begins):
+    one = epochs()
+    one.load_state_dict({**one.state_dict(), "epoch": 0, "samples": samples})
+    assert begin(one) == begins
+
+
+def test_a_copy_stands_in_the_same_place_and_moves_alone():
+    one = epochs()
+    begin(one)
+    one.position.batch += 1
+    twin = copy(one)
+    assert place(twin) == place(one) == (0, 4)
+    twin.position.batch += 1
+    assert (place(twin), place(one)) == ((0, 8), (0, 4))
+    assert begin(twin) == begin(one) == (1, 0)
+
+
 # Iterators
 
 
@@ -178,6 +209,58 @@ def test_an_iterator_of_unknown_length_says_so():
         len(EpochIterator(Scripted(), Position(0)))
 
 
+# Methods that only some loaders have
+
+
+class Kind:
+    """A loader's class."""
+
+    def __init__(self, has_methods: bool) -> None:
+        self.note = "kept"
+        Methods.give(self, has_methods)
+
+    def __setstate__(self, state) -> None:
+        vars(self).update(state)
+
+
+class Methods(OptionalMethods):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_loader_has_the_optional_methods_or_its_class_lacks_them():
+    with_them, without = Kind(True), Kind(False)
+    assert hasattr(with_them, "set_epoch")
+    assert hasattr(type(with_them), "set_epoch")
+    assert type(without) is Kind
+    assert not hasattr(without, "set_epoch")
+    assert isinstance(with_them, Kind)
+    assert type(with_them).__name__ == "Kind"
+    assert type(with_them) is type(Kind(True))
+
+
+def test_a_loader_built_by_the_class_of_another_has_its_own_methods():
+    kind = type(Kind(True))
+    assert type(kind(True)) is kind
+    assert type(kind(False)) is Kind
+
+
+def test_a_pickled_loader_keeps_its_methods_and_its_state():
+    loader = pickle.loads(pickle.dumps(Kind(True)))
+    assert (type(loader), loader.note) == (type(Kind(True)), "kept")
+    loader.set_epoch(3)
+    assert loader.epoch == 3
+
+
+@pytest.mark.parametrize("name", ["set_epoch", "state_dict", "load_state_dict", "other"])
+def test_an_attribute_that_is_missing_for_want_of_a_seed_says_so(name):
+    loader = Kind(False)
+    error = missing_attribute(loader, name)
+    assert (error.name, error.obj) == (name, loader)
+    assert str(error).startswith(f"'Kind' object has no attribute {name!r}")
+    assert ("it needs a loader with a seed" in str(error)) == (name != "other")
+
+
 # Names
 
 
@@ -204,7 +287,7 @@ def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
     assert epochs.upcoming() == (0, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 11}, {"samples": -1}, {"samples": None}, {"epoch": "1"}])
+@pytest.mark.parametrize("wrong", [{"samples": 11}, {"samples": -1}, {"samples": None}, {"epoch": "1"}, {"epoch": -1}])
 def test_a_position_that_no_epoch_has_is_refused_in_a_sentence(wrong):
     one = epochs()
     with pytest.raises(ValueError, match="use a state that state_dict"):

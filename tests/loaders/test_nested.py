@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaders.nested import move, rows, tensors
+from loaders.nested import is_dense, leaves, move, rows, tensors
 
 Point = namedtuple("Point", "x y")
 
@@ -290,6 +290,30 @@ def test_every_tensor_is_found_wherever_it_is():
     found = tensors_of(batch)
     assert [number for number, tensor in enumerate(hidden) if tensor not in found] == []
     assert len(found) == len(hidden)
+
+
+def test_the_leaves_are_what_is_moved_in_order():
+    first, second, movable = zero(), zero(), Movable(zero())
+    found = leaves({"views": [first, "text", movable], "example": Example(second, "")})
+    assert [id(leaf) for leaf in found] == [id(leaf) for leaf in (first, movable, second)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.zeros(2, 3, 4), True),
+        (torch.zeros(2, 3, 4).permute(2, 0, 1), True),
+        (torch.zeros(6)[1:4], True),
+        (torch.zeros(()), True),
+        (torch.zeros(3, 5)[:, :1].t(), False),
+        (torch.zeros(1, 5)[:, :4], True),  # the stride of a dimension of size 1 does not matter
+        (torch.zeros(6)[::2], False),
+        (torch.zeros(2, 6)[:, :3], False),
+        (torch.zeros(1).expand(3), False),
+    ],
+)
+def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor, dense):
+    assert is_dense(tensor) is dense
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from loaders.order import Order, permute
+from loaders.order import Order, checked_seed, permute
 from loaders.randomness import fold
 
 
@@ -70,9 +70,35 @@ def test_the_order_of_a_seed_never_changes():
         [6, 4, 1, 5],
         [9, 0],
     ]
+    assert image(65, 5)[:6] == [59, 2, 1, 44, 3, 7]
+    assert image(1025, 5)[:6] == [261, 334, 24, 552, 553, 231]
+    assert image(4096, 5)[:6] == [2873, 1644, 4071, 4017, 2212, 1696]
+    assert permute(np.arange(3), 10**12, fold(5)).tolist() == [123562960852, 367433517401, 788756492242]
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(3)])
+def test_a_seed_may_be_any_integer_of_64_bits(seed):
+    assert type(checked_seed(seed)) is int
+    assert Order(1, 1, False, seed).seed == seed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
+def test_any_other_seed_is_refused_with_its_value(seed):
+    with pytest.raises(ValueError, match=r"give an integer from 0 to 2\^64 - 1") as refusal:
+        Order(1, 1, False, seed)
+    assert f"seed={seed!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_that_the_world_does_not_have_is_refused(rank, world_size):
+    with pytest.raises(ValueError, match=f"rank={rank} and world_size={world_size}: ranks are numbered from 0"):
+        Order(1, 1, False, 0, rank=rank, world_size=world_size)
 
 
 def test_without_shuffling_indices_are_positions():
+    assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
+    assert batches(Order(length=4, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
+    assert [Order(5, 2, shuffle, 3).kind for shuffle in (False, True)] == ["sequential", "shuffled"]
     assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3), epoch=9) == [[0, 1], [2, 3], [4]]
 
 
@@ -127,8 +153,9 @@ def test_samples_before_a_batch_are_those_of_all_ranks():
 
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, monkeypatch):
-    monkeypatch.setattr("loaders.order.BLOCK", 13)
+@pytest.mark.parametrize("block", [13, 3])
+def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, block, monkeypatch):
+    monkeypatch.setattr("loaders.order.BLOCK", block)
     order = Order(95, 5, True, seed=3, rank=rank, world_size=2)
     numbers = list(range(first, len(order)))
     batches = list(order.batches(4, first))

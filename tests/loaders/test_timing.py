@@ -88,7 +88,8 @@ def test_a_window_is_the_steps_since_the_last(clock):
 
 def test_a_window_without_steps_is_empty(clock):
     timer = StepTimer(CPU, warmup_steps=0)
-    assert timer.window() == Window(0, 0, 0.0, 0.0)
+    assert timer.window() == timer.run() == Window(0, 0, 0.0, 0.0)
+    assert (timer.run().data_wait_fraction, timer.epoch_first_batch_seconds) == (0.0, 0.0)
     run(timer, clock, 1.0, 1.0)
     assert timer.window().steps == 2
     assert timer.window() == Window(0, 0, 0.0, 0.0)
@@ -129,6 +130,51 @@ def test_step_milliseconds_are_percentiles_of_the_steps_after_warm_up(clock):
     assert timer.step_ms(0, 50, 100) == pytest.approx([4000.0, 5000.0, 10000.0])
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 1])
+def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock, warmup_steps):
+    timer = StepTimer(CPU, warmup_steps)
+    waits = [2.0 * number for number in range(101)]
+    assert timer.summary()["first_batch_seconds"] is None
+    run(timer, clock, *waits, step=1.0)
+    first = warmup_steps  # the first wait is the shortest
+    seconds = sum(waits) + 101 - first
+    assert timer.summary() == {
+        "images_per_second": pytest.approx(8 * (101 - first) / seconds),
+        "data_wait_fraction": pytest.approx(sum(waits) / seconds),
+        "first_batch_seconds": 0.0,
+        "step_ms_p50": pytest.approx(1000 * (101 + first)),
+        "step_ms_p95": pytest.approx(1000 * (1 + 190 + 0.1 * first)),
+    }
+
+
+def test_on_a_device_steps_are_timed_by_its_events_which_are_waited_for_when_they_are_read(clock, monkeypatch):
+    class Event:
+        """Stands in for torch.cuda.Event: recorded and reached at the clock's time."""
+
+        waited = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = clock.now
+            Event.newest = self
+
+        def synchronize(self) -> None:
+            assert self is Event.newest
+            Event.waited += 1
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1000 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = StepTimer(torch.device("cuda"), warmup_steps=0)
+    run(timer, clock, 1.0, 1.0, 2.0)
+    assert Event.waited == 0
+    assert timer.run() == Window(steps=3, images=24, seconds=13.0, wait_seconds=4.0)
+    assert Event.waited == 1
+
+
 def test_images_are_counted_by_batch(clock):
     timer = StepTimer(CPU, warmup_steps=0)
     for _ in timer.batches([torch.zeros(8), {"image": torch.zeros(5)}, [torch.zeros(2), torch.zeros(2)]]):
@@ -167,6 +213,7 @@ def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():
 def test_a_window_reads_as_a_sentence():
     text = str(Window(steps=10, images=12_340, seconds=2.0, wait_seconds=0.5))
     assert text == "6,170 images/s, step 200.0 ms, of which waiting 50.0 ms (25 %)"
+    assert "step 50000.0 ms, of which waiting 20000.0 ms (40 %)" in str(Window(1, 8, 50.0, 20.0))
     assert "0 images/s" in str(Window(0, 0, 0.0, 0.0))
 
 
@@ -174,6 +221,7 @@ def test_a_window_reads_as_a_sentence():
     ("fraction", "settings", "says"),
     [
         (0.01, {}, ["compute-bound", "1 %", "a faster loader cannot help"]),
+        (0.05, {"num_workers": 1}, ["nearly compute-bound", "5 %", "raise loader.num_workers (it is 1", "4 cores"]),
         (0.1, {"num_workers": 1}, ["nearly compute-bound", "10 %", "raise loader.num_workers (it is 1", "4 cores"]),
         (0.62, {"num_workers": 1}, ["data-bound", "62 %", "raise loader.num_workers (it is 1", "4 cores"]),
         (0.62, {"num_workers": 4}, ["data-bound", "cheaper to read", "sweep loader.num_workers"]),

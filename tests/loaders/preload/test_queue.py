@@ -85,6 +85,19 @@ def test_close_wakes_a_waiting_put(full, in_thread, bound):
     with pytest.raises(Closed):
         producer.result(bound)
     assert len(full) == 0
+    assert full._items.get_nowait() is Closed  # the late item was let go
+
+
+def test_close_wakes_every_waiting_get(empty, in_thread, bound):
+    consumers = []
+    for _ in range(2):
+        empty._items.waiting.clear()
+        consumers.append(in_thread(empty.get))
+        assert empty._items.waiting.wait(bound)
+    empty.close()
+    for consumer in consumers:
+        with pytest.raises(Closed):
+            consumer.result(bound)
 
 
 def test_close_wakes_a_waiting_get(empty, in_thread, bound):

@@ -1,10 +1,22 @@
 """Tensors of a batch are written into its slot one after the other, and into memory of the batch's own after that."""
 
+import os
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from loaders.workers.batch_buffer import ALIGNMENT, BatchBuffer, SharedBatchBuffer, is_plain, tensor_at
+from loaders.workers.batch_buffer import (
+    ALIGNMENT,
+    BatchBuffer,
+    SharedBatchBuffer,
+    is_plain,
+    stacks_as_torch_does,
+    tensor_at,
+)
 from loaders.workers.shared_memory import page_aligned
 
 PAGE = page_aligned(1)
@@ -96,8 +108,9 @@ def test_samples_are_stacked_into_the_slot():
         [torch.zeros(2), torch.ones(2, dtype=torch.float64)],
         [torch.empty(0), torch.empty(0)],
         [torch.ones(2, requires_grad=True)] * 2,
+        [torch.ones(2, requires_grad=True), torch.ones(2)],
     ],
-    ids=["mixed dtypes", "empty", "gradients"],
+    ids=["mixed dtypes", "empty", "gradients", "a gradient"],
 )
 def test_unusual_samples_are_stacked_as_torch_does(samples):
     buffer = BatchBuffer(memory())
@@ -111,23 +124,34 @@ class Marked(torch.Tensor):
     """A subclass that changes nothing."""
 
 
+def test_a_stack_function_of_the_users_is_noticed(monkeypatch):
+    assert stacks_as_torch_does() is True
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda samples, **_: samples)
+    assert stacks_as_torch_does() is False
+
+
 class Intercepting(torch.Tensor):
     """A subclass that is no plain memory."""
 
     __torch_dispatch__ = classmethod(lambda cls, function, types, args=(), kwargs=None: NotImplemented)
 
 
-def test_plain_tensors_are_cpu_memory_of_any_class():
-    assert is_plain(torch.ones(2))
-    assert is_plain(torch.ones(2).as_subclass(Marked))
-    unusual = [
-        torch.ones(2).to_sparse(),
-        torch.ones(2, requires_grad=True),
-        torch.ones(2, device="meta"),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        torch.ones(2).as_subclass(Intercepting),
-    ]
-    assert not any(map(is_plain, unusual))
+@pytest.fixture
+def unusual() -> list[torch.Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to drop the last two
+        return [
+            torch.ones(2).to_sparse(),
+            torch.ones(2, requires_grad=True),
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+        ]
+
+
+def test_plain_tensors_are_cpu_memory_of_any_class(unusual):
+    assert is_plain(torch.ones(2)) is is_plain(torch.ones(2).as_subclass(Marked)) is True
+    for tensor in [*unusual, torch.ones(2, device="meta"), torch.ones(2).as_subclass(Intercepting)]:
+        assert is_plain(tensor) is False
 
 
 # Small tensors
@@ -146,13 +170,21 @@ def test_a_small_part_of_a_batch_is_copied_out_of_the_slot():
     assert not 0 <= lies_at(copy, slot) < len(slot)
 
 
+def test_a_small_tensor_at_the_beginning_of_the_slot_is_copied_too():
+    buffer = BatchBuffer(memory(16 * ALIGNMENT))
+    labels = buffer.empty((1,), torch.uint8)
+    buffer.empty((9 * ALIGNMENT,), torch.uint8)
+    assert buffer.owned(labels) is not labels
+
+
 def test_what_does_not_lie_in_the_slot_is_not_copied():
     slot = memory(4 * ALIGNMENT)
-    buffer = BatchBuffer(slot[: 2 * ALIGNMENT])
+    buffer = BatchBuffer(slot[ALIGNMENT : 3 * ALIGNMENT])
     buffer.empty((2 * ALIGNMENT,), torch.uint8)
-    behind = tensor_at(slot, 2 * ALIGNMENT, torch.uint8, (1,))
-    sparse, marked = torch.ones(1).to_sparse(), tensor_at(slot, 0, torch.uint8, (1,)).as_subclass(Marked)
-    for item in (behind, torch.ones(1), sparse, marked, "text", None):
+    ahead, behind = (tensor_at(slot, place, torch.uint8, (1,)) for place in (ALIGNMENT - 1, 3 * ALIGNMENT))
+    sparse = torch.ones(1).to_sparse()
+    marked = tensor_at(slot, ALIGNMENT, torch.uint8, (1,)).as_subclass(Marked)
+    for item in (ahead, behind, torch.ones(1), sparse, marked, "text", None):
         assert buffer.owned(item) is item
     first = torch.ones(1)
     assert BatchBuffer().owned(first) is first
@@ -182,6 +214,15 @@ def test_any_other_tensor_is_copied_into_the_slot_once(shared):
     assert buffer.needed == ALIGNMENT
 
 
+@pytest.mark.parametrize("place", [ALIGNMENT - 1, 3 * ALIGNMENT])
+def test_a_tensor_just_outside_the_slot_is_copied_into_it(shared, place):
+    whole = memory(4 * ALIGNMENT)
+    slot = whole[ALIGNMENT : 3 * ALIGNMENT]
+    slot[:] = 0
+    assert shared(slot).place(tensor_at(whole, place, torch.uint8, (1,)))[0] == 0
+    assert slot[0] == 0xEE
+
+
 def test_dense_tensors_keep_their_strides_and_others_get_new_ones(shared):
     buffer = shared(memory())
     assert buffer.place(torch.zeros(2, 3, dtype=torch.uint8).t())[2:] == ((3, 2), (1, 3))
@@ -198,12 +239,28 @@ def test_an_overflow_lies_in_whole_pages_of_shared_memory(shared):
     inside = buffer.empty((4,), torch.uint8)
     assert buffer.place(inside[2:])[0] == -1 - 4 * PAGE - 2
     assert buffer.overflowed
-    assert buffer.overflow_fd is not None
+    assert os.fstat(buffer.overflow_fd).st_size == 5 * PAGE
+    alone = shared()
+    assert alone.place(alone.empty((4,), torch.uint8)[2:])[0] == -3
 
 
-def test_what_is_no_plain_memory_has_to_be_pickled(shared):
+def test_closing_closes_the_overflows_descriptor():
+    buffer = SharedBatchBuffer()
+    buffer.place(torch.ones(3))
+    buffer.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(buffer.overflow_fd)
+
+
+def test_a_cuda_tensor_of_a_worker_is_refused_with_advice(shared):
+    with pytest.raises(TypeError, match="a worker made a CUDA tensor: make CPU tensors there"):
+        shared(memory()).place(SimpleNamespace(is_cuda=True))
+
+
+def test_what_is_no_plain_memory_has_to_be_pickled(shared, unusual):
     buffer = shared(memory())
-    for tensor in (torch.ones(2).to_sparse(), torch.ones(2, requires_grad=True)):
+    assert not buffer.is_pickled
+    for tensor in unusual:
         buffer.is_pickled = False
         assert buffer.place(tensor) is None
         assert buffer.is_pickled

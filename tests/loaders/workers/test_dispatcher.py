@@ -433,6 +433,14 @@ def test_only_the_first_task_of_a_dead_worker_is_charged(pool):
     assert [(task.number, task.singly) for task in retried] == [(0, True), (2, False)]
 
 
+def test_a_task_that_has_a_result_is_not_charged(pool):
+    dispatcher = started(pool, tasks(0, 1, 2, 3), depth=4, max_restarts=1)
+    pool.answers(1)
+    pool.dies(1)
+    assert rest(dispatcher) == [0, 1, 2, 3]
+    assert [(task.number, task.singly) for _, task in pool.submitted[4:]] == [(3, True)]
+
+
 def test_the_last_attempt_reads_sample_by_sample(pool):
     dispatcher = started(pool, tasks(0), depth=1, max_restarts=3)
     for _ in range(3):
@@ -714,6 +722,13 @@ def test_an_error_or_a_batch_without_a_slot_is_not_copied(pool):
     assert dispatcher.next().batch == 0
     pool.answers(1, error="an error's own form", payload=ValueError("read"))
     assert isinstance(dispatcher.next().error, ValueError)
+    assert dispatcher.stats.copied_batches == 0
+
+
+def test_where_there_are_no_slots_nothing_is_copied(pool):
+    pool.writes_to_slots = True
+    dispatcher = started(pool, tasks(0, 1), SlotRing(0, 0))
+    assert rest(dispatcher) == [0, 1]
     assert dispatcher.stats.copied_batches == 0
 
 

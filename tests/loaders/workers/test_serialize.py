@@ -15,6 +15,21 @@ class Marked(torch.Tensor):
     """A subclass with attributes."""
 
 
+class Wrapper(torch.Tensor):
+    """A subclass without memory of its own: it wraps another tensor."""
+
+    __torch_dispatch__ = classmethod(lambda cls, function, types, args=(), kwargs=None: NotImplemented)
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapper":
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper
+
+    def __reduce_ex__(self, protocol: int):
+        return Wrapper, (self.inner,)
+
+
 @dataclass
 class Both:
     image: torch.Tensor
@@ -117,6 +132,12 @@ def test_a_large_subclass_lies_in_the_slot():
     slot[:] = 0
     assert not received.as_subclass(torch.Tensor).any()
     assert len(pickled) < 500
+
+
+def test_a_subclass_without_memory_is_pickled_in_its_own_way(slot):
+    received, _ = sent(Wrapper(torch.arange(3)), slot)
+    assert type(received) is Wrapper
+    assert torch.equal(received.inner, torch.arange(3))
 
 
 def test_a_parameter_stays_one(slot):

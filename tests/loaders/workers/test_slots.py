@@ -289,6 +289,7 @@ def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(num
     ring.fit(PAGE)
     leases = [ring.acquire(), ring.acquire()]
     assert cudart.locked == {lease.array.ctypes.data: PAGE for lease in leases}
+    assert [lease.place is not None for lease in leases] == [bool(num_workers)] * 2
     free(leases.pop())
     assert len(cudart.locked) == 2
     ring.close()

@@ -1,0 +1,141 @@
+"""The base of loaders without an engine, over batches that are just their indices."""
+
+import pytest
+
+from loaders.epoch_loader import EpochLoader, IteratorSource
+
+
+class Indices(EpochLoader):
+    """Its batches are the lists of indices; notes what is called."""
+
+    def __init__(self, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.calls: list = []
+        self.error: Exception | None = None
+
+    def _prepare(self) -> None:
+        self.calls.append("prepare")
+        if self.error is not None:
+            raise self.error
+
+    def _open(self, epoch: int, first: int) -> IteratorSource:
+        self.calls.append((epoch, first))
+        ours = self._order.batches(epoch, first)
+        return IteratorSource((number, indices.tolist()) for number, _, indices in ours)
+
+
+def make(length: int = 10, **settings) -> Indices:
+    return Indices(range(length), **{"batch_size": 4, **settings})
+
+
+def test_an_epoch_is_prepared_and_opened_once_and_epochs_follow_one_another():
+    loader = make()
+    assert (len(loader), list(loader)) == (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
+    assert len(iter(loader)) == 3
+    assert loader.calls == ["prepare", (0, 0), "prepare", (1, 0)]
+    assert loader.stats() == {}
+
+
+def test_the_arguments_decide_the_order_which_the_samplers_have_too():
+    settings = {
+        "batch_size": 2,
+        "shuffle": True,
+        "seed": 5,
+        "drop_last": True,
+        "rank": 1,
+        "world_size": 2,
+        "pad": False,
+    }
+    loader = make(11, **settings)
+    assert {name: getattr(loader._order, name) for name in settings} == settings
+    assert (loader.batch_size, loader.seed, loader.rank, loader.world_size) == (2, 5, 1, 2)
+    assert list(loader.dataset) == list(range(11))
+    epoch = list(loader)
+    loader.sampler.set_epoch(0)
+    assert list(loader.sampler) == [index for batch in epoch for index in batch]
+    loader.batch_sampler.set_epoch(0)
+    assert list(loader.batch_sampler) == epoch
+    plain = EpochLoader(range(3), 1)._order
+    assert (plain.shuffle, plain.seed, plain.drop_last, plain.rank, plain.world_size) == (False, 0, False, 0, 1)
+    assert plain.pad is True
+
+
+def test_next_runs_the_epoch_that_runs_and_begins_one_if_none_does():
+    loader = make(8)
+    assert [next(loader), next(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(StopIteration):
+        next(loader)
+    assert next(loader) == [0, 1, 2, 3]
+    assert [call for call in loader.calls if call != "prepare"] == [(0, 0), (1, 0)]
+
+
+def test_a_new_iterator_ends_the_previous_one():
+    loader = make()
+    first, _ = iter(loader), iter(loader)
+    assert not first.is_running
+    with pytest.raises(RuntimeError, match="ended this epoch"):
+        next(first)
+
+
+def test_an_epoch_resumes_where_the_state_says():
+    loader, other = make(), make()
+    next(loader)
+    loader.set_epoch(7)
+    iterator = iter(other)
+    other.load_state_dict(loader.state_dict())
+    assert not iterator.is_running
+    assert list(other) == [[4, 5, 6, 7], [8, 9]]
+    assert list(loader) == list(other)
+    assert [call for call in (*loader.calls, *other.calls) if call != "prepare"] == [
+        (0, 0),
+        (7, 0),
+        (0, 0),
+        (0, 1),
+        (1, 0),
+    ]
+
+
+def test_an_epoch_that_cannot_be_prepared_has_not_begun():
+    loader = make()
+    loader.error = ValueError("bad sample")
+    with pytest.raises(ValueError, match="bad sample"):
+        iter(loader)
+    loader.error = None
+    assert next(iter(loader)) == [0, 1, 2, 3]
+    assert loader.calls[-1] == (0, 0)
+
+
+def test_a_closed_loader_delivers_nothing_and_may_be_closed_again():
+    with make() as loader:
+        iterator = iter(loader)
+    loader.close()
+    assert not iterator.is_running
+    with pytest.raises(RuntimeError, match=r"^this Indices is closed: make a new one$"):
+        iter(loader)
+
+
+def test_a_dataset_that_changed_its_length_is_refused_with_both_lengths():
+    samples = list(range(1234))
+    loader = Indices(samples, batch_size=4)
+    samples.pop()
+    with pytest.raises(RuntimeError, match=r"list had 1,234 samples when this Indices was made, and has 1,233 now"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_has_a_sample_at_least(batch_size):
+    with pytest.raises(ValueError, match=f"batch_size={batch_size}: give a number from 1"):
+        make(batch_size=batch_size)
+    assert len(make(batch_size=1)) == 10
+
+
+def test_a_dataset_without_a_length_is_refused():
+    with pytest.raises(TypeError, match="Indices needs a map-style dataset, and list_iterator has no __len__"):
+        Indices(iter([1]), 4)
+
+
+def test_a_closed_source_has_no_batches_left():
+    source = IteratorSource(iter([(0, "a"), (1, "b")]))
+    assert source.next() == (0, "a", None)
+    source.close()
+    assert source.next() is None

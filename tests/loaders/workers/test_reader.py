@@ -1,0 +1,256 @@
+"""One task is read: by read_batch, __getitems__ or __getitem__, seeded or not; samples that fail may be left out."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from loaders.randomness import Random
+from loaders.workers.batch_buffer import BatchBuffer
+from loaders.workers.reader import Reader, Reading, batch_bytes, offers, spec_of
+from loaders.workers.tasks import Task
+
+SPEC = {"pair": ((2,), torch.int16), "draw": ((), torch.float64)}
+
+
+class Plain:
+    """Sample i is i and a draw; samples from 90 on are bad."""
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if index == 99:
+            raise StopIteration
+        if index >= 90:
+            raise ValueError(f"{index} is bad")
+        return index, random.random()
+
+
+class Together(Plain):
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        self.asked.append(indices)
+        return [self[index] for index in indices]
+
+
+class Wholesale:
+    """A dataset with __getitems__ alone."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+class Written(Plain):
+    """The same samples in a field of pairs, written by read_batch."""
+
+    unwritten = -1  # this sample's pair stays as it was
+
+    def sample_spec(self):
+        return SPEC
+
+    def read_batch(self, indices, out, random) -> None:
+        assert {len(tensor) for tensor in out.values()} == {len(indices)}
+        for row, index in enumerate(indices):
+            self.check(int(index))
+            if index != self.unwritten:
+                out["pair"][row] = int(index)
+        out["draw"][:] = torch.from_numpy(random.uniform(1)[:, 0])
+
+    def check(self, index: int) -> None:
+        Plain.__getitem__(self, index)
+
+
+def read(dataset, indices, marks: list | None = None, buffer: BatchBuffer | None = None, **settings) -> Reading:
+    settings = {"collate_fn": default_collate, "batched": True, "seed": 1, "skips": False, **settings}
+    special = {key: settings.pop(key) for key in ("singly", "without") if key in settings}
+    how = {key: settings.pop(key) for key in ("seeds_globals",) if key in settings}
+    rows = len(indices) if settings["batched"] else 1
+    task = Task(indices, 2, 0, np.arange(4, 4 + rows), **special)
+    reader = Reader(dataset=dataset, spec=spec_of(dataset), **settings)
+    return reader.read(task, buffer or BatchBuffer(), ([] if marks is None else marks).append, **how)
+
+
+def values(reading: Reading) -> list[int]:
+    """Which samples the batch has."""
+    batch = reading.batch["pair"][:, 0] if isinstance(reading.batch, dict) else reading.batch[0]
+    return batch.tolist()
+
+
+# Which method reads
+
+
+class Overridden(Written):
+    def __getitem__(self, index: int) -> str:
+        return "another sample"
+
+
+def test_a_method_counts_unless_a_subclass_reads_other_samples():
+    assert offers(Written(), "read_batch") is True
+    assert offers(Plain(), "read_batch") is offers(Overridden(), "read_batch") is False
+    assert spec_of(Written()) == SPEC
+    assert spec_of(Plain()) is spec_of(Overridden()) is None
+
+
+def test_a_spec_has_integers_for_shapes_and_is_its_fields_are_aligned():
+    class Listed(Written):
+        def sample_spec(self):
+            return {"image": ([np.int64(3), 5], torch.uint8), "label": ((), torch.int64)}
+
+    spec = spec_of(Listed())
+    assert spec == {"image": ((3, 5), torch.uint8), "label": ((), torch.int64)}
+    assert batch_bytes(spec, 9) == 192 + 128
+
+
+@pytest.mark.parametrize("wrong", [None, {"a": 3}, {"a": ((2,), "uint8")}, {"a": (("x",), torch.int8)}])
+def test_a_spec_of_another_form_is_refused_with_an_example(wrong):
+    class Wrong(Written):
+        def sample_spec(self):
+            return wrong
+
+    with pytest.raises(ValueError, match=r"^Wrong\.sample_spec\(\) returned .*such as") as refusal:
+        spec_of(Wrong())
+    assert repr(wrong) in str(refusal.value)
+
+
+def test_read_batch_writes_into_the_buffer_and_gets_a_stream_for_each_row():
+    buffer, marks = BatchBuffer(), []
+    batch = read(Written(), [7, 5], marks, buffer).batch
+    assert batch["pair"].tolist() == [[7, 7], [5, 5]]
+    expected = Random(1, 2, np.arange(4, 6), np.array([7, 5])).uniform(1)
+    assert batch["draw"].tolist() == expected[:, 0].tolist()
+    assert (buffer.needed, marks) == (128, [])
+    assert read(Written(), [7, 5], marks, singly=True).batch["draw"].tolist() == batch["draw"].tolist()
+    assert marks == [0, 1]
+
+
+def test_a_seeded_sample_draws_what_its_own_key_says():
+    before = random.getstate()
+    draws = read(Plain(), [7, 7, 5]).batch[1].tolist()
+    assert len(set(draws)) == 3
+    assert read(Together(), [7, 7, 5]).batch[1].tolist() == draws
+    assert read(Plain(), [8, 7], singly=True).batch[1].tolist()[1] == draws[1]
+    assert read(Plain(), 7, batched=False, collate_fn=tuple).batch == (7, draws[0])
+    random.setstate(before)
+    expected = random.random()
+    for settings in ({"seed": None}, {"seeds_globals": False}):
+        random.setstate(before)
+        assert read(Plain(), [7], **settings).batch[1].item() == expected
+
+
+def test_indices_that_are_no_integers_draw_by_their_position():
+    class Named(Plain):
+        def __getitem__(self, name) -> tuple[str, float]:
+            return name, random.random()
+
+    (names, draws), (_, others) = (read(Named(), names).batch for names in (["a", "b"], ["c", "d"]))
+    assert names == ("a", "b")
+    assert draws.tolist() == others.tolist()
+    assert draws[0] != draws[1]
+    assert read(Named(), ["a"]).batch[1].tolist() == draws[:1].tolist()
+    assert read(Named(), [(1, 2), (3,)], collate_fn=list).batch[1][0] == (3,)
+
+
+def test_without_a_seed_getitems_reads_all_samples_but_for_those_to_be_read_singly():
+    dataset, marks = Together(), []
+    assert values(read(dataset, [3, 4], marks, seed=None)) == [3, 4]
+    with pytest.raises(ValueError, match="91 is bad"):
+        read(dataset, [91], marks, seed=None)
+    assert (dataset.asked, marks) == ([[3, 4], [91]], [])
+    assert values(read(dataset, [3, 4], marks, seed=None, singly=True)) == [3, 4]
+    assert (len(dataset.asked), marks) == (2, [0, 1])
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_getitems_alone_reads_every_sample(seed):
+    assert read(Wholesale(), [3, 4], seed=seed).batch.tolist() == [30, 40]
+
+
+def test_only_torchs_own_collating_stacks_into_the_buffer():
+    class Rows:
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((3,), index)
+
+    for collate_fn, needed in ((default_collate, 64), (lambda samples: torch.stack(samples), 0)):
+        buffer = BatchBuffer()
+        assert read(Rows(), [1, 2], None, buffer, collate_fn=collate_fn).batch.tolist() == [[1] * 3, [2] * 3]
+        assert buffer.needed == needed
+
+
+# Samples that fail
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Plain, {}),
+        (Plain, {"seed": None}),
+        (Plain, {"singly": True}),
+        (Together, {"seed": None}),
+        (Written, {}),
+        (Written, {"singly": True}),
+    ],
+)
+def test_a_bad_sample_is_the_batchs_error_or_is_left_out(kind, settings):
+    with pytest.raises(ValueError, match="91 is bad"):
+        read(kind(), [1, 91, 2], **settings)
+    marks: list[int] = []
+    reading = read(kind(), [1, 91, 2, 92], marks, skips=True, **settings)
+    assert values(reading) == [1, 2]
+    assert reading.skipped == [(91, "ValueError: 91 is bad"), (92, "ValueError: 92 is bad")]
+    assert marks == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_rows_that_crash_workers_are_not_read(kind):
+    marks: list[int] = []
+    assert values(read(kind(), [1, 2, 3], marks, singly=True, without=frozenset({1}))) == [1, 3]
+    assert marks == [0, 2]
+    with pytest.raises(RuntimeError, match=r"left out every sample of a batch \(reading them crashes workers\)"):
+        read(kind(), [1, 2], skips=True, singly=True, without=frozenset({0, 1}))
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind):
+    with pytest.raises(RuntimeError) as error:
+        read(kind(), [91, 92, 93, 94], skips=True)
+    reasons = "; ".join(f"sample {index}: ValueError: {index} is bad" for index in (91, 92, 93))
+    assert f"({reasons})" in str(error.value)
+
+
+def test_an_empty_batch_of_a_users_sampler_is_collated_as_it_is():
+    assert read(Plain(), [], collate_fn=list).batch == []
+    assert read(Written(), []).batch["pair"].shape == (0, 2)
+
+
+@pytest.mark.parametrize("kind", [Plain, Written])
+def test_a_stop_iteration_is_an_error_that_names_the_indices(kind):
+    with pytest.raises(RuntimeError, match=r"raised StopIteration while reading \[1, 99\]") as error:
+        read(kind(), [1, 99])
+    assert isinstance(error.value.__cause__, StopIteration)
+
+
+# Mistakes of a read_batch
+
+
+def test_a_replaced_field_is_refused():
+    class Replacing(Written):
+        def read_batch(self, indices, out, random) -> None:
+            out["pair"] = torch.zeros(len(indices), 2)
+
+    with pytest.raises(ValueError, match=r"read_batch has replaced out\['pair'\].*fields.* are pair, draw"):
+        read(Replacing(), [1])
+
+
+@pytest.mark.parametrize(("unwritten", "where"), [(4, "row 1 of 3"), (-1, None)])
+def test_in_debug_mode_rows_that_are_not_written_are_named(unwritten, where, monkeypatch):
+    dataset = Written()
+    dataset.unwritten = unwritten
+    values(read(dataset, [3, 4, 5]))  # not noticed
+    monkeypatch.setenv("LOADERS_DEBUG", "1")
+    if where is None:
+        assert values(read(dataset, [3, 4, 5])) == [3, 4, 5]
+        return
+    with pytest.raises(ValueError, match=rf"has not written out\['pair'\] in {where}$"):
+        read(dataset, [3, 4, 5])
