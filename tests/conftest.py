@@ -4,9 +4,11 @@ import gc
 import multiprocessing
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
+from python_server import PythonServer
 
 BOUND = 60.0  # seconds; only spent by a test that is about to fail
 
@@ -23,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def bound() -> float:
     """Seconds to wait for what must happen."""
     return BOUND
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[PythonServer]:
+    """Starts programs, each in an interpreter of its own."""
+    server = PythonServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """scripts/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +79,7 @@ def test_after_an_interruption_the_same_command_completes_the_same_pack(
 
 
 @pytest.mark.parametrize("where", ["between shards", "inside a shard"])
-def test_a_run_that_was_killed_is_continued(images, tmp_path, where):
+def test_a_run_that_was_killed_is_continued(python, images, tmp_path, where):
     """Kills a process with SIGKILL before its third shard or in the middle of it."""
     whole, folder = tmp_path / "whole", tmp_path / "pack"
     program = (
@@ -103,10 +100,8 @@ def test_a_run_that_was_killed_is_continued(images, tmp_path, where):
         "    p.replacing = dying\n"
         "p.main([*sys.argv[1:3], '--workers', '2'])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
     for path, deaths, code in ((whole, -1, 0), (folder, 3, -signal.SIGKILL), (folder, -1, 0)):
-        command = [sys.executable, "-c", program, images, path, str(deaths), where]
-        assert subprocess.run(command, env=environment, timeout=100, stderr=subprocess.DEVNULL).returncode == code
+        assert python.run("-c", program, images, path, deaths, where, timeout=100).returncode == code
         if code:
             assert {"train-00000.bin", "train-00001.bin"} <= set(content(folder))
     assert content(folder) == content(whole)
@@ -226,8 +221,7 @@ def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_on_the_command_line_an_error_is_one_sentence(tmp_path):
-    command = [sys.executable, SCRIPT, tmp_path / "none", tmp_path / "pack"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+def test_on_the_command_line_an_error_is_one_sentence(python, tmp_path):
+    result = python.run(SCRIPT, tmp_path / "none", tmp_path / "pack", timeout=100)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

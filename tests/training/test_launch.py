@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,31 +10,32 @@ from training.launch import check_single_process, sentence_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+@pytest.fixture
+def train(python, tmp_path):
+    """Calls train.py in the folder tmp_path, with little data."""
     small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8"]
     short = ["train.batch_size=16", "train.epochs=1", "loader.num_workers=0"]
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, *small, *short]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return lambda *arguments: python.run(ROOT / "train.py", *arguments, *small, *short, cwd=tmp_path, timeout=100)
 
 
-def test_a_run_writes_its_files_and_exits_with_0(tmp_path):
-    done = train("hydra.run.dir=out", folder=tmp_path)
+def test_a_run_writes_its_files_and_exits_with_0(train, tmp_path):
+    done = train("hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
 
 
-def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(tmp_path):
-    done = train("trian.epochs=1", folder=tmp_path)
+def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path):
+    done = train("trian.epochs=1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: trian.epochs=1: there is no key trian.epochs; did you mean train.epochs?")
     assert done.stderr.count("\n") == 1 and not done.stdout
     assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
 
 
-def test_a_start_with_several_processes_ends_with_one_sentence_and_exit_code_1(tmp_path, monkeypatch):
+def test_a_start_with_several_processes_ends_with_one_sentence_and_exit_code_1(train, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = train(folder=tmp_path)
+    done = train()
     assert done.returncode == 1
     assert done.stderr.startswith(
         "error: WORLD_SIZE=2: train.py cannot run in several processes yet: start it without torchrun"
@@ -51,19 +50,17 @@ def test_a_start_with_one_process_passes(processes, monkeypatch):
     check_single_process()
 
 
-def test_an_expected_error_has_a_traceback_only_on_request(tmp_path, monkeypatch):
-    arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
-    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
-    short = subprocess.run(command, **options)
+def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, monkeypatch):
+    command = [ROOT / "train.py", "data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
+    short = python.run(*command, cwd=tmp_path, timeout=100)
     assert short.returncode == 1 and "Traceback" not in short.stdout + short.stderr
     assert "/no/such/folder" in (tmp_path / "out" / "error.txt").read_text()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert "Traceback" in subprocess.run(command, **options).stderr
+    assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100).stderr
 
 
-def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(tmp_path):
-    done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep", folder=tmp_path)
+def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(train, tmp_path):
+    done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     summaries = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
     errors = {path.parent.name for path in (tmp_path / "sweep").glob("*/error.txt")}
