@@ -707,7 +707,7 @@ def test_breaking_off_ends_the_generator_of_the_loader(make, bound, depth):
 
 
 @DEPTHS
-def test_an_iterator_keeps_its_preloader(make, depth):
+def test_an_iterator_keeps_its_preloader_alive(make, depth):
     iterator = iter(make(Batches(20), depth))
     assert next(iterator).item() == 0
     gc.collect()

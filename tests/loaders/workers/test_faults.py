@@ -448,7 +448,7 @@ class Waiting(Plain):
             assert self.go.wait(30)
 
 
-def test_a_thread_that_hangs_is_an_error_and_holds_up_no_close(caplog):
+def test_a_thread_that_hangs_is_an_error_and_close_does_not_wait_for_it(caplog):
     dataset = Waiting()
     with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
         iterator = iter(loader)

@@ -119,7 +119,7 @@ def test_a_large_subclass_lies_in_the_slot():
     assert len(pickled) < 500
 
 
-def test_a_parameter_stays_one(slot):
+def test_a_parameter_arrives_as_a_parameter(slot):
     received, _ = sent(torch.nn.Parameter(torch.ones(2)), slot)
     assert type(received) is torch.nn.Parameter
     assert torch.equal(received, torch.ones(2))
