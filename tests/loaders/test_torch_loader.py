@@ -118,19 +118,21 @@ def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
 @pytest.mark.skipif(sys.platform != "linux", reason="workers must be forked to inherit the slow is_set")
 def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound):
     # Torch's workers and close() share an event. Whoever is killed inside it leaves it locked, and close() waits.
-    # Here the worker holds the lock until close() asks for it.
+    # Here the worker, when it looks for the second time, holds the lock until close() asks for it.
     holding, asking = multiprocessing.Semaphore(0), multiprocessing.Semaphore(0)
-    parent, is_set, set_event = os.getpid(), Event.is_set, Event.set
+    parent, is_set, set_event, looks = os.getpid(), Event.is_set, Event.set, []
 
     def is_set_slowly(event: Event) -> bool:
         if os.getpid() != parent:
             with event._cond:
+                looks.append(event)
                 holding.release()
-                asking.acquire(timeout=bound / 4)
+                if len(looks) == 2:
+                    asking.acquire(timeout=bound / 4)
         return is_set(event)
 
     def ask_and_set(event: Event) -> None:
-        asking.release(), asking.release()
+        asking.release()
         set_event(event)
 
     monkeypatch.setattr(Event, "is_set", is_set_slowly)

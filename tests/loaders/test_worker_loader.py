@@ -87,7 +87,7 @@ def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
         {"num_workers": 2, "prefetch_factor": 5},
         {"num_workers": 3, "persistent_workers": False},
         {"num_workers": 2, "prefetch_batches": 1},
-        {"num_workers": 2, "multiprocessing_context": "spawn"},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
         {"num_workers": 1, "multiprocessing_context": "forkserver"},
     ],
     ids=str,
