@@ -101,7 +101,6 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
 def make_loader(config: Config, processes: Processes, dataset: Any, transform: Any, **order: Any) -> Preloader:
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
-    order["drop_last"] = order.pop("last_batch", "keep") == "drop"
     order["batch_size"] = config.train.batch_size // processes.world_size
     return build_loader(config.loader, dataset, device=processes.device, transform=transform, **order)
 

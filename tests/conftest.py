@@ -4,10 +4,13 @@ import gc
 import multiprocessing
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
+from python_server import PythonServer
 
+torch.set_num_threads(1)  # the tests' tensors are so small that a second thread would only take time
 BOUND = 60.0  # seconds; only spent by a test that is about to fail
 
 
@@ -19,10 +22,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # else each collection by a test, and by each process it forks, visits a million objects of libraries
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter can free them, which some libraries check
+
+
 @pytest.fixture
 def bound() -> float:
     """Seconds to wait for what must happen."""
     return BOUND
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[PythonServer]:
+    """Starts programs, each in an interpreter of its own."""
+    server = PythonServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import math
 import platform
 import subprocess
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-import torchvision
 
 from training.files import write_whole
 
@@ -56,8 +56,8 @@ class Record:
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Adds the commit and the versions, writes summary.json, and returns its content."""
-        versions = {module.__name__: module.__version__ for module in (torch, torchvision, numpy)}
-        versions["python"] = platform.python_version()
+        versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+        versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
         if self._writes:
             write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")

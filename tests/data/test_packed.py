@@ -69,7 +69,7 @@ def test_workers_read_a_pack(photographs, write_pack, form, context):
     pack = Packed(True, write_pack(photographs, "--format", form), image_size=24)
     expected = read_batch(pack, 4)
     loader = WorkerLoader(
-        pack, 4, seed=0, num_workers=2, multiprocessing_context=context, persistent_workers=True, shuffle=False
+        pack, 4, seed=0, num_workers=1, multiprocessing_context=context, persistent_workers=True, shuffle=False
     )
     with loader:
         (batch,) = loader

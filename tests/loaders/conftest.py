@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 READERS = {
     "inline": {"num_workers": 0},
@@ -57,6 +58,7 @@ def descriptors_left():
 def torch_looks_often(monkeypatch):
     """Torch looks only every five seconds whether its workers are alive, and waits as long for one to end."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,6 @@
 
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,16 +156,8 @@ print("whole")
 """
 
 
-def test_without_worker_processes_a_seeded_loader_says_once_that_the_calling_process_reads():
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def test_without_worker_processes_a_seeded_loader_says_once_that_the_calling_process_reads(python):
+    done = python.run("-c", ELSEWHERE, timeout=100)
     assert done.stdout == "whole\n", done.stderr
     before, after = done.stderr.split("from here on there are to be worker processes\n")
     assert "calling process" not in before

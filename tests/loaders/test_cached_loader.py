@@ -55,7 +55,7 @@ def test_of_a_short_epoch_only_full_batches_are_kept(make):
     assert contents(make(Numbers(7))) == [*full, full[0]]
 
 
-def test_an_epoch_of_one_short_batch_has_that(make):
+def test_a_single_short_batch_is_repeated_too(make):
     assert [sorted(batch) for batch in contents(make(Numbers(3), batch_size=8))] == [[0, 1, 2]]
 
 

@@ -39,7 +39,7 @@ def preloader(depth: int, num_workers: int = 0) -> Callable[..., Preloader]:
 
 def over_workers(depth: int) -> Callable[..., Preloader]:
     def make(dataset, batch_size, **settings) -> Preloader:
-        loader = WorkerLoader(dataset, batch_size, num_workers=2, persistent_workers=True, **settings)
+        loader = WorkerLoader(dataset, batch_size, num_workers=1, persistent_workers=True, **settings)
         return Preloader(loader, "cpu", depth)
 
     return make
@@ -51,20 +51,20 @@ def cached(dataset, batch_size, **settings) -> CachedLoader:
 
 LOADERS = [
     Case("torch", TorchLoader),
-    Case("torch-2-workers", partial(TorchLoader, num_workers=2)),
+    Case("torch-1-worker", partial(TorchLoader, num_workers=1)),
     Case("preloader-depth-0", preloader(depth=0)),
     Case("preloader-depth-1", preloader(depth=1), seeds_plain_datasets=False),
     Case("preloader-depth-3", preloader(depth=3), seeds_plain_datasets=False),
-    Case("preloader-depth-3-2-workers", preloader(depth=3, num_workers=2)),
+    Case("preloader-depth-3-1-worker", preloader(depth=3, num_workers=1)),
     Case("workers-0", partial(WorkerLoader, persistent_workers=True), draws_like=WorkerLoader),
     Case("workers-2", partial(WorkerLoader, num_workers=2, persistent_workers=True), draws_like=WorkerLoader),
     Case(
-        "workers-3-independent",
-        partial(WorkerLoader, num_workers=3, prefetch_factor=1),
+        "workers-2-independent",
+        partial(WorkerLoader, num_workers=2, prefetch_factor=1),
         draws_like=WorkerLoader,
         one_at_a_time=False,
     ),
-    Case("preloader-over-2-workers", over_workers(depth=2), draws_like=WorkerLoader),
+    Case("preloader-over-1-worker", over_workers(depth=2), draws_like=WorkerLoader),
     Case(
         "threads-2",
         partial(WorkerLoader, num_workers=2, persistent_workers=True, worker_method="thread"),
@@ -190,6 +190,7 @@ def test_without_shuffling_the_order_is_the_datasets(make):
 
 def test_a_short_last_batch_is_dropped_where_that_is_asked_for(make):
     loader = make(drop_last=True)
+    assert len(loader) == BATCHES - 1
     assert contents(loader) == epoch_of(0)[:-1]
     assert contents(loader) == epoch_of(1)[:-1]
 
@@ -210,14 +211,9 @@ def test_kept_batches_stay_as_they_were(make):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_together_have_the_batches_of_one_loader(make, drop_last):
-    # 18 samples in global batches of 6 divide evenly; of 8 they leave two, one for each rank.
-    for batch_size, world_size in ((2, 3), (4, 2)):
-        shares = [
-            contents(make(batch_size=batch_size, rank=rank, world_size=world_size, drop_last=drop_last))
-            for rank in range(world_size)
-        ]
-        together = [flat(rows) for rows in zip(*shares, strict=True)]
-        assert together == epoch_of(0, batch_size=batch_size * world_size, drop_last=drop_last)
+    # 18 samples in global batches of 8 leave two, one for each rank.
+    shares = [contents(make(batch_size=4, rank=rank, world_size=2, drop_last=drop_last)) for rank in range(2)]
+    assert [flat(rows) for rows in zip(*shares, strict=True)] == epoch_of(0, batch_size=8, drop_last=drop_last)
 
 
 def test_padding_gives_all_ranks_as_many_batches_of_as_many_rows(make):
@@ -254,10 +250,11 @@ def test_set_epoch_leaves_the_running_epoch_alone(make):
     assert contents(loader) == epoch_of(5)
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.5, "2", True])
-def test_an_invalid_epoch_number_is_refused(make_any, epoch):
-    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
-        make_any().set_epoch(epoch)
+def test_an_invalid_epoch_number_is_refused(make_any):
+    loader = make_any()
+    for epoch in (-1, 1.5, "2", True):
+        with pytest.raises(ValueError, match="an epoch is an integer from 0"):
+            loader.set_epoch(epoch)
 
 
 def test_next_starts_an_epoch_if_none_is_running(make):
@@ -280,12 +277,11 @@ def test_an_iterator_at_its_end_stays_there(make):
     assert contents(iterator) == []
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3, BATCHES])
-def test_breaking_off_leaves_nothing_behind_in_the_next_epoch(make, taken):
+def test_breaking_off_leaves_nothing_behind_in_the_next_epoch(make):
     loader = make()
-    for number in range(3):
+    for number, taken in enumerate((1, 1, 0, 3, 3, BATCHES)):
         assert take(iter(loader), taken) == epoch_of(number)[:taken]
-    assert contents(loader) == epoch_of(3)
+    assert contents(loader) == epoch_of(6)
 
 
 def test_a_newer_iterator_ends_the_older(make, case):
@@ -350,16 +346,16 @@ def test_state_outlives_close(make_any, taken):
     assert loader.state_dict() == state
 
 
-@pytest.mark.parametrize("taken", range(BATCHES + 1))
-def test_resuming_gives_exactly_the_remaining_batches(make, taken):
-    loader = make()
+def test_resuming_gives_exactly_the_remaining_batches(make):
+    loader, resumed = make(), make()
     loader.set_epoch(2)
-    take(iter(loader), taken)
-    resumed = make()
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert resumed.state_dict() == loader.state_dict()
-    if taken < BATCHES:
-        assert contents(resumed) == epoch_of(2)[taken:]
+    iterator = iter(loader)
+    for taken in range(BATCHES + 1):
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert resumed.state_dict() == loader.state_dict()
+        if taken < BATCHES:
+            assert contents(resumed) == epoch_of(2)[taken:]
+            next(iterator)
     assert contents(resumed) == epoch_of(3)
 
 
@@ -415,24 +411,21 @@ def test_set_epoch_keeps_the_place_in_the_same_epoch_and_drops_it_for_another(ma
         assert contents(loader) == remaining
 
 
-@pytest.mark.parametrize(
-    ("settings", "theirs", "ours"),
-    [
+def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make):
+    loader = make()
+    take(iter(loader), 1)
+    before = loader.state_dict()
+    for settings, theirs, ours in (
         ({"seed": 7}, "seed=7", "seed=0"),
         ({"dataset": Numbers(99)}, "dataset_length=99", "dataset_length=18"),
         ({"batch_size": 9}, "global_batch_size=9", "global_batch_size=4"),
         ({"world_size": 2}, "global_batch_size=8", "global_batch_size=4"),
-    ],
-)
-def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make, settings, theirs, ours):
-    other, loader = make(**settings), make()
-    take(iter(loader), 1)
-    before = loader.state_dict()
-    with pytest.raises(ValueError) as refusal:
-        loader.load_state_dict(other.state_dict())
-    assert theirs in str(refusal.value)
-    assert ours in str(refusal.value)
-    assert loader.state_dict() == before
+    ):
+        with pytest.raises(ValueError) as refusal:
+            loader.load_state_dict(make(**settings).state_dict())
+        assert theirs in str(refusal.value)
+        assert ours in str(refusal.value)
+        assert loader.state_dict() == before
     loader.load_state_dict(before)
     assert contents(loader) == epoch_of(0)[1:]
 
@@ -704,7 +697,7 @@ def test_random_numbers_differ_between_samples_batches_and_epochs(make_reading_b
 # What else loop code asks for
 
 
-@pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"world_size": 4}, {"batch_size": 99}])
+@pytest.mark.parametrize("settings", [{}, {"world_size": 4}])
 def test_the_length_is_the_number_of_batches(make_any, settings):
     loader = make_any(**settings)
     assert len(loader) == len(contents(loader))

@@ -4,17 +4,12 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from example_datasets import Numbers, contents
 
 from loaders import Preloader, WorkerLoader
-
-ROOT = Path(__file__).parents[2]
 
 
 def loader_over(**settings) -> WorkerLoader:
@@ -162,10 +157,8 @@ print(json.dumps(results))
 """
 
 
-def test_a_child_that_exits_leaves_its_parents_workers_alone(bound):
-    done = subprocess.run(
-        [sys.executable, "-c", EXITING_CHILD], cwd=ROOT, capture_output=True, text=True, timeout=bound, check=True
-    )
+def test_a_child_that_exits_leaves_its_parents_workers_alone(python, bound):
+    done = python.run("-c", EXITING_CHILD, timeout=bound, check=True)
     for seen, deaths in json.loads(done.stdout):
         assert seen == [list(range(start, start + 4)) for start in range(0, 400, 4)]
         assert deaths == 0

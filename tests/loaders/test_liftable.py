@@ -1,8 +1,6 @@
 """The folder loaders/ serves any project: copied under another name into another package, it needs nothing of ours."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import loaders
@@ -41,7 +39,7 @@ class Samples:
 """
 
 
-def test_a_copy_under_another_name_reads_and_preloads(tmp_path, bound):
+def test_a_copy_under_another_name_reads_and_preloads(python, tmp_path, bound):
     package = tmp_path / "project"
     shutil.copytree(
         Path(loaders.__file__).parent, package / "reading" / "input", ignore=shutil.ignore_patterns("__pycache__")
@@ -50,12 +48,6 @@ def test_a_copy_under_another_name_reads_and_preloads(tmp_path, bound):
         (folder / "__init__.py").touch()
     (package / "samples.py").write_text(SAMPLES)
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=3 * bound,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = python.run(tmp_path / "program.py", cwd=tmp_path, env=environment, timeout=3 * bound)
     assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr

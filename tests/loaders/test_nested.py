@@ -237,7 +237,7 @@ def test_sequences_of_mere_numbers_keep_type_and_value(leaf):
     assert moved == leaf
 
 
-def test_an_object_that_can_move_itself_does():
+def test_an_object_with_a_to_method_is_moved_by_it():
     moved = move([Movable(zero())], add_one)
     assert is_one(moved[0].tensor)
 

@@ -5,7 +5,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,14 +98,14 @@ LACKING = [
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
+def programs(python, tmp_path_factory):
     """Programs that lack some calls, all started at once, each with a folder of its own for temporary files."""
-    programs, pipes = {}, dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    programs = {}
     for names, error in LACKING:
         folder = tmp_path_factory.mktemp("temporary")
-        command = [sys.executable, "-c", PROGRAM, names, str(error)]
         environment = {**os.environ, "TMPDIR": str(folder)}
-        programs[names, error] = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes), folder
+        program = python.start("-c", PROGRAM, names, error, env=environment, stdin=subprocess.PIPE)
+        programs[names, error] = program, folder
     yield programs
     for program, _ in programs.values():
         program.kill()
@@ -156,9 +155,7 @@ for settings in ({"num_workers": 2}, {"num_workers": 2, "worker_method": "thread
 """
 
 
-def test_on_another_system_the_loaders_read_inline_or_in_threads_and_say_so(bound):
-    done = subprocess.run(
-        [sys.executable, "-c", WINDOWS], cwd=ROOT, capture_output=True, text=True, timeout=bound, check=True
-    )
+def test_on_another_system_the_loaders_read_inline_or_in_threads_and_say_so(python, bound):
+    done = python.run("-c", WINDOWS, timeout=bound, check=True)
     assert done.stdout.count("[[0, 1, 2, 3], [4, 5, 6, 7]]") == 3
     assert done.stdout.count("worker processes need Linux") == 1

@@ -272,15 +272,15 @@ def free(monkeypatch):
 
 
 def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, free):
-    dataset = Counted(100_000)
-    free(1_000_000)  # it takes 6 + 8 bytes a sample
+    dataset = Counted(20_000)
+    free(200_000)  # it takes 6 + 8 bytes a sample
     with pytest.raises(MachineFull) as refusal:
         iter(make(dataset))
     assert str(refusal.value) == (
-        "loader=resident needs 1.4 MB on cpu for 100,000 samples, and 1.0 MB are free: use loader=prefetch"
+        "loader=resident needs 0.3 MB on cpu for 20,000 samples, and 0.2 MB are free: use loader=prefetch"
     )
     assert sum(dataset.reads) == 1
-    free(1_400_000)
+    free(280_000)
     iter(make(dataset))
 
 

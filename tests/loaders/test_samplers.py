@@ -325,7 +325,7 @@ class Unsized:
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_next_needs_no_length(seed, reader):
+def test_next_works_over_a_sampler_without_a_length(seed, reader):
     persistent = reader["num_workers"] > 0
     with seeded(batch_sampler=Unsized(), seed=seed, **{**reader, "persistent_workers": persistent}) as loader:
         for _ in range(2):

@@ -145,10 +145,8 @@ PROGRAMS = [
 ]
 
 
-def test_a_program_that_handles_sigterm_and_never_closes_its_loader_exits_and_leaves_no_process(bound):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", NEVER_CLOSES]
-    programs = [subprocess.Popen([*command, *how], cwd=ROOT, text=True, **pipes) for how in PROGRAMS]
+def test_a_program_that_handles_sigterm_and_never_closes_its_loader_exits_and_leaves_no_process(python, bound):
+    programs = [python.start("-c", NEVER_CLOSES, *how, stdin=subprocess.PIPE) for how in PROGRAMS]
     try:
         pids = [[int(pid) for pid in program.stdout.readline().split()] for program in programs]
         assert [len(workers) for workers in pids] == [2] * len(PROGRAMS)
@@ -197,7 +195,7 @@ print("closed")
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_IGN", "reap"])
-def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(handler):
+def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(python, handler):
     code = REAPER.format(handler=handler)
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = python.run("-c", code, timeout=60)
     assert run.stdout == "closed\n", run.stderr

@@ -1,8 +1,6 @@
 """How workers are started: as the program has asked for by set_start_method, else forked."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +51,7 @@ FORKED, NOT_FORKED = [[1] * 8] * 2, [[0] * 8] * 2
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(python, tmp_path_factory):
     """What each program told, by (method that it sets, multiprocessing_context); all run at once."""
     folder = tmp_path_factory.mktemp("programs")
     script = folder / "program.py"
@@ -62,11 +60,7 @@ def told(tmp_path_factory):
     for case in CASES:
         exits = folder / "-".join(case)
         exits.mkdir()
-        command = [sys.executable, str(script), str(exits), *case]
-        environment = {"PYTHONPATH": str(ROOT)}
-        running[case] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        running[case] = python.start(script, exits, *case, env={"PYTHONPATH": str(ROOT)})
     yield running
     for program in running.values():
         program.kill()

@@ -40,7 +40,7 @@ def run(timer: StepTimer, clock: Clock, *waits: float, step: float = 3.0) -> Non
         clock.passes(step)
 
 
-def test_a_step_is_waiting_and_computing(clock):
+def test_the_seconds_of_a_step_include_waiting_for_its_batch(clock):
     timer = StepTimer(CPU, warmup_steps=0)
     run(timer, clock, 1.0, 1.0, 2.0)
     window = timer.run()
@@ -74,7 +74,7 @@ def test_a_run_that_is_all_warm_up_still_has_its_last_step(clock):
     assert timer.run() == Window(1, 8, 5.0, 2.0)
 
 
-def test_a_window_is_the_steps_since_the_last(clock):
+def test_a_window_counts_the_steps_since_the_window_before(clock):
     timer = StepTimer(CPU, warmup_steps=0)
     windows = []
     for number, _ in enumerate(timer.batches(loader(clock, 1.0, 2.0, 3.0, 4.0))):

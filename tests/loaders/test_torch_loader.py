@@ -8,7 +8,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from multiprocessing.synchronize import Event
 
 import pytest
@@ -121,16 +120,25 @@ def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
 @pytest.mark.skipif(sys.platform != "linux", reason="workers must be forked to inherit the slow is_set")
 def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound):
     # Torch's workers and close() share an event. Whoever is killed inside it leaves it locked, and close() waits.
-    holding, parent, is_set = multiprocessing.Semaphore(0), os.getpid(), Event.is_set
+    # Here the worker, when it looks for the second time, holds the lock until close() asks for it.
+    holding, asking = multiprocessing.Semaphore(0), multiprocessing.Semaphore(0)
+    parent, is_set, set_event, looks = os.getpid(), Event.is_set, Event.set, []
 
-    def slowly(event: Event) -> bool:
+    def is_set_slowly(event: Event) -> bool:
         if os.getpid() != parent:
             with event._cond:
+                looks.append(event)
                 holding.release()
-                time.sleep(0.3)
+                if len(looks) == 2:
+                    asking.acquire(timeout=bound / 4)
         return is_set(event)
 
-    monkeypatch.setattr(Event, "is_set", slowly)
+    def ask_and_set(event: Event) -> None:
+        asking.release()
+        set_event(event)
+
+    monkeypatch.setattr(Event, "is_set", is_set_slowly)
+    monkeypatch.setattr(Event, "set", ask_and_set)
     loader = make(Numbers(8), num_workers=1)
     next(loader)
     assert all(holding.acquire(timeout=bound) for _ in range(2))

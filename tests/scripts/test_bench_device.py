@@ -1,8 +1,6 @@
 """scripts/bench_device.py with almost no work: what it writes, and what it refuses."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -65,9 +63,8 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
         bench.main(arguments)
 
 
-def test_a_device_that_is_not_there_ends_the_bench_with_one_line():
-    command = [sys.executable, bench.__file__, "--device", "cuda:99"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+def test_a_device_that_is_not_there_ends_the_bench_with_one_line(python):
+    done = python.run(bench.__file__, "--device", "cuda:99", timeout=100)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --device cuda:99: torch cannot use it (")
     assert done.stderr.count("\n") == 1

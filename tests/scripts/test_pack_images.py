@@ -1,9 +1,6 @@
 """scripts/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +79,9 @@ def test_after_an_interruption_the_same_command_completes_the_same_pack(
 
 
 @pytest.mark.parametrize("where", ["between shards", "inside a shard"])
-def test_a_run_that_was_killed_is_continued(images, tmp_path, where):
+def test_a_run_that_was_killed_is_continued(python, images, tmp_path, small_shards, where):
     """Kills a process with SIGKILL before its third shard or in the middle of it."""
-    whole, folder = tmp_path / "whole", tmp_path / "pack"
+    whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
     program = (
         "import os, signal, sys; from contextlib import contextmanager; from scripts import pack_images as p\n"
         "die_at, replacing, shards = int(sys.argv[3]), p.replacing, []\n"
@@ -103,12 +100,9 @@ def test_a_run_that_was_killed_is_continued(images, tmp_path, where):
         "    p.replacing = dying\n"
         "p.main([*sys.argv[1:3], '--workers', '2'])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    for path, deaths, code in ((whole, -1, 0), (folder, 3, -signal.SIGKILL), (folder, -1, 0)):
-        command = [sys.executable, "-c", program, images, path, str(deaths), where]
-        assert subprocess.run(command, env=environment, timeout=100, stderr=subprocess.DEVNULL).returncode == code
-        if code:
-            assert {"train-00000.bin", "train-00001.bin"} <= set(content(folder))
+    assert python.run("-c", program, images, folder, 3, where, timeout=100).returncode == -signal.SIGKILL
+    assert {"train-00000.bin", "train-00001.bin"} <= set(content(folder))
+    pack(images, folder, "--workers", "2")
     assert content(folder) == content(whole)
 
 
@@ -226,8 +220,7 @@ def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_on_the_command_line_an_error_is_one_sentence(tmp_path):
-    command = [sys.executable, SCRIPT, tmp_path / "none", tmp_path / "pack"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+def test_on_the_command_line_an_error_is_one_sentence(python, tmp_path):
+    result = python.run(SCRIPT, tmp_path / "none", tmp_path / "pack", timeout=100)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,23 @@ from training.launch import sentence_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+@pytest.fixture
+def train(python, tmp_path):
+    """Calls train.py in the folder tmp_path, with little data."""
     small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8"]
     short = ["train.batch_size=16", "train.epochs=1", "loader.num_workers=0"]
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, *small, *short]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return lambda *arguments: python.run(ROOT / "train.py", *arguments, *small, *short, cwd=tmp_path, timeout=100)
 
 
-def test_a_run_writes_its_files_and_exits_with_0(tmp_path):
-    done = train("hydra.run.dir=out", folder=tmp_path)
+def test_a_run_writes_its_files_and_exits_with_0(train, tmp_path):
+    done = train("hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
 
 
-def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(tmp_path):
-    done = train("trian.epochs=1", folder=tmp_path)
+def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path):
+    done = train("trian.epochs=1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: trian.epochs=1: there is no key trian.epochs; did you mean train.epochs?")
     assert done.stderr.count("\n") == 1 and not done.stdout
@@ -49,38 +48,36 @@ def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(tmp_path):
     ],
 )
 def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
-    tmp_path, monkeypatch, environment, sentence
+    train, tmp_path, monkeypatch, environment, sentence
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    done = train("train.process_timeout=1", folder=tmp_path)
+    done = train("train.process_timeout=1")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(sentence) and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
 @pytest.mark.parametrize("arguments", [["hydra.run.dir=file/out"], ["-m", "seed=0,1", "hydra.sweep.dir=file/out"]])
-def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(tmp_path, arguments):
+def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(train, tmp_path, arguments):
     (tmp_path / "file").touch()
-    done = train(*arguments, folder=tmp_path)
+    done = train(*arguments)
     key = arguments[-1].partition("=")[0]
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: {key}=FOLDER chooses another folder")
 
 
-def test_an_expected_error_has_a_traceback_only_on_request(tmp_path, monkeypatch):
-    arguments = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
-    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
-    short = subprocess.run(command, **options)
+def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, monkeypatch):
+    command = [ROOT / "train.py", "data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
+    short = python.run(*command, cwd=tmp_path, timeout=100)
     assert short.returncode == 1 and "Traceback" not in short.stdout + short.stderr
     assert "/no/such/folder" in (tmp_path / "out" / "error.txt").read_text()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert "Traceback" in subprocess.run(command, **options).stderr
+    assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100).stderr
 
 
-def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(tmp_path):
-    done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep", folder=tmp_path)
+def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(train, tmp_path):
+    done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     summaries = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
     errors = {path.parent.name for path in (tmp_path / "sweep").glob("*/error.txt")}

@@ -10,7 +10,6 @@ import os
 import pickle
 import subprocess
 import sys
-import textwrap
 import threading
 import traceback
 import weakref
@@ -33,6 +32,7 @@ from loaders import Preloader, TorchLoader
 from loaders.nested import move
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+ROOT = Path(__file__).parents[3]
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
 
@@ -707,7 +707,7 @@ def test_breaking_off_ends_the_generator_of_the_loader(make, bound, depth):
 
 
 @DEPTHS
-def test_an_iterator_keeps_its_preloader(make, depth):
+def test_an_iterator_keeps_its_preloader_alive(make, depth):
     iterator = iter(make(Batches(20), depth))
     assert next(iterator).item() == 0
     gc.collect()
@@ -943,24 +943,14 @@ def test_a_new_epoch_does_not_close_a_loader_that_is_slow(make, blocking, impati
 # The process around it
 
 
-def run_script(body: str, **environment: str) -> subprocess.CompletedProcess:
-    script = """
-        import threading
-        import torch
-        import loaders.preload.producer
-        from loaders import Preloader, TorchLoader
+PREAMBLE = """
+import threading
+import torch
+import loaders.preload.producer
+from loaders import Preloader, TorchLoader
 
-        loaders.preload.producer.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
-        {body}
-    """
-    root = Path(loaders.__file__).parent.parent
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script).format(body=textwrap.dedent(body))],
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+loaders.preload.producer.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
+"""
 
 
 LEFT_RUNNING = {
@@ -1011,8 +1001,8 @@ next(iterator)
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("doing", LEFT_RUNNING)
-def test_an_interpreter_that_ends_without_close_ends_at_once_and_well(doing):
-    done = run_script(LEFT_RUNNING[doing])
+def test_an_interpreter_that_ends_without_close_ends_at_once_and_well(python, doing):
+    done = python.run("-c", PREAMBLE + LEFT_RUNNING[doing], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -1026,7 +1016,9 @@ thread.start()
 thread.join()
 print(*seen)
 """
-    done = run_script(script, OMP_NUM_THREADS="2")
+    # The variable is read when torch is imported, so the server of `python` has ignored it.
+    command, environment = [sys.executable, "-c", PREAMBLE + script], {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("2 2\n", 0)
 
 
@@ -1165,13 +1157,14 @@ def test_epochs_share_one_stream(make, depth):
 
 @pytest.mark.cuda
 @pytest.mark.timeout(90)
-def test_an_interpreter_that_ends_without_close_ends_well_with_a_device():
-    done = run_script("""
+def test_an_interpreter_that_ends_without_close_ends_well_with_a_device(python):
+    script = """
 loader = Preloader([torch.zeros(1 << 20)] * 1000, "cuda", 2, lambda batch, random: batch * 2)
 iterator = iter(loader)
 for _ in range(5):
     next(iterator)
-""")
+"""
+    done = python.run("-c", PREAMBLE + script, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -126,7 +126,7 @@ def test_a_closed_queue_waits_for_nothing_and_holds_nothing():
     assert len(queue) == 0
 
 
-def test_an_item_belongs_to_who_got_it():
+def test_the_queue_keeps_no_reference_to_an_item_that_was_got():
     queue = ClosableQueue(1)
     queue.put(Item())
     alive = weakref.ref(queue.get())

@@ -92,7 +92,7 @@ def test_a_full_connection_refuses_descriptors_too(ends):
     os.close(fd)
 
 
-def test_a_blocking_end_waits_for_a_message(in_thread, bound):
+def test_receive_on_a_blocking_connection_waits_for_a_message(in_thread, bound):
     ours, socket = Connection.pair()
     theirs = Connection(socket, blocking=True)
     assert socket.getblocking()

@@ -153,7 +153,7 @@ def test_several_events_of_one_call_are_all_noted(pool):
     assert dispatcher.stats.queued == 2 + 1 + 0
 
 
-def test_a_delivery_has_its_batchs_number(pool):
+def test_a_delivery_tells_the_number_of_its_batch(pool):
     dispatcher = started(pool, tasks(7))
     assert dispatcher.next() == Delivery(7, 7)
     assert dispatcher.next() is None
@@ -254,7 +254,7 @@ def test_begin_drops_a_task_that_was_held(pool):
     assert pool.batches == [10]
 
 
-def test_begin_tells_the_pool(pool):
+def test_each_begin_is_passed_on_to_the_pool(pool):
     dispatcher = started(pool, tasks())
     dispatcher.begin(tasks())
     assert pool.calls == ["begin", "begin"]
@@ -425,7 +425,7 @@ def test_a_task_that_its_worker_has_no_room_for_is_retried_later_and_once(pool):
     assert pool.batches == [0, 1, 0, 2, 3]
 
 
-def test_only_the_first_task_of_a_dead_worker_is_charged(pool):
+def test_a_crash_counts_only_against_the_first_task_of_the_dead_worker(pool):
     dispatcher = started(pool, tasks(0, 1, 2), depth=3, max_restarts=1)
     pool.dies(0)
     rest(dispatcher)
@@ -607,7 +607,7 @@ def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error(pool):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()], ids=["KeyboardInterrupt", "ValueError"])
-def test_after_an_interruption_nothing_is_delivered(pool, error):
+def test_an_interrupted_dispatcher_refuses_every_call(pool, error):
     dispatcher = started(pool, tasks(*range(5)))
     pool.raises(error)
     with pytest.raises(type(error)):
@@ -665,7 +665,7 @@ def test_a_batchs_error_comes_in_its_place(pool):
 
 
 @pytest.mark.parametrize("field", ["error", "payload"])
-def test_a_stop_iteration_is_replaced(pool, field):
+def test_a_workers_stop_iteration_is_raised_as_a_runtime_error(pool, field):
     stop = StopIteration()
     pool.answers(0, **{field: stop})
     (error,) = rest(started(pool, tasks(0)))

@@ -9,7 +9,6 @@ import random
 import select
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from itertools import chain
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from python_server import Program, PythonServer
 
 from loaders import Preloader, WorkerLoader
 from loaders.workers import process_pool, worker_process
@@ -280,10 +280,8 @@ if __name__ == "__main__":
 """
 
 
-def start_parent(*arguments: str) -> tuple[subprocess.Popen, list[int]]:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start_parent(python: PythonServer, *arguments: str) -> tuple[Program, list[int]]:
+    parent = python.start("-c", PARENT, *arguments)
     workers = [int(pid) for pid in parent.stdout.readline().split()]
     return parent, [os.pidfd_open(pid) for pid in workers]
 
@@ -295,8 +293,8 @@ def assert_gone(pidfds: list[int], bound: float) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_parent_however_busy_they_are(how, bound):
-    parent, workers = start_parent()
+def test_workers_end_with_their_parent_however_busy_they_are(python, how, bound):
+    parent, workers = start_parent(python)
     parent.send_signal(how)
     parent.communicate(timeout=bound)
     assert_gone(workers, bound)
@@ -304,8 +302,8 @@ def test_workers_end_with_their_parent_however_busy_they_are(how, bound):
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("over", ["workers", "preloader"])
-def test_ctrl_c_ends_everything_without_a_word_from_the_workers(over, times, bound):
-    parent, workers = start_parent(over)
+def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, times, bound):
+    parent, workers = start_parent(python, over)
     for _ in range(times):
         with suppress(ProcessLookupError):
             parent.send_signal(signal.SIGINT)
@@ -450,7 +448,7 @@ class Waiting(Plain):
             assert self.go.wait(30)
 
 
-def test_a_thread_that_hangs_is_an_error_and_holds_up_no_close(caplog):
+def test_a_thread_that_hangs_is_an_error_and_close_does_not_wait_for_it(caplog):
     dataset = Waiting()
     with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
         iterator = iter(loader)

@@ -119,7 +119,7 @@ def test_another_thread_than_the_epochs_does_not_seed(in_thread, bound, caplog):
     assert states() != before
 
 
-def test_a_spec_needs_no_seeding_in_any_thread(in_thread, bound, caplog):
+def test_reading_with_read_batch_in_another_thread_warns_of_nothing(in_thread, bound, caplog):
     pool = pool_of(Written())
     pool.submit(0, 0, task(1, 2), None)
     (result,) = in_thread(pool.receive).result(bound)
@@ -135,6 +135,6 @@ def test_close_forgets_the_tasks():
         pool.receive()
 
 
-def test_it_is_one_worker_without_processes_and_slots():
+def test_an_inline_pool_is_one_worker_without_processes_and_slots():
     pool = pool_of(Draws())
     assert (pool.num_workers, pool.processes, pool.writes_to_slots) == (1, [], False)

@@ -140,7 +140,7 @@ def test_a_subclass_without_memory_is_pickled_in_its_own_way(slot):
     assert torch.equal(received.inner, torch.arange(3))
 
 
-def test_a_parameter_stays_one(slot):
+def test_a_parameter_arrives_as_a_parameter(slot):
     received, _ = sent(torch.nn.Parameter(torch.ones(2)), slot)
     assert type(received) is torch.nn.Parameter
     assert torch.equal(received, torch.ones(2))

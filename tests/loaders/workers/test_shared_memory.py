@@ -184,7 +184,7 @@ def test_a_python_without_memfd_create_asks_the_system(old_python):
     os.close(fd)
 
 
-def test_an_unknown_machine_gets_an_unlinked_file(old_python, monkeypatch):
+def test_where_the_number_of_memfd_create_is_unknown_an_unlinked_file_is_used(old_python, monkeypatch):
     monkeypatch.setattr(shared_memory.platform, "machine", lambda: "abacus")
     fd = create_shared_memory(PAGE)
     assert kind(fd).endswith("(deleted)")

@@ -1,0 +1,191 @@
+"""Starts Python programs quickly: a server that has imported torch and Hydra forks each of them.
+
+Importing these takes seconds, most of the time of a short program. A program started here differs from a fresh one
+only in that the modules in PRELOADED are imported already, with the server's environment variables. It imports this
+repository's modules itself, is its own `__main__`, and exits as any interpreter does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml")
+LARGEST_REQUEST = 1 << 17  # bytes
+
+
+class PythonServer:
+    """Starts the server. `start` is to it as subprocess.Popen([sys.executable, ...]) is to the system."""
+
+    def __init__(self) -> None:
+        self._control, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with servers:
+            command = [sys.executable, __file__, str(servers.fileno())]
+            # In a session of its own, so that Ctrl-C in the terminal does not print the server's traceback.
+            self._process = subprocess.Popen(command, pass_fds=[servers.fileno()], start_new_session=True)
+
+    def start(
+        self, *arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
+    ) -> Program:
+        """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments."""
+        request = {
+            "arguments": [str(argument) for argument in arguments],
+            "cwd": str(cwd),
+            "env": dict(os.environ) if env is None else env,
+        }
+        ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
+        if stdin == subprocess.PIPE:
+            reads, writes = os.pipe()
+        else:
+            reads, writes = os.open(os.devnull, os.O_RDONLY), None
+        socket.send_fds(self._control, [json.dumps(request).encode()], [reads, *theirs])
+        for fd in (reads, *theirs):
+            os.close(fd)
+        return Program(arguments, writes, *ours)
+
+    def run(
+        self, *arguments: object, timeout: float, check: bool = False, **options
+    ) -> subprocess.CompletedProcess[str]:
+        """subprocess.run with captured output."""
+        with self.start(*arguments, **options) as program:
+            out, err = program.communicate(timeout)
+        if check and program.returncode:
+            raise AssertionError(f"the program exited with {program.returncode}:\n{err}")
+        return subprocess.CompletedProcess(arguments, program.returncode, out, err)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+class Program:
+    """A program that the server has started, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, arguments: tuple, stdin: int | None, stdout: int, stderr: int, status: int) -> None:
+        self.args, self.returncode = arguments, None
+        self.stdin: TextIO | None = None if stdin is None else os.fdopen(stdin, "w")
+        self.stdout, self.stderr, self._status = (os.fdopen(fd) for fd in (stdout, stderr, status))
+        self.pid = int(self._status.readline())
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = int(self._status.readline())
+            self._status.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Closes stdin, reads stdout and stderr to their ends, and waits for the program to exit."""
+        if self.stdin is not None:
+            self.stdin.close()
+        texts = ["", ""]
+
+        def read(number: int, file: TextIO) -> None:
+            with file:
+                texts[number] = file.read()
+
+        files = [(number, file) for number, file in enumerate((self.stdout, self.stderr)) if not file.closed]
+        threads = [threading.Thread(target=read, args=args, daemon=True) for args in files]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(timeout)
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None and not select.select([self._status], [], [], 0)[0]:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.kill()
+        self.communicate()
+
+
+# The server's side
+
+
+def serve(control: socket.socket) -> tuple[dict, list[int]]:
+    """Forks a program for each request until pytest is gone. Returns in each program what it has to become."""
+    running: dict[int, tuple[int, int]] = {}  # pidfd -> pid, the pipe for its exit status
+    while True:
+        for fd in select.select([control, *running], [], [])[0]:
+            if fd in running:
+                pid, status = running.pop(fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with suppress(BrokenPipeError):  # nobody asks
+                    os.write(status, b"%d\n" % code)
+                os.close(status)
+                os.close(fd)
+                continue
+            message, fds, _, _ = socket.recv_fds(control, LARGEST_REQUEST, 4)
+            if not message:
+                os._exit(0)
+            if not (pid := os.fork()):
+                control.close()
+                for pidfd, (_, status) in running.items():
+                    os.close(pidfd)
+                    os.close(status)
+                return json.loads(message), fds
+            os.write(fds[3], b"%d\n" % pid)
+            running[os.pidfd_open(pid)] = pid, fds[3]
+            for fd in fds[:3]:
+                os.close(fd)
+
+
+def become(request: dict, fds: list[int]) -> tuple[object, dict]:
+    """Makes this process what `python *arguments` would be. Returns the program's code and namespace."""
+    import multiprocessing.process
+    import tempfile
+    import types
+
+    import numpy
+
+    for standard, fd in enumerate(fds[:3]):
+        os.dup2(fd, standard)
+    for fd in fds:
+        os.close(fd)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    multiprocessing.process.ORIGINAL_DIR, tempfile.tempdir = os.getcwd(), None
+    numpy.random.seed()  # or all programs would draw the same numbers
+    main = types.ModuleType("__main__")
+    first, *rest = request["arguments"]
+    if first == "-c":
+        source, file, sys.argv, folder = rest[0], "<string>", ["-c", *rest[1:]], ""
+    else:
+        source, file, sys.argv, folder = Path(first).read_text(), first, [first, *rest], str(Path(first).parent)
+        main.__file__ = first
+    sys.path[0:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.modules["__main__"] = main
+    return compile(source, file, "exec"), main.__dict__
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        for module in PRELOADED:
+            __import__(module)
+        gc.freeze()  # else each program would visit all their objects when it exits, and so copy their memory
+        code, namespace = become(*serve(control))
+    exec(code, namespace)
