@@ -8,15 +8,21 @@ Hydra shows every error itself.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import re
+import shutil
 import sys
+import warnings
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -29,14 +35,24 @@ from training.sweep import Sweep, write_report
 log = logging.getLogger(__name__)
 
 EXPECTED = (ConfigError, DataError, LoaderConfigError, MachineFull, WorkerFailure, torch.OutOfMemoryError)
+LAUNCHERS = {  # the packages that have them, which are optional: requirements-extra.txt
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+# The presets in conf/hydra/launcher/ have the names of the plugins' own configs, so that Hydra merges the two.
+warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
 
 class Launcher:
-    """Runs jobs for Hydra, and remembers whether one failed and which sweep they belong to."""
+    """Runs jobs for Hydra, and remembers whether one failed."""
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
-        self._sweep: Path | None = None
+
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        """Other processes (joblib's, submitit's) import train.py's: cloudpickle cannot pickle what train.py imports."""
+        return _launcher_in, ("train",)
 
     def job(self, cfg: DictConfig) -> None:
         """Hydra's task function: runs a job of a sweep, or the only job."""
@@ -44,8 +60,6 @@ class Launcher:
         folder = Path(hydra.runtime.output_dir)
         for outcome in ("error.txt", "summary.json"):  # of an earlier run in the same folder
             (folder / outcome).unlink(missing_ok=True)
-        if hydra.mode == RunMode.MULTIRUN:
-            self._sweep = folder.parent
         try:
             self._run(cfg, folder)
         except Exception as error:
@@ -58,17 +72,20 @@ class Launcher:
             gc.collect()  # so that the next job has this one's memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if self._sweep is not None:
+            if hydra.mode == RunMode.MULTIRUN:
                 try:
-                    write_report(self._sweep)
+                    write_report(folder.parent)
                 except Exception as error:  # the other jobs matter more than the report
                     log.warning("the sweep's report could not be written: %s", error)
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
         """Checks the command line, runs Hydra's main, prints a sweep's table, exits with 0, 1 or 130 (Ctrl-C)."""
-        code: int | str = 0
+        code: int | str | None = 0
+        # A job in another process imports train.py, from whatever folder it was started in.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
             check_single_process()
+            check_launcher(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
             main()
         except ConfigError as error:
@@ -76,9 +93,35 @@ class Launcher:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
-        if self._sweep is not None:
-            print(Sweep(self._sweep).text())
+        except SystemExit as stopped:  # Hydra has shown an error of its own or of its launcher
+            code = stopped.code
+        if SweepStart.folder is not None:
+            self._failed = not report(SweepStart.folder)
         sys.exit(code or int(self._failed))
+
+
+class SweepStart(Callback):
+    """Remembers the folder of a sweep whose jobs may run elsewhere, for the table at its end. See conf/config.yaml."""
+
+    folder: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        SweepStart.folder = Path(config.hydra.sweep.dir)
+
+
+def _launcher_in(module: str) -> Launcher:
+    return importlib.import_module(module).launcher
+
+
+def report(folder: Path) -> bool:
+    """Writes a sweep's report and prints it. Returns whether all jobs are done, wherever they ran."""
+    try:
+        write_report(folder)
+        sweep = Sweep(folder)
+    except ValueError:  # no job has begun
+        return False
+    print(sweep.text())
+    return all(job.status == "done" for job in sweep.jobs)
 
 
 def check_single_process() -> None:
@@ -87,6 +130,24 @@ def check_single_process() -> None:
     if processes.isdecimal() and int(processes) > 1:
         raise ConfigError(
             f"WORLD_SIZE={processes}: train.py cannot run in several processes yet: start it without torchrun"
+        )
+
+
+def check_launcher(arguments: list[str]) -> None:
+    """Raises ConfigError if the sweep's launcher is not installed, or if there is no Slurm here to submit to."""
+    chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
+    name = chosen[-1].partition("=")[2] if chosen else ""
+    if package := LAUNCHERS.get(name):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}"
+            ) from None
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm submits to Slurm, and there is no srun here: run it on a login node of the "
+            "cluster, or use hydra/launcher=joblib on this machine"
         )
 
 
