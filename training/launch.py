@@ -51,7 +51,7 @@ class Launcher:
         self._run, self._failed = run, False
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        """Other processes (joblib's, submitit's) import train.py's: cloudpickle cannot pickle what train.py imports."""
+        """Other processes (joblib's, submitit's) import train.py's: what it holds cannot all be pickled."""
         return _launcher_in, ("train",)
 
     def job(self, cfg: DictConfig) -> None:
