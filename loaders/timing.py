@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,18 @@ class Window:
     images: int
     seconds: float
     wait_seconds: float
+    worst_wait_fraction: float | None = None  # of several processes, the share of the one that waited most
+
+    @classmethod
+    def of_processes(cls, windows: Sequence[Window]) -> Window:
+        """The same steps in several processes: their images are added up, their times averaged."""
+        if len(windows) == 1:
+            return windows[0]
+        seconds, waits = (
+            sum(getattr(w, name) for w in windows) / len(windows) for name in ("seconds", "wait_seconds")
+        )
+        worst = max(window.data_wait_fraction for window in windows)
+        return cls(windows[0].steps, sum(window.images for window in windows), seconds, waits, worst)
 
     @property
     def images_per_second(self) -> float:
@@ -41,6 +53,8 @@ class Window:
         step_ms = 1000 * self.seconds / max(self.steps, 1)
         wait_ms = 1000 * self.wait_seconds / max(self.steps, 1)
         share = f"{100 * self.data_wait_fraction:.0f} %"
+        if self.worst_wait_fraction is not None:
+            share += f", worst process {100 * self.worst_wait_fraction:.0f} %"
         rate = f"{self.images_per_second:,.0f} images/s"
         return f"{rate}, step {step_ms:.1f} ms, of which waiting {wait_ms:.1f} ms ({share})"
 
@@ -98,9 +112,12 @@ class StepTimer:
         self._resolve()
         return self._sum(0)
 
-    def summary(self) -> dict[str, float | None]:
-        """The run's figures as summary.json has them; a step's milliseconds are percentiles, waiting included."""
-        total, (p50, p95) = self.run(), self.step_ms(50, 95)
+    def summary(self, total: Window) -> dict[str, float | None]:
+        """The run's figures as summary.json has them; a step's milliseconds are percentiles, waiting included.
+
+        `total` is what `run` returned, or the totals of several processes.
+        """
+        p50, p95 = self.step_ms(50, 95)
         return {
             "images_per_second": total.images_per_second,
             "data_wait_fraction": total.data_wait_fraction,

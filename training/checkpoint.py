@@ -1,46 +1,172 @@
-"""Checkpoints: written whole or not at all, and read without running code that they contain."""
+"""Checkpoints: written whole or not at all, and read without running code that they contain.
+
+A run's `checkpoints/` holds step-0000500.pt, ... for the last few saves; last.pt and best.pt are links to the newest
+and to the one with the best accuracy.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
+import re
+import time
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.config import ConfigError
+from training.config import ConfigError, TrainConfig
 from training.files import replacing
+from training.processes import Processes
+from training.stopping import Stopped, StopSignals
 
-KEYS = {"model", "optimizer", "optimizer_class", "loader", "random", "random_cuda", "step", "best_accuracy"}
+log = logging.getLogger(__name__)
 
-
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes `state`, a nest of tensors, numbers and strings."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        torch.save(state, file)
+KEYS = {"model", "optimizer", "optimizer_class", "loader", "step"}
+UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 
-def read_checkpoint(resume: str, device: torch.device) -> tuple[Path, dict[str, Any]]:
-    """The path and the content of the checkpoint that `train.resume` names: a file, or the last one in a run's folder.
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; the earlier ones are whole."""
+
+
+class Checkpoints:
+    """The checkpoints of a run's folder: when one is saved, which are kept, which is the best.
+
+    Several processes agree on the step after which they save or stop; the main process writes.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, processes: Processes, signals: StopSignals) -> None:
+        self.folder, self._keep = folder / "checkpoints", config.keep_checkpoints
+        self._every_steps, self._every_seconds = config.checkpoint_interval()
+        self._processes, self.signals = processes, signals
+        self._saved_at, self._saved_step = time.monotonic(), -1
+
+    def after_step(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Saves what `state` returns if a checkpoint is due. Raises Stopped, once it is saved, after a signal."""
+        late = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
+        if late:
+            self._saved_at = time.monotonic()  # ask once
+        signal_number, late_anywhere = self._processes.agree(self.signals.received, int(late))
+        if signal_number or late_anywhere or (self._every_steps is not None and step % self._every_steps == 0):
+            self.save(state())
+        self.stop_if(signal_number, step)
+
+    def stop_if(self, signal_number: int, step: int) -> None:
+        """Raises Stopped if the number is a signal's; the newest checkpoint is that of `step`."""
+        if signal_number:
+            self._processes.gather()  # no process exits before the main one has saved
+            raise Stopped(
+                f"stopped by {Signals(signal_number).name}; saved the checkpoint of step {step}", signal_number
+            )
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Writes `state`, a nest of tensors, numbers and strings. Raises CheckpointError."""
+        self._saved_at = time.monotonic()
+        if not self._processes.is_main or state["step"] == self._saved_step:
+            return
+        path = self.folder / f"step-{state['step']:07}.pt"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                torch.save(state, file)
+            self._link("last.pt", path)
+            self._saved_step = state["step"]
+            self._remove_old()
+        except (OSError, RuntimeError) as error:
+            kept = next(step_files(self.folder), None)
+            raise CheckpointError(
+                f"the checkpoint of step {state['step']} could not be written to {path}: {_reason(error)}; "
+                + (f"{kept} is whole: make room, then resume from it" if kept else "there is no earlier one")
+            ) from error
+
+    def mark_best(self, step: int) -> None:
+        """Names the checkpoint of `step` as the best one."""
+        if self._processes.is_main:
+            self._link("best.pt", self.folder / f"step-{step:07}.pt")
+
+    def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:
+        """The path and content of the checkpoint to resume from, read by the main process; None for a fresh start.
+
+        What `train.resume` names is where the run starts; its own folder is where it goes on after an interruption.
+        """
+        return self._processes.share(
+            lambda: None if resume is None else newest_checkpoint(self.folder) or find_checkpoint(resume)
+        )
+
+    def _link(self, name: str, path: Path) -> None:
+        link = self.folder / f".{name}.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        os.replace(link, self.folder / name)
+
+    def _remove_old(self) -> None:
+        best = (self.folder / "best.pt").resolve()
+        for path in list(step_files(self.folder))[self._keep :]:
+            if path.resolve() != best:
+                path.unlink()
+
+
+def step_files(folder: Path) -> Iterator[Path]:
+    """The checkpoints in `folder`, the newest first."""
+    files = {int(match[1]): path for path in folder.glob("step-*.pt") if (match := re.match(r"step-(\d+)", path.name))}
+    return (files[step] for step in sorted(files, reverse=True))
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that can be read, or None if there is none; names damaged ones in the log."""
+    damaged = []
+    for path in step_files(folder):
+        try:
+            return path, read_checkpoint(path)
+        except ConfigError as error:
+            damaged.append(path)
+            log.warning("%s; trying the one before it", error)
+    if damaged:
+        raise ConfigError(
+            f"train.resume: none of the {len(damaged)} checkpoints in {folder} can be read: train.resume=null starts "
+            "afresh"
+        )
+    return None
+
+
+def find_checkpoint(resume: str) -> tuple[Path, dict[str, Any]] | None:
+    """The path and the content of the checkpoint that `train.resume` names: a file, or the newest in a run's folder.
 
     Raises ConfigError if there is none or it cannot be read.
     """
+    if resume == "auto":
+        return None
     given = Path(resume).expanduser()
-    path = next(filter(Path.is_file, (given, given / "checkpoints" / "last.pt", given / "last.pt")), None)
-    if path is None:
-        what = "has no checkpoints/last.pt" if given.is_dir() else "does not exist"
+    if given.is_file():
+        return given, read_checkpoint(given)
+    found = newest_checkpoint(given / "checkpoints") or newest_checkpoint(given)
+    if found is None:
+        what = "has no checkpoints/step-*.pt" if given.is_dir() else "does not exist"
         raise ConfigError(f"train.resume={given} {what}: give a checkpoint file or the folder of a run that saved one")
+    return found
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, its tensors on the CPU. Raises ConfigError if it is damaged or something else."""
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load does not compare checksums
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
         raise ConfigError(
             f"train.resume: {path} cannot be read as a checkpoint: it is damaged, or not a checkpoint"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= KEYS:
         raise ConfigError(f"train.resume: {path} has no training state: give a checkpoint that train.py wrote")
-    return path, state
+    return state
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -58,3 +184,10 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path)
 
 def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: str(tuple(tensor.shape)) for name, tensor in weights.items()}
+
+
+def _reason(error: Exception) -> str:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):  # torch.save hides why a write failed
+        cause = cause.__cause__ or cause.__context__
+    return getattr(cause, "strerror", None) or str(error).partition("\n")[0]

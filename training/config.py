@@ -7,6 +7,7 @@ without a suggestion. `checked` compares the values with their bounds.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ class TrainConfig:
 
     epochs: int
     batch_size: int
+    last_batch: str
     max_steps: int | None
     resume: str | None
+    checkpoint_every: str | None
+    keep_checkpoints: int
     warmup_epochs: float
     label_smoothing: float
     clip_norm: float | None
@@ -47,11 +51,14 @@ class TrainConfig:
     precision: str
     channels_last: bool
     compile: bool
+    sync_batchnorm: bool
+    process_timeout: float
     log_interval: int
     timing_warmup_steps: int
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("epochs", "batch_size", "max_steps", "accumulate", "log_interval"), 1)
+        counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval")
+        least = dict.fromkeys((*counts, "process_timeout"), 1)
         least |= dict.fromkeys(("warmup_epochs", "label_smoothing", "timing_warmup_steps"), 0)
         for key, bound in least.items():
             value = getattr(self, key)
@@ -62,6 +69,21 @@ class TrainConfig:
         if self.label_smoothing >= 1:
             raise ConfigError(f"train.label_smoothing={self.label_smoothing}: give a number from 0 to below 1")
         check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
+        check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
+        self.checkpoint_interval()
+
+    def checkpoint_interval(self) -> tuple[int | None, float | None]:
+        """The steps and the seconds between two checkpoints that `checkpoint_every` names; one of them is None."""
+        if self.checkpoint_every is None:
+            return None, None
+        match = re.fullmatch(r"(\d*\.?\d+) ?(min)?", self.checkpoint_every)
+        number = float(match[1]) if match else 0.0
+        if not match or number <= 0 or (not match[2] and number % 1):
+            raise ConfigError(
+                f"train.checkpoint_every={self.checkpoint_every}: give a number of steps, such as 500, or of minutes, "
+                "such as 10min; null saves at the ends of epochs alone"
+            )
+        return (None, number * 60) if match[2] else (int(number), None)
 
 
 @dataclass

@@ -7,6 +7,7 @@ Hydra shows every error itself.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import logging
@@ -24,17 +25,25 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
+from training.checkpoint import CheckpointError
+from training.command_line import changes, complete, continued_run
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
+from training.processes import ProcessesLost
+from training.stopping import Stopped
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ConfigError, DataError, LoaderConfigError, MachineFull, WorkerFailure, torch.OutOfMemoryError)
+EXPECTED = (
+    *(ConfigError, DataError, LoaderConfigError, MachineFull, WorkerFailure, torch.OutOfMemoryError),
+    *(CheckpointError, ProcessesLost),
+)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 LAUNCHERS = {  # the packages that have them, which are optional: requirements-extra.txt
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",
@@ -49,6 +58,7 @@ class Launcher:
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
+        self._earlier: Any = None  # the config of the run that train.resume continues
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
         """Other processes (joblib's, submitit's) import train.py's: what it holds cannot all be pickled."""
@@ -58,10 +68,14 @@ class Launcher:
         """Hydra's task function: runs a job of a sweep, or the only job."""
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
-        for outcome in ("error.txt", "summary.json"):  # of an earlier run in the same folder
-            (folder / outcome).unlink(missing_ok=True)
+        (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
+        if self._earlier is not None and (changed := changes(cfg, self._earlier)):
+            log.info("train.resume with other settings: %s", "; ".join(changed))
         try:
             self._run(cfg, folder)
+        except Stopped as stop:
+            log.warning("%s; to go on: python train.py train.resume=%s", stop, folder)
+            raise
         except Exception as error:
             if full_errors():
                 raise
@@ -79,17 +93,24 @@ class Launcher:
                     log.warning("the sweep's report could not be written: %s", error)
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
-        """Checks the command line, runs Hydra's main, prints a sweep's table, exits with 0, 1 or 130 (Ctrl-C)."""
+        """Checks the command line, runs Hydra's main, prints a sweep's table, exits.
+
+        The exit code is 0, 1 after an error, 130 after Ctrl-C, and 75 after another signal: try again.
+        """
         code: int | str | None = 0
         # A job in another process imports train.py, from whatever folder it was started in.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
-            check_single_process()
             check_launcher(sys.argv[1:])
+            if run := continued_run(sys.argv[1:]):
+                self._earlier = OmegaConf.load(run / ".hydra" / "config.yaml")
+            sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
             main()
         except ConfigError as error:
             code = f"error: {error}"
+        except Stopped as stop:
+            code = stop.exit_code
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
@@ -124,15 +145,6 @@ def report(folder: Path) -> bool:
     return all(job.status == "done" for job in sweep.jobs)
 
 
-def check_single_process() -> None:
-    """Raises ConfigError if torchrun started several processes: each would train alone, on all of the data."""
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes.isdecimal() and int(processes) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE={processes}: train.py cannot run in several processes yet: start it without torchrun"
-        )
-
-
 def check_launcher(arguments: list[str]) -> None:
     """Raises ConfigError if the sweep's launcher is not installed, or if there is no Slurm here to submit to."""
     chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
@@ -153,7 +165,7 @@ def check_launcher(arguments: list[str]) -> None:
 
 def is_expected(error: BaseException) -> bool:
     """Whether the error is about a setting, a file or the machine, so that its sentence says all that is needed."""
-    return isinstance(error, EXPECTED)
+    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in DISK)
 
 
 def sentence_of(error: Exception) -> str:

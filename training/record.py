@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 from datetime import datetime
@@ -19,24 +20,56 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """The files of one run's folder, by default a new one under outputs/."""
+    """The files of one run's folder, by default a new one under outputs/. Only the main process writes them."""
 
-    def __init__(self, folder: Path | str | None = None) -> None:
+    def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._writes = writes
+        self.accuracies: dict[int, float] = {}  # test accuracy after which step
+        if writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, step: int) -> None:
+        """Removes what an earlier run in this folder wrote after `step`, from which training goes on."""
+        path = self.folder / "metrics.jsonl"
+        if not self._writes or not path.exists():
+            return
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        lines = [line for line in path.read_text().splitlines() if _step(line) <= step]
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+        for values in map(json.loads, lines):
+            if "test_accuracy" in values:
+                self.accuracies[values["step"]] = values["test_accuracy"]
 
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(values) + "\n")
+        if "test_accuracy" in values:
+            self.accuracies[values["step"]] = values["test_accuracy"]
+        if self._writes:
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(values) + "\n")
+
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that has ended in this folder, if one has."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Adds the commit and the versions, writes summary.json, and returns its content."""
         versions = {module.__name__: module.__version__ for module in (torch, torchvision, numpy)}
         versions["python"] = platform.python_version()
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if self._writes:
+            write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinity for a line of which only a part was written."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _git_commit() -> str | None:

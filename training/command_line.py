@@ -1,0 +1,96 @@
+"""What is added to the command line before Hydra reads it: the settings of a run that is continued, and its folder."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from training.config import ConfigError
+from training.processes import started_by_torchrun
+
+# For all processes but the main one: they make no folder and no log.
+SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+SWEEP = {"-m", "--multirun"}
+
+
+def complete(arguments: list[str]) -> list[str]:
+    """The arguments with what `train.resume` and torchrun imply. Raises ConfigError for what cannot work."""
+    return _for_torchrun(_for_resume(arguments))
+
+
+def continued_run(arguments: list[str]) -> Path | None:
+    """The folder of the run that `train.resume` names, or whose checkpoint it names; None if it has no config."""
+    resume = Path(_values(arguments).get("train.resume", "").strip("'\"")).expanduser()
+    folders = [resume] if resume.is_dir() else resume.parents[:2]
+    return next((folder for folder in folders if (folder / ".hydra" / "config.yaml").is_file()), None)
+
+
+def changes(cfg: DictConfig, earlier: DictConfig) -> list[str]:
+    """What is different in `cfg`: "train.epochs is 3, was 2"."""
+    ours, theirs = _flat(cfg), _flat(earlier)
+    keys = [key for key in {**theirs, **ours} if key != "train.resume" and ours.get(key) != theirs.get(key)]
+    return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
+
+
+def _for_resume(arguments: list[str]) -> list[str]:
+    """Puts the overrides of the continued run before those given, except where they set the same.
+
+    A run's folder is continued in place; from a checkpoint file a new run starts, in a folder of its own.
+    """
+    run, given = continued_run(arguments), _values(arguments)
+    if run is None:
+        return arguments
+    overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or []
+    earlier = [override for override in overrides if not _is_set(_key(override), given)]
+    in_place = Path(given["train.resume"].strip("'\"")).is_dir() and not SWEEP & set(arguments)
+    return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
+
+
+def _for_torchrun(arguments: list[str]) -> list[str]:
+    """Gives the run of several processes one folder, the same one after torchrun has restarted them."""
+    if not started_by_torchrun():
+        return arguments
+    if SWEEP & set(arguments):
+        raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
+    if os.environ["RANK"] != "0":
+        return [*arguments, *SILENT]
+    if "hydra.run.dir" in _values(arguments):
+        return arguments
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
+    earlier = sorted(Path("outputs").glob(f"*_{name}"))
+    return [
+        *arguments,
+        *_folder(earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")),
+    ]
+
+
+def _folder(path: Path) -> list[str]:
+    quoted = str(path).replace("'", "\\'")
+    return [f"hydra.run.dir='{quoted}'"]
+
+
+def _values(arguments: list[str]) -> dict[str, str]:
+    return {_key(argument): argument.partition("=")[2] for argument in arguments if "=" in argument}
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _is_set(key: str, given: dict[str, str]) -> bool:
+    """Whether `given` sets the key, or replaces the group that it belongs to."""
+    return key in given or key.partition(".")[0] in given or key == "train.resume"
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not OmegaConf.is_dict(config):
+        return {prefix: OmegaConf.to_container(config) if OmegaConf.is_config(config) else config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

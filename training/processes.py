@@ -1,0 +1,189 @@
+"""The processes that train together: one, or as many as torchrun started, on one machine or on several.
+
+train.py is written for any number of them. Each has its share of every global batch; DistributedDataParallel averages
+their gradients; the main process, rank 0, alone writes files, the log and the progress bar.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from loaders.timing import Window
+from training.config import Config, ConfigError
+
+
+class ProcessesLost(RuntimeError):
+    """The other processes cannot be reached, or do not answer."""
+
+
+class Processes:
+    """A run in one process; TorchrunProcesses has the same methods for several."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files and the log."""
+        return self.rank == 0
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """The module to call in training: its backward pass averages the gradients of all processes."""
+        return model
+
+    def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A backward pass in here leaves averaging to the next one outside."""
+        return nullcontext()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Gives all processes the main process's buffers: batch norm's running statistics differ a little."""
+
+    def gather(self, *values: float) -> list[tuple[float, ...]]:
+        """The values of each process, by rank. All processes wait for one another here."""
+        return [values]
+
+    def total(self, window: Window) -> Window:
+        """The steps of the window, as all processes saw them. All of them wait for one another here."""
+        times = self.gather(window.images, window.seconds, window.wait_seconds)
+        return Window.of_processes([Window(window.steps, int(images), *rest) for images, *rest in times])
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns in the main process, where alone it is called."""
+        return make()
+
+    def agree(self, *numbers: int) -> tuple[int, ...]:
+        """The largest of each number over all processes. Several processes learn of it one call later."""
+        return numbers
+
+    def __str__(self) -> str:
+        return f"on {self.device}"
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Ends the connection to the others."""
+
+
+class TorchrunProcesses(Processes):
+    """One of several processes that torchrun started; they talk through NCCL on GPUs and through gloo on CPUs.
+
+    Raises ConfigError for a start that cannot work, ProcessesLost if a process cannot be reached for `timeout`
+    seconds; what a lost process causes later becomes a ProcessesLost too.
+    """
+
+    def __init__(self, device: torch.device, timeout: float) -> None:
+        super().__init__(device)
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._timeout = timeout
+        self._agreeing: tuple[Any, torch.Tensor] | None = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        try:
+            limit = timedelta(seconds=timeout)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+            self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # on the CPU, beside the gradients
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise ProcessesLost(
+                f"rank {self.rank} of {self.world_size} could not connect to the others through MASTER_ADDR and "
+                f"MASTER_PORT, {where}, within train.process_timeout={timeout:g} seconds: {_first_line(error)}"
+            ) from error
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
+
+    def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
+        assert isinstance(model, DistributedDataParallel)
+        return model.no_sync()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+    def gather(self, *values: float) -> list[tuple[float, ...]]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine, group=self._control)
+        return [tuple(row.tolist()) for row in rows]
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        values = [make() if self.is_main else None]
+        dist.broadcast_object_list(values, 0, group=self._control)
+        return values[0]
+
+    def agree(self, *numbers: int) -> tuple[int, ...]:
+        # The answer to this call is read in the next one. By then it is there, so no step waits for it.
+        before, largest = self._agreeing, torch.tensor(numbers)
+        self._agreeing = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control, async_op=True), largest
+        if before is None:
+            return (0,) * len(numbers)
+        before[0].wait()
+        return tuple(before[1].tolist())
+
+    def __str__(self) -> str:
+        return f"in {self.world_size} processes, each on its own {self.device.type} device"
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            dist.destroy_process_group()
+        elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise ProcessesLost(
+                f"rank {self.rank} lost another process: it has exited (see its own message), or it did not answer "
+                f"for train.process_timeout={self._timeout:g} seconds: {_first_line(error)}"
+            ) from error
+
+
+def start_processes(config: Config) -> Processes:
+    """Connects to the other processes, if torchrun started any. Raises ConfigError or ProcessesLost."""
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    if not started_by_torchrun():
+        return Processes(torch.device("cuda" if on_gpu else "cpu"))
+    world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    if config.train.batch_size % world_size:
+        raise ConfigError(
+            f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and does "
+            f"not divide by {world_size}: use {nearest_multiple(config.train.batch_size, world_size)}"
+        )
+    if on_gpu and local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"torchrun started {os.environ.get('LOCAL_WORLD_SIZE', local + 1)} processes on this machine, which has "
+            f"{torch.cuda.device_count()} GPUs: each process needs its own; give torchrun --nproc-per-node=gpu"
+        )
+    if config.train.sync_batchnorm and not on_gpu:
+        raise ConfigError("train.sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm for the CPU")
+    return TorchrunProcesses(
+        torch.device("cuda", local) if on_gpu else torch.device("cpu"), config.train.process_timeout
+    )
+
+
+def started_by_torchrun() -> bool:
+    """Whether this is one of several processes. Raises ConfigError if the environment says so only in part."""
+    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+        return False
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set but {' and '.join(missing)} not: start several processes "
+            "by torchrun --nproc-per-node=2 train.py, or unset WORLD_SIZE"
+        )
+    return True
+
+
+def nearest_multiple(number: int, factor: int) -> int:
+    return max(1, round(number / factor)) * factor
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,64 @@
+"""Signals that end a run early: the step is finished, a checkpoint is saved, and the program exits.
+
+Ctrl-C, SIGTERM (kill, spot machines, torchrun) and SIGUSR1 (Slurm) only set a flag, which train.py reads after each
+step, so none of them can interrupt a step, the loader or a save. A second signal ends the program at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # not Windows
+STOPPED = 75  # exit code after SIGTERM or SIGUSR1; sysexits.h calls it "temporary failure": try again
+ONE_EVENT = 1.0  # seconds within which signals count as one: torchrun passes on what its process group gets anyway
+
+
+class Stopped(BaseException):
+    """A signal ended the run, after a checkpoint was saved. As it is no Exception, no sweep goes on after it."""
+
+    def __init__(self, sentence: str, signal_number: int) -> None:
+        super().__init__(sentence, signal_number)
+        self.exit_code = 130 if signal_number == signal.SIGINT else STOPPED
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StopSignals:
+    """While it is entered, the first signal sets `received` to its number, and a second one has its usual effect."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._received_at = 0.0
+        self._handlers: dict[int, Any] = {}  # those that were there before
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # only there may Python set handlers
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._handlers[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Restores the handlers. After a stop it calls the program's own: submitit's submits the job again."""
+        self._restore()
+        handler = self._handlers.get(self.received)
+        if isinstance(error, Stopped) and callable(handler) and handler is not signal.default_int_handler:
+            handler(self.received, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.received:
+            self.received, self._received_at = number, now
+        elif now - self._received_at > ONE_EVENT:
+            self._restore()
+            os.kill(os.getpid(), number)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
