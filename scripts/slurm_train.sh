@@ -27,8 +27,11 @@ meeting_point=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20
 
 # When the time is up: tell all processes to save and exit, and remember to submit the job again.
 trap 'time_is_up=yes; kill -USR1 "$srun"' USR1
-# When Slurm ends the job, it tells all processes itself. Without this line the script would exit before they have saved.
-trap : TERM
+# When scancel or Slurm ends the job, all processes are told too. Without a trap this script would exit before them.
+trap 'is_ended=yes' TERM
+# Another job may push this one out after a grace time, in which only the processes are told. If they exit within it,
+# Slurm does not submit the job again.
+is_preempted() { scontrol show job "$SLURM_JOB_ID" | grep -q PreemptTime=2; }
 
 arguments=(
     --nnodes="$SLURM_NNODES"                          # machines
@@ -39,7 +42,7 @@ arguments=(
     --rdzv-endpoint="$meeting_point"                  # which runs there
     --rdzv-id="$SLURM_JOB_ID"                         # and tells runs apart by the job's id
 )
-# The job keeps its id when it is submitted again, so it keeps its folder too, where train.resume=auto finds a checkpoint.
+# A job keeps its id when it is submitted again, so it keeps its folder too, where train.resume=auto finds a checkpoint.
 # srun does not take over the number of cores from sbatch. Without it each machine would give one.
 srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-.venv/bin/python}" -m torch.distributed.run \
     "${arguments[@]}" "${TRAIN:-train.py}" hydra.run.dir="outputs/slurm-$SLURM_JOB_ID" "$@" &
@@ -51,5 +54,8 @@ while [ "$code" -gt 128 ]; do
     wait "$srun"
     code=$?
 done
-[ -z "$time_is_up" ] || [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
+# After scancel nothing is submitted again; after `scontrol requeue`, or without a grace time, Slurm does that itself.
+if [ "$code" != 0 ] && [ -z "$is_ended" ] && { [ -n "$time_is_up" ] || is_preempted; }; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit "$code"

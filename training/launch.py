@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -75,7 +76,11 @@ class Launcher:
             self._run(cfg, folder)
         except Stopped as stop:
             log.warning("%s; to go on: python train.py train.resume=%s", stop, folder)
-            raise
+            if "SUBMITIT_EXECUTOR" not in os.environ:
+                raise
+            # submitit's own process runs this job, and would show a traceback.
+            submit_again_if_preempted()
+            raise SystemExit(stop.exit_code) from None
         except Exception as error:
             if full_errors():
                 raise
@@ -161,6 +166,17 @@ def check_launcher(arguments: list[str]) -> None:
             "hydra/launcher=submitit_slurm submits to Slurm, and there is no srun here: run it on a login node of the "
             "cluster, or use hydra/launcher=joblib on this machine"
         )
+
+
+def submit_again_if_preempted() -> None:
+    """Submits this Slurm job again if another has pushed it out, and Slurm lets it end within a grace time.
+
+    Slurm does so itself only if the job is still running after that time.
+    """
+    if job := os.environ.get("SLURM_JOB_ID"):
+        found = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
+        if "PreemptTime=2" in found:  # the year's first digit; else it is PreemptTime=None
+            subprocess.run(["scontrol", "requeue", job], check=False)
 
 
 def is_expected(error: BaseException) -> bool:
