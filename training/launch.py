@@ -173,7 +173,10 @@ def submit_again_if_preempted() -> None:
 
     Slurm does so itself only if the job is still running after that time.
     """
-    if job := os.environ.get("SLURM_JOB_ID"):
+    job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
+    if array is not None:  # as a number alone, it may mean all jobs of the sweep
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    if job is not None:
         found = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
         if "PreemptTime=2" in found:  # the year's first digit; else it is PreemptTime=None
             subprocess.run(["scontrol", "requeue", job], check=False)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from training.config import ConfigError
-from training.launch import LAUNCHERS, check_launcher, report
+from training.launch import LAUNCHERS, check_launcher, report, submit_again_if_preempted
 from training.sweep import Sweep, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,6 +138,26 @@ def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="there is no srun here"):
         check_launcher(["-m", "hydra/launcher=submitit_slurm"])
+
+
+@pytest.mark.parametrize(
+    ("preempted", "array", "asked"),
+    [
+        ("2026-11-22T01:37:52", None, ["show job 22", "requeue 22"]),
+        ("2026-11-22T01:37:52", "20", ["show job 20_1", "requeue 20_1"]),
+        ("None", "20", ["show job 20_1"]),
+    ],
+)
+def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "22")
+    for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    submit_again_if_preempted()
+    assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
 # A report that many processes write
