@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -35,7 +36,7 @@ from training.command_line import changes, complete, continued_run
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost
-from training.stopping import Stopped
+from training.stopping import STOPPED, Stopped
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class SweepStart(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir)
+        # Otherwise SIGTERM would end this process at once, and joblib's processes would train on.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
 
 
 def _launcher_in(module: str) -> Launcher:

@@ -57,16 +57,23 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_in_the_table(
     assert "deprecated" not in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize(
+    ("launcher", "kill", "number", "code"),
+    [
+        ("joblib", os.killpg, signal.SIGINT, 130),  # Ctrl-C: a terminal sends it to the whole process group
+        ("joblib", os.kill, signal.SIGTERM, 75),
+        ("submitit_local", os.killpg, signal.SIGINT, 130),
+    ],
+)
 @pytest.mark.timeout(300)  # many processes that import torch
-def test_ctrl_c_ends_the_jobs_and_their_workers(launcher, tmp_path, bound):
+def test_a_signal_ends_the_sweep_with_its_jobs_and_their_workers(launcher, kill, number, code, tmp_path, bound):
     pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher].replace('-', '_')}")
     endless = ["data.length=6400", "train.epochs=100000", "loader=torch,prefetch", "loader.num_workers=1"]
     process = subprocess.Popen(
         sweep_command(launcher, *endless),
         cwd=tmp_path,
         env=ONE_THREAD,
-        start_new_session=True,  # a process group, to which a terminal sends Ctrl-C
+        start_new_session=True,  # and with it a process group
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -79,9 +86,9 @@ def test_ctrl_c_ends_the_jobs_and_their_workers(launcher, tmp_path, bound):
             time.sleep(0.05)
         everyone = main.children(recursive=True)
         assert len(everyone) >= 4, "two jobs with a worker each"
-        os.killpg(process.pid, signal.SIGINT)
+        kill(process.pid, number)
         printed, _ = process.communicate(timeout=bound)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert "Jobs: 2 unfinished" in printed
         _, alive = psutil.wait_procs(everyone, timeout=bound)
         assert not alive
