@@ -74,10 +74,13 @@ def check_owner(owner: int, what: str) -> None:
 def default_context() -> Any:
     """Returns the multiprocessing context for workers: the start method that the program set, else fork on Linux.
 
-    Fork starts fastest and copies no dataset.
+    Fork starts fastest and copies no dataset. Other methods than Python's own are not the program's choice: joblib
+    sets "loky" in its processes, for its own use.
     """
-    default = "fork" if sys.platform == "linux" else "spawn"
-    return torch.multiprocessing.get_context(multiprocessing.get_start_method(allow_none=True) or default)
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method not in ("fork", "spawn", "forkserver"):
+        method = "fork" if sys.platform == "linux" else "spawn"
+    return torch.multiprocessing.get_context(method)
 
 
 @atexit.register

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file to write to. It replaces `path` at the end of the block, unless the block raises."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes on other machines may write it too
     try:
         with partial.open("wb") as file:
             yield file

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import logging
+import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,7 +36,7 @@ from training.command_line import changes, check_folder, complete, continued_run
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
-from training.stopping import Stopped
+from training.stopping import STOPPED, Stopped
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
@@ -38,15 +46,25 @@ EXPECTED = (
     *(CheckpointError, ProcessesLost),
 )
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+LAUNCHERS = {  # the packages that have them, which are optional: requirements-extra.txt
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+# The presets in conf/hydra/launcher/ have the names of the plugins' own configs, so that Hydra merges the two.
+warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
 
 class Launcher:
-    """Runs jobs for Hydra, and remembers whether one failed and which sweep they belong to."""
+    """Runs jobs for Hydra, and remembers whether one failed."""
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
-        self._sweep: Path | None = None
         self._earlier: Any = None  # the config of the run that train.resume continues
+
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        """Other processes (joblib's, submitit's) import train.py's: what it holds cannot all be pickled."""
+        return _launcher_in, ("train",)
 
     def job(self, cfg: DictConfig) -> None:
         """Hydra's task function: runs a job of a sweep, or the only job."""
@@ -54,15 +72,17 @@ class Launcher:
         folder = Path(hydra.runtime.output_dir)
         if is_main_process():
             (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
-        if hydra.mode == RunMode.MULTIRUN:
-            self._sweep = folder.parent
         if self._earlier is not None and (changed := changes(cfg, self._earlier)):
             log.info("train.resume with other settings: %s", "; ".join(changed))
         try:
             self._run(cfg, folder)
         except Stopped as stop:
             log.warning("%s; to go on: python train.py train.resume=%s", stop, folder)
-            raise
+            if "SUBMITIT_EXECUTOR" not in os.environ:
+                raise
+            # submitit's own process runs this job, and would show a traceback.
+            submit_again_if_preempted()
+            raise SystemExit(stop.exit_code) from None
         except Exception as error:
             if full_errors():
                 raise
@@ -74,9 +94,9 @@ class Launcher:
             gc.collect()  # so that the next job has this one's memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if self._sweep is not None:
+            if hydra.mode == RunMode.MULTIRUN:
                 try:
-                    write_report(self._sweep)
+                    write_report(folder.parent)
                 except Exception as error:  # the other jobs matter more than the report
                     log.warning("the sweep's report could not be written: %s", error)
 
@@ -85,8 +105,11 @@ class Launcher:
 
         The exit code is 0, 1 after an error, 130 after Ctrl-C, and 75 after another signal: try again.
         """
-        code: int | str = 0
+        code: int | str | None = 0
+        # A job in another process imports train.py, from whatever folder it was started in.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
+            check_launcher(sys.argv[1:])
             if run := continued_run(sys.argv[1:]):
                 self._earlier = OmegaConf.load(run / ".hydra" / "config.yaml")
             sys.argv[1:] = complete(sys.argv[1:])
@@ -100,9 +123,69 @@ class Launcher:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
-        if self._sweep is not None:
-            print(Sweep(self._sweep).text())
+        except SystemExit as stopped:  # Hydra has shown an error of its own or of its launcher
+            code = stopped.code
+        if SweepStart.folder is not None:
+            self._failed = not report(SweepStart.folder)
         sys.exit(code or int(self._failed))
+
+
+class SweepStart(Callback):
+    """Remembers the folder of a sweep whose jobs may run elsewhere, for the table at its end. See conf/config.yaml."""
+
+    folder: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        SweepStart.folder = Path(config.hydra.sweep.dir)
+        # Otherwise SIGTERM would end this process at once, and joblib's processes would train on.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+
+
+def _launcher_in(module: str) -> Launcher:
+    return importlib.import_module(module).launcher
+
+
+def report(folder: Path) -> bool:
+    """Writes a sweep's report and prints it. Returns whether all jobs are done, wherever they ran."""
+    try:
+        write_report(folder)
+        sweep = Sweep(folder)
+    except ValueError:  # no job has begun
+        return False
+    print(sweep.text())
+    return all(job.status == "done" for job in sweep.jobs)
+
+
+def check_launcher(arguments: list[str]) -> None:
+    """Raises ConfigError if the sweep's launcher is not installed, or if there is no Slurm here to submit to."""
+    chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
+    name = chosen[-1].partition("=")[2] if chosen else ""
+    if package := LAUNCHERS.get(name):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}"
+            ) from None
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm submits to Slurm, and there is no srun here: run it on a login node of the "
+            "cluster, or use hydra/launcher=joblib on this machine"
+        )
+
+
+def submit_again_if_preempted() -> None:
+    """Submits this Slurm job again if another has pushed it out, and Slurm lets it end within a grace time.
+
+    Slurm does so itself only if the job is still running after that time.
+    """
+    job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
+    if array is not None:  # as a number alone, it may mean all jobs of the sweep
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    if job is not None:
+        found = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
+        if "PreemptTime=2" in found:  # the year's first digit; else it is PreemptTime=None
+            subprocess.run(["scontrol", "requeue", job], check=False)
 
 
 def is_expected(error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """Signals that end a run early: the step is finished, a checkpoint is saved, and the program exits.
 
-Ctrl-C, SIGTERM (kill, spot machines, torchrun) and SIGUSR1 (Slurm) only set a flag, which train.py reads after each
-step, so none of them can interrupt a step, the loader or a save. A second signal ends the program at once.
+Ctrl-C, SIGTERM (kill, spot machines, torchrun), SIGUSR1 (Slurm) and SIGUSR2 (submitit) only set a flag, which train.py
+reads after each step, so none of them can interrupt a step, the loader or a save. A second signal ends the program at
+once.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import time
 from types import FrameType
 from typing import Any
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # not Windows
-STOPPED = 75  # exit code after SIGTERM or SIGUSR1; sysexits.h calls it "temporary failure": try again
+NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # not Windows
+STOPPED = 75  # exit code after all of them but Ctrl-C; sysexits.h calls it "temporary failure": try again
 ONE_EVENT = 1.0  # seconds within which signals count as one: torchrun passes on what its process group gets anyway
 
 

@@ -1,8 +1,8 @@
 """What a sweep leaves behind: one table and one picture over all its jobs, and the setting to use.
 
-The report is a pure function of the sweep's folder, so it can be written after every job, at the end, or after an
-interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`, and `summary.json`
-if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is still running.
+The report is a pure function of the sweep's folder, so any process on any machine can write it: after every job, at
+the end, or after an interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`,
+and `summary.json` if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is running.
 
     python -m training.sweep multirun/2026-11-21_10-00-00_123456      # write the report again, and print it
 """
@@ -16,7 +16,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -203,17 +203,19 @@ class Sweep:
 def write_report(folder: str | Path) -> list[Path]:
     """Writes `sweep.csv`, `sweep.md` and `sweep.png` into the sweep's folder, each whole or not at all.
 
+    Several processes may do so at once, without a lock: each reads the jobs again after it has written, and repeats
+    that if they have changed, so the last one to write has written every job.
+
     Returns their paths. Raises ValueError if it is not a sweep's folder, OSError if it cannot be written to.
     """
-    sweep = Sweep(folder)
-    makers: dict[str, Callable[[], str | bytes]] = {
-        "sweep.csv": sweep.csv,
-        "sweep.md": sweep.markdown,
-        "sweep.png": sweep.picture,
-    }
-    for name, make in makers.items():
-        write_whole(sweep.folder / name, make())
-    return [sweep.folder / name for name in makers]
+    sweep, written = Sweep(folder), ""
+    while sweep.csv() != written:
+        written = sweep.csv()
+        write_whole(sweep.folder / "sweep.csv", written)
+        write_whole(sweep.folder / "sweep.md", sweep.markdown())
+        write_whole(sweep.folder / "sweep.png", sweep.picture())
+        sweep = Sweep(folder)
+    return [sweep.folder / name for name in ("sweep.csv", "sweep.md", "sweep.png")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
