@@ -31,9 +31,9 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self.between_epochs = True  # whether the checkpoint, if one was resumed, was saved at the end of an epoch
-        epoch_steps = steps_per_epoch(len(train_set), self.config)
-        self.last_step = int(min(self.config.epochs * epoch_steps, self.config.max_steps or math.inf))
-        self.warmup_steps = min(self.config.warmup_epochs * epoch_steps, self.last_step / 2)
+        steps = steps_in(self.config.epochs, len(train_set), self.config)
+        self.last_step = min(steps, self.config.max_steps or steps)
+        self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
         channels = train_set.sample_spec()["image"][0][-1]
         model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels)
@@ -149,14 +149,16 @@ class Trainer:
         return f"{type(self.model).__name__} with {parameters:,} parameters in {'bf16' if self.bf16 else 'fp32'}"
 
 
-def steps_per_epoch(samples: int, config: TrainConfig) -> float:
-    """The optimizer steps of an epoch: on average, where an epoch's rest goes over to the next."""
-    if samples < config.batch_size and config.last_batch != "keep":
-        raise ConfigError(f"train.batch_size={config.batch_size}: there are only {samples} training images; lower it")
-    steps = samples / config.batch_size
-    return (
-        steps if config.last_batch == "rollover" else math.ceil(steps) if config.last_batch == "keep" else int(steps)
-    )
+def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
+    """The number of optimizer steps. Raises ConfigError if there are too few samples for one."""
+    size = config.batch_size
+    if samples < size and config.last_batch != "keep":
+        raise ConfigError(f"train.batch_size={size}: there are only {samples} training images; lower it")
+    return {
+        "drop": epochs * (samples // size),
+        "keep": epochs * -(-samples // size),
+        "rollover": epochs * samples // size,
+    }[config.last_batch]
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
