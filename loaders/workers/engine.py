@@ -26,7 +26,7 @@ from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
-from .tasks import OwnTasks, choose_tasks, unseeded_task
+from .tasks import OwnTasks, SamplerTasks, choose_tasks, unseeded_task
 from .thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,13 @@ class EpochRunner(Epochs):
         self.one_at_a_time = one_at_a_time  # a new epoch's iterator ends the one before
         self._is_shared = one_at_a_time and loader.has_pool
         self._reads_ahead = self._is_shared and loader.in_order and own_order is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest epoch has batches left; it may have, if its sampler gives more than its length."""
+        position, tasks = self.position, self.tasks
+        overruns = isinstance(tasks, SamplerTasks) and tasks.overruns
+        return super().is_running or (overruns and position is not None and not position.finished)
 
     def samples_now(self, loader: Loader) -> int:
         """Returns the length that the dataset or the sampler has now."""

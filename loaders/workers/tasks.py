@@ -82,10 +82,13 @@ class SamplerTasks:
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
         self.sampler = sampler
+        self.overruns = False  # the newest epoch's sampler gives more than its length
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
         """Yields the epoch's tasks from batch number `first` on."""
-        return self._made_of(drawn(self.sampler, self.order.seed, epoch), epoch, first)
+        items = drawn(self.sampler, self.order.seed, epoch)
+        self.overruns = isinstance(items, chain)  # with what has not been drawn yet
+        return self._made_of(items, epoch, first)
 
     def _made_of(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         order, number = self.order, 0
