@@ -65,7 +65,7 @@ class Connection:
         # Not socket.recv_fds: it ignores its flags, and programs that this process starts would inherit descriptors.
         fds = array("i")
         room = socket.CMSG_LEN(2 * fds.itemsize)
-        message, parts, *_ = self.socket.recvmsg(LARGEST + 1, room, socket.MSG_CMSG_CLOEXEC)
+        message, parts, *_ = self.socket.recvmsg(LARGEST, room, socket.MSG_CMSG_CLOEXEC)
         for *_, data in parts:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         return message, fds.tolist()

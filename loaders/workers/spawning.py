@@ -44,7 +44,7 @@ class SpawnedReader:
         self._shared.clear()
 
     def _reduce_array(self, array: np.ndarray) -> Any:
-        if array.nbytes < LARGE or array.dtype.hasobject or type(array) is not np.ndarray:
+        if array.nbytes < LARGE or array.dtype.hasobject:
             return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if id(array) not in self._shared:
             self._shared[id(array)] = array, write_shared(array)

@@ -116,3 +116,16 @@ class Refusing:
 def test_what_cannot_be_pickled_is_named_with_advice(spawned, written, dataset, settings, name):
     with pytest.raises(TypeError, match=rf"^{name}.* cannot be pickled.*multiprocessing_context='fork'"):
         reduction.ForkingPickler.dumps(spawned(dataset, **settings))
+
+
+def test_what_refuses_once_only_is_an_error_too(spawned, written):
+    class RefusingOnce(Refusing):
+        refusals = iter([TypeError("not now")])
+
+        def __reduce__(self):
+            for refusal in self.refusals:
+                raise refusal
+            return Images, ()
+
+    with pytest.raises(TypeError, match=r"^the dataset cannot be pickled.*: not now$"):
+        reduction.ForkingPickler.dumps(spawned(RefusingOnce()))

@@ -223,6 +223,24 @@ def test_a_worker_init_fn_that_hangs_is_a_timeout(make):
     release.set()
 
 
+def test_a_thread_that_has_been_set_up_has_no_time_limit_until_its_first_task(make, monkeypatch, bound):
+    asked = threading.Event()
+
+    class Watched(Results):
+        """A thread's tasks: the end of the pool, after the thread has asked."""
+
+        def get(self) -> None:
+            asked.set()
+            assert released.wait(bound)
+
+    released = threading.Event()
+    monkeypatch.setattr(thread_pool, "SimpleQueue", Watched)
+    pool = make(1, init_fn=lambda worker: None)
+    assert asked.wait(bound)
+    assert pool._shared.began == [None]
+    released.set()
+
+
 def test_a_pool_that_nobody_refers_to_stops_its_threads(dataset, bound):
     pool = ThreadPool(Reader(dataset, default_collate, True, None, None, False), 2, None, 0)
     threads = pool._shared.threads
