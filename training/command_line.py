@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from training.config import ConfigError
-from training.processes import started_by_torchrun
+from training.processes import is_main_process, started_by_torchrun
 
 # For all processes but the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -21,6 +21,15 @@ SWEEP = {"-m", "--multirun"}
 def complete(arguments: list[str]) -> list[str]:
     """The arguments with what `train.resume` and torchrun imply. Raises ConfigError for what cannot work."""
     return _for_torchrun(_for_resume(arguments))
+
+
+def check_folder(arguments: list[str]) -> None:
+    """Raises ConfigError if no folder can be made for the run, which Hydra would answer with a traceback."""
+    key = "hydra.sweep.dir" if SWEEP & set(arguments) else "hydra.run.dir"
+    folder = Path(_values(arguments).get(key, ".").strip("'\"")).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run")
 
 
 def continued_run(arguments: list[str]) -> Path | None:
@@ -57,7 +66,7 @@ def _for_torchrun(arguments: list[str]) -> list[str]:
         return arguments
     if SWEEP & set(arguments):
         raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
-    if os.environ["RANK"] != "0":
+    if not is_main_process():
         return [*arguments, *SILENT]
     if "hydra.run.dir" in _values(arguments):
         return arguments

@@ -32,10 +32,10 @@ from omegaconf import DictConfig, OmegaConf
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.checkpoint import CheckpointError
-from training.command_line import changes, complete, continued_run
+from training.command_line import changes, check_folder, complete, continued_run
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
-from training.processes import ProcessesLost
+from training.processes import ProcessesLost, is_main_process
 from training.stopping import STOPPED, Stopped
 from training.sweep import Sweep, write_report
 
@@ -70,7 +70,8 @@ class Launcher:
         """Hydra's task function: runs a job of a sweep, or the only job."""
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
-        (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
+        if is_main_process():
+            (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
         if self._earlier is not None and (changed := changes(cfg, self._earlier)):
             log.info("train.resume with other settings: %s", "; ".join(changed))
         try:
@@ -86,7 +87,8 @@ class Launcher:
             if full_errors():
                 raise
             self._failed, sentence = True, sentence_of(error)
-            write_whole(folder / "error.txt", sentence + "\n")
+            if is_main_process():
+                write_whole(folder / "error.txt", sentence + "\n")
             log.error("error: %s", sentence, exc_info=not is_expected(error))
         finally:
             gc.collect()  # so that the next job has this one's memory
@@ -112,6 +114,7 @@ class Launcher:
                 self._earlier = OmegaConf.load(run / ".hydra" / "config.yaml")
             sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
+            check_folder(sys.argv[1:])
             main()
         except ConfigError as error:
             code = f"error: {error}"

@@ -181,6 +181,11 @@ def started_by_torchrun() -> bool:
     return True
 
 
+def is_main_process() -> bool:
+    """Whether this process writes the run's files; known before the processes are connected."""
+    return not started_by_torchrun() or os.environ["RANK"] == "0"
+
+
 def nearest_multiple(number: int, factor: int) -> int:
     return max(1, round(number / factor)) * factor
 

@@ -1,61 +1,128 @@
+import errno
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from training import checkpoint
-from training.checkpoint import load_weights, read_checkpoint, save_checkpoint
+from training.checkpoint import CheckpointError, Checkpoints, find_checkpoint, load_weights, read_checkpoint
 from training.config import ConfigError
+from training.processes import Processes
+from training.stopping import StopSignals
 
-CPU = torch.device("cpu")
+
+def state(step, model=None):
+    return {**dict.fromkeys(checkpoint.KEYS), "model": (model or nn.Linear(2, 3)).state_dict(), "step": step}
 
 
-def state(model):
-    return {**dict.fromkeys(checkpoint.KEYS), "model": model.state_dict(), "step": 3}
+def checkpoints(folder, keep=2, interval=(None, None)):
+    config = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
+    return Checkpoints(folder, config, Processes(torch.device("cpu")), StopSignals())
+
+
+def names(folder):
+    return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
 def test_a_checkpoint_is_read_from_its_file_or_from_its_runs_folder(tmp_path):
     model = nn.Linear(2, 3)
-    file = tmp_path / "checkpoints" / "last.pt"
-    save_checkpoint(file, state(model))
+    checkpoints(tmp_path).save(state(3, model))
+    file = tmp_path / "checkpoints" / "step-0000003.pt"
     for resume in (file, file.parent, tmp_path):
-        path, loaded = read_checkpoint(str(resume), CPU)
+        path, loaded = find_checkpoint(str(resume))
         assert path == file and loaded["step"] == 3
         assert torch.equal(loaded["model"]["weight"], model.weight)
-    assert [path.name for path in file.parent.iterdir()] == ["last.pt"]
+    assert names(tmp_path) == {"last.pt", "step-0000003.pt"}
 
 
-def test_a_crash_while_saving_keeps_the_old_checkpoint(tmp_path, monkeypatch):
-    file = tmp_path / "last.pt"
-    save_checkpoint(file, state(nn.Linear(2, 3)))
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
+    ours = checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        ours.save(state(step))
+        if step == 2:
+            ours.mark_best(step)
+    assert names(tmp_path) == {"last.pt", "best.pt", "step-0000002.pt", "step-0000005.pt", "step-0000006.pt"}
+    for name, step in (("last.pt", 6), ("best.pt", 2)):
+        assert read_checkpoint(tmp_path / "checkpoints" / name)["step"] == step
 
-    def crash(state, file):
+
+@pytest.mark.parametrize(
+    ("interval", "due"), [((3, None), [3, 6]), ((None, 0.0), [1, 2, 3, 4, 5, 6]), ((None, 3600), [])]
+)
+def test_checkpoints_are_saved_after_so_many_steps_or_so_many_seconds(tmp_path, interval, due):
+    ours = checkpoints(tmp_path, keep=9, interval=interval)
+    for step in range(1, 7):
+        ours.after_step(step, lambda step=step: state(step))
+    assert [path.name for path in sorted(tmp_path.glob("checkpoints/step*"))] == [f"step-{n:07}.pt" for n in due]
+
+
+def flip_a_bit(content):
+    place = content.index(torch.full((500,), 3.0).numpy().tobytes()) + 1000  # inside a weight
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-100], lambda content: b"", flip_a_bit])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_path, caplog, damage):
+    model = nn.Linear(500, 1)
+    nn.init.constant_(model.weight, 3.0)
+    for step in (1, 2):
+        checkpoints(tmp_path).save(state(step, model))
+    newest = tmp_path / "checkpoints" / "step-0000002.pt"
+    newest.write_bytes(damage(newest.read_bytes()))
+    path, loaded = find_checkpoint(str(tmp_path))
+    assert loaded["step"] == 1 and path.name == "step-0000001.pt"
+    assert "step-0000002.pt cannot be read as a checkpoint: it is damaged" in caplog.text
+
+
+def test_if_all_checkpoints_are_damaged_the_run_does_not_start_afresh_in_silence(tmp_path):
+    checkpoints(tmp_path).save(state(1))
+    (tmp_path / "checkpoints" / "step-0000001.pt").write_bytes(b"PK\x03\x04 half a zip")
+    with pytest.raises(ConfigError, match=r"none of the 1 checkpoints in .* can be read: train\.resume=null starts"):
+        checkpoints(tmp_path).find("auto")
+
+
+def test_a_full_disk_ends_in_a_sentence_and_the_last_good_checkpoint_is_whole(tmp_path, monkeypatch):
+    ours = checkpoints(tmp_path)
+    ours.save(state(1))
+
+    def fill_the_disk(state, file):
         file.write(b"half")
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.torch, "save", crash)
-    with pytest.raises(OSError):
-        save_checkpoint(file, {})
-    assert read_checkpoint(str(file), CPU)[1]["step"] == 3
+    monkeypatch.setattr(checkpoint.torch, "save", fill_the_disk)
+    sentence = r"step 2 could not be written to \S+2\.pt: No space left on device; \S+step-0000001\.pt is whole"
+    with pytest.raises(CheckpointError, match=sentence):
+        ours.save(state(2))
+    assert names(tmp_path) == {"last.pt", "step-0000001.pt"}
+    assert find_checkpoint(str(tmp_path))[1]["step"] == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
-def test_a_damaged_file_is_refused_with_its_name(tmp_path, content):
-    (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"last\.pt cannot be read as a checkpoint"):
-        read_checkpoint(str(tmp_path), CPU)
+def test_auto_takes_the_folders_newest_checkpoint_or_starts_afresh(tmp_path):
+    assert checkpoints(tmp_path).find("auto") is None
+    checkpoints(tmp_path).save(state(4))
+    assert checkpoints(tmp_path).find("auto")[1]["step"] == 4
+    assert checkpoints(tmp_path).find(None) is None
+
+
+def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_began(tmp_path):
+    checkpoints(tmp_path / "first").save(state(4))
+    assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 4
+    checkpoints(tmp_path / "second").save(state(6))
+    assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 6
 
 
 def test_a_file_with_weights_alone_is_refused(tmp_path):
     torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "weights.pt")
     with pytest.raises(ConfigError, match="has no training state"):
-        read_checkpoint(str(tmp_path / "weights.pt"), CPU)
+        find_checkpoint(str(tmp_path / "weights.pt"))
 
 
 def test_a_missing_checkpoint_is_refused_with_the_key(tmp_path):
     with pytest.raises(ConfigError, match=r"^train\.resume=.*nowhere does not exist"):
-        read_checkpoint(str(tmp_path / "nowhere"), CPU)
-    with pytest.raises(ConfigError, match=r"has no checkpoints/last\.pt"):
-        read_checkpoint(str(tmp_path), CPU)
+        find_checkpoint(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"has no checkpoints/step"):
+        find_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("other", [nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 3))])

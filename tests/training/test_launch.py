@@ -7,7 +7,7 @@ import pytest
 
 from data.errors import DataError
 from loaders import LoaderConfigError
-from training.launch import check_single_process, sentence_of
+from training.launch import sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,21 +34,38 @@ def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(tmp_path):
     assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
 
 
-def test_a_start_with_several_processes_ends_with_one_sentence_and_exit_code_1(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    done = train(folder=tmp_path)
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            "error: WORLD_SIZE=2 is set but RANK and LOCAL_RANK and MASTER_ADDR and MASTER_PORT not",
+        ),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "error: rank 1 of 2 could not connect to the others through MASTER_ADDR and MASTER_PORT, localhost:1, "
+            "within train.process_timeout=1 seconds",
+        ),
+    ],
+)
+def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
+    tmp_path, monkeypatch, environment, sentence
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = train("train.process_timeout=1", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(
-        "error: WORLD_SIZE=2: train.py cannot run in several processes yet: start it without torchrun"
-    )
-    assert done.stderr.count("\n") == 1 and not done.stdout
-    assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
+    assert done.stderr.splitlines()[-1].startswith(sentence) and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
-@pytest.mark.parametrize("processes", ["1", ""])
-def test_a_start_with_one_process_passes(processes, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    check_single_process()
+@pytest.mark.parametrize("arguments", [["hydra.run.dir=file/out"], ["-m", "seed=0,1", "hydra.sweep.dir=file/out"]])
+def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(tmp_path, arguments):
+    (tmp_path / "file").touch()
+    done = train(*arguments, folder=tmp_path)
+    key = arguments[-1].partition("=")[0]
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: {key}=FOLDER chooses another folder")
 
 
 def test_an_expected_error_has_a_traceback_only_on_request(tmp_path, monkeypatch):
