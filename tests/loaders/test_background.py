@@ -66,6 +66,6 @@ def test_a_forked_child_stops_nothing_of_its_parents(monkeypatch):
     ("chosen", "platform", "method"), [(None, "linux", "fork"), (None, "darwin", "spawn"), ("spawn", "linux", "spawn")]
 )
 def test_workers_are_forked_on_linux_unless_the_program_chose_otherwise(chosen, platform, method, monkeypatch):
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: chosen)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: chosen if allow_none else "fork")
     monkeypatch.setattr(background, "sys", SimpleNamespace(platform=platform))
     assert default_context().get_start_method() == method
