@@ -7,10 +7,12 @@ their gradients; the main process, rank 0, alone writes files, the log and the p
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -92,7 +94,10 @@ class TorchrunProcesses(Processes):
             torch.cuda.set_device(device)
         try:
             limit = timedelta(seconds=timeout)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+            store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+            about: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
+            fresh = dist.PrefixStore(meet(store, **about), store)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=fresh, **about)
             self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # on the CPU, beside the gradients
         except (dist.DistError, RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -143,6 +148,33 @@ class TorchrunProcesses(Processes):
                 f"rank {self.rank} lost another process: it has exited (see its own message), or it did not answer "
                 f"for train.process_timeout={self._timeout:g} seconds: {_first_line(error)}"
             ) from error
+
+
+def meet(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Returns a name that all processes of this start agree on, and no earlier start had.
+
+    torchrun keeps its store when it starts the processes again. Without a prefix of its own, a process could read the
+    address of one that has exited, and wait for it. So rank 0 names this start, and answers the others' new requests.
+    """
+    if rank > 0:
+        request = uuid4().hex
+        store.set(f"request/{rank}", request)
+        start = store.get(f"answer/{request}").decode()
+        store.set(f"met/{start}/{rank}", "")
+        return f"start/{start}"
+    start, end = str(store.add("starts", 1)), time.monotonic() + timeout.total_seconds()
+    missing, answered = set(range(1, world_size)), set[bytes]()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"request/{other}"]) and (theirs := store.get(f"request/{other}")) not in answered:
+                store.set(f"answer/{theirs.decode()}", start)
+                answered.add(theirs)
+            if store.check([f"met/{start}/{other}"]):
+                missing.remove(other)
+        if time.monotonic() > end:
+            raise RuntimeError(f"ranks {sorted(missing)} did not come")
+        time.sleep(0.01)
+    return f"start/{start}"
 
 
 def start_processes(config: Config) -> Processes:

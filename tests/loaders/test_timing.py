@@ -134,11 +134,11 @@ def test_step_milliseconds_are_percentiles_of_the_steps_after_warm_up(clock):
 def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock, warmup_steps):
     timer = StepTimer(CPU, warmup_steps)
     waits = [2.0 * number for number in range(101)]
-    assert timer.summary()["first_batch_seconds"] is None
+    assert timer.summary(timer.run())["first_batch_seconds"] is None
     run(timer, clock, *waits, step=1.0)
     first = warmup_steps  # the first wait is the shortest
     seconds = sum(waits) + 101 - first
-    assert timer.summary() == {
+    assert timer.summary(timer.run()) == {
         "images_per_second": pytest.approx(8 * (101 - first) / seconds),
         "data_wait_fraction": pytest.approx(sum(waits) / seconds),
         "first_batch_seconds": 0.0,
@@ -259,3 +259,11 @@ def test_on_the_device_a_batch_that_comes_late_is_waiting():
     for batch in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", depth=2, transform=slow)):
         batch += 1
     assert timer.run().data_wait_fraction > 0.5
+
+
+def test_the_windows_of_several_processes_are_one_window_with_the_worst_share():
+    windows = [Window(4, 40, 10.0, 1.0), Window(4, 36, 20.0, 6.0)]
+    total = Window.of_processes(windows)
+    assert total == Window(4, 76, 15.0, 3.5, worst_wait_fraction=0.3)
+    assert str(total).endswith("(23 %, worst process 30 %)")
+    assert Window.of_processes(windows[:1]) == windows[0]

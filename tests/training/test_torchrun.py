@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+
+from training.processes import meet
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 150  # seconds within which every run has to end
@@ -130,6 +134,19 @@ def test_without_a_given_folder_a_restarted_run_finds_its_own(tmp_path, monkeypa
     assert complete([]) == [first]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     assert complete([]) != [first]
+
+
+def test_processes_that_are_started_again_meet_though_the_store_has_the_requests_of_an_earlier_start():
+    store, limit = torch.distributed.HashStore(), timedelta(seconds=60)
+    store.set("request/1", "from a process that has exited before rank 0 answered it")
+    with ThreadPoolExecutor(3) as threads:
+        names = [set(threads.map(lambda rank: meet(store, rank, 3, limit), range(3))) for _ in range(3)]
+    assert all(len(one) == 1 for one in names) and len(set.union(*names)) == 3
+
+
+def test_a_process_that_does_not_come_is_named():
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come"):
+        meet(torch.distributed.HashStore(), 0, 3, timedelta(seconds=0))
 
 
 def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(tmp_path, undisturbed):

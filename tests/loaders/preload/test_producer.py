@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from loaders import background
 from loaders.base import ENDED
 from loaders.preload import producer as module
 from loaders.preload.device_copy import DeviceCopier
@@ -192,7 +193,7 @@ def test_a_closed_producer_says_that_the_epoch_was_ended(produce, released, boun
 
 def test_a_forked_child_is_refused_with_both_process_numbers(produce, monkeypatch):
     one, ours = produce(Script(torch.tensor(7))), os.getpid()
-    monkeypatch.setattr(module, "os", SimpleNamespace(getpid=lambda: ours + 1))
+    monkeypatch.setattr(background, "os", SimpleNamespace(getpid=lambda: ours + 1))
     with pytest.raises(RuntimeError, match=rf"another process \({ours}\), of which this one \({ours + 1}\)"):
         one.get()
 
