@@ -17,6 +17,8 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from loaders.timing import Window
@@ -94,9 +96,9 @@ class TorchrunProcesses(Processes):
             torch.cuda.set_device(device)
         try:
             limit = timedelta(seconds=timeout)
-            store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+            store, _, _ = next(rendezvous("env://", timeout=limit))
             about: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
-            fresh = dist.PrefixStore(meet(store, **about), store)
+            fresh = PrefixStore(meet(store, **about), store)
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=fresh, **about)
             self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # on the CPU, beside the gradients
         except (dist.DistError, RuntimeError, ValueError) as error:
