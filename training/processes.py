@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loaders.timing import Window
 from training.config import Config, ConfigError
+from training.stopping import Stopped
 
 
 class ProcessesLost(RuntimeError):
@@ -143,7 +144,7 @@ class TorchrunProcesses(Processes):
         return f"in {self.world_size} processes, each on its own {self.device.type} device"
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
+        if error is None or isinstance(error, Stopped):  # all processes come here at the same step
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise ProcessesLost(

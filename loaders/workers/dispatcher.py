@@ -104,8 +104,8 @@ class Dispatcher:
         self._tasks = iter(())
         self._ring.close()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():  # by then the workers are gone
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # `sys` may be gone before
+        if not is_finalizing():  # by then the workers are gone
             self.close()
 
     def check_process(self) -> None:
