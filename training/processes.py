@@ -209,8 +209,8 @@ def started_by_torchrun() -> bool:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set but {' and '.join(missing)} not: start several processes "
-            "by torchrun --nproc-per-node=2 train.py, or unset WORLD_SIZE"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, but not {', '.join(missing)}: start several processes "
+            "with torchrun --nproc-per-node=2 train.py, or unset WORLD_SIZE"
         )
     return True
 

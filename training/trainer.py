@@ -137,7 +137,8 @@ class Trainer:
         self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
         self.between_epochs = state["loader"]["samples"] == 0
-        log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
+        place, number = ("at the end of", self.epoch) if self.between_epochs else ("in", self.epoch + 1)
+        log.info("resuming after step %d, %s epoch %d, from %s", self.step, place, number, path)
 
     def progress_bar(self, epoch_steps: int) -> tqdm:
         silent = None if self.processes.is_main else True  # None: unless the output is no terminal
