@@ -63,7 +63,7 @@ class Launcher:
         self._earlier: EarlierRun | None = None  # the run that train.resume continues
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        """Other processes (joblib's, submitit's) import train.py's: what it holds cannot all be pickled."""
+        """Processes of joblib and submitit import train.py's launcher: not all that this one holds can be pickled."""
         return _launcher_in, ("train",)
 
     def job(self, cfg: DictConfig) -> None:
