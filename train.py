@@ -65,17 +65,17 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
         if trainer.finished and (summary := processes.share(record.finished)):
-            more = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
+            hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
             if config.train.resume != "auto":
-                raise ConfigError(f"train.resume={config.train.resume}: {more}")
-            log.info(more)
+                raise ConfigError(f"train.resume={config.train.resume}: {hint}")
+            log.info(hint)
             return summary
         record.begin(trainer.step)
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
 
         timer = StepTimer(processes.device, config.train.timing_warmup_steps)
         unevaluated = processes.share(lambda: trainer.step not in record.accuracies)
-        if found and unevaluated and (trainer.between_epochs or trainer.finished):
+        if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
             evaluate(trainer, train_loader, test_loader, record, checkpoints)
         while not trainer.finished:
             train_epoch(trainer, train_loader, timer, record, checkpoints)
@@ -145,7 +145,7 @@ def log_steps(trainer: Trainer, losses: list[Tensor], timer: StepTimer, record: 
 def evaluate(
     trainer: Trainer, train_loader: Preloader, test_loader: Preloader, record: Record, checkpoints: Checkpoints
 ) -> None:
-    """Saves a checkpoint, so that nothing is lost if evaluation fails; if it is the best one so far, it stays."""
+    """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
     checkpoints.save(trainer.state_dict(train_loader))
     accuracy, stopped_by = trainer.evaluate(test_loader, checkpoints.signals)
     checkpoints.stop_if(stopped_by, trainer.step)

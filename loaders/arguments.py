@@ -15,7 +15,8 @@ def check_arguments(
 ) -> None:
     """Raises ValueError for arguments of ours that cannot work, alone or with the other ones.
 
-    `loader` is a WorkerLoader that has only its own arguments as attributes yet, not those that torch knows.
+    This is called before the DataLoader's __init__, so `loader`, a WorkerLoader, has only its own arguments as
+    attributes. Those of the DataLoader are passed beside it.
     """
     check_choice("worker_method", loader.worker_method, ("multiprocessing", "thread"))
     check_choice("on_error", loader.on_error, ("raise", "skip"))

@@ -51,7 +51,7 @@ class Checkpoints:
         """Saves what `state` returns if a checkpoint is due. Raises Stopped, once it is saved, after a signal."""
         late = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
         if late:
-            self._saved_at = time.monotonic()  # ask once
+            self._saved_at = time.monotonic()  # ask once, not again while the processes agree
         signal_number, late_anywhere = self._processes.agree(self.signals.received, int(late))
         if signal_number or late_anywhere or (self._every_steps is not None and step % self._every_steps == 0):
             self.save(state())
@@ -93,7 +93,8 @@ class Checkpoints:
     def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:
         """The path and content of the checkpoint to resume from, read by the main process; None for a fresh start.
 
-        What `train.resume` names is where the run starts; its own folder is where it goes on after an interruption.
+        A checkpoint in the run's own folder comes first: there the run continues after an interruption. What
+        `train.resume` names is only where it began.
         """
         return self._processes.share(
             lambda: None if resume is None else newest_checkpoint(self.folder) or find_checkpoint(resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from training.config import ConfigError
+from training.files import write_whole
 from training.processes import is_main_process, started_by_torchrun
 
 # For all processes but the main one: they make no folder and no log.
@@ -37,6 +39,34 @@ def continued_run(arguments: list[str]) -> Path | None:
     resume = Path(_values(arguments).get("train.resume", "").strip("'\"")).expanduser()
     folders = [resume] if resume.is_dir() else resume.parents[:2]
     return next((folder for folder in folders if (folder / ".hydra" / "config.yaml").is_file()), None)
+
+
+class EarlierRun:
+    """The settings of a run that is continued. Hydra replaces them in its folder before train.py can check them."""
+
+    def __init__(self, run: Path) -> None:
+        self.config: Any = OmegaConf.load(run / ".hydra" / "config.yaml")
+        self._files = {path: path.read_bytes() for path in (run / ".hydra").glob("*.yaml")}
+        self._last = run / "checkpoints" / "last.pt"
+        self._saved = self._last.resolve()
+
+    def restore(self) -> None:
+        """Undoes an override that failed, so that the run can be continued as it was.
+
+        Once a checkpoint has been saved with the new settings, they are the run's own.
+        """
+        if self._last.resolve() != self._saved:
+            return
+        for path, content in self._files.items():
+            write_whole(path, content)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that continues the run in `folder`, to be pasted into a shell."""
+    program = "python train.py"
+    if started_by_torchrun():
+        program = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', os.environ['WORLD_SIZE'])} train.py"
+    return f"{program} {shlex.quote(f'train.resume={folder}')}"
 
 
 def changes(cfg: DictConfig, earlier: DictConfig) -> list[str]:

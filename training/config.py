@@ -159,6 +159,10 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
             raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
+        for argument in arguments:  # Hydra itself would answer with a page
+            if argument.startswith("hydra/launcher="):
+                choices = loader.get_group_options("hydra/launcher")
+                check_choice("hydra/launcher", argument.partition("=")[2], choices, ConfigError)
         groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
         for override in groups:
             key = override.key_or_group

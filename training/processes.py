@@ -52,23 +52,26 @@ class Processes:
         return nullcontext()
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Gives all processes the main process's buffers: batch norm's running statistics differ a little."""
+        """Copies the main process's buffers to the others: each has had batch norm statistics of its own."""
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """The values of each process, by rank. All processes wait for one another here."""
         return [values]
 
     def total(self, window: Window) -> Window:
-        """The steps of the window, as all processes saw them. All of them wait for one another here."""
+        """The windows of all processes in one. All processes wait for one another here."""
         times = self.gather(window.images, window.seconds, window.wait_seconds)
         return Window.of_processes([Window(window.steps, int(images), *rest) for images, *rest in times])
 
     def share(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns in the main process, where alone it is called."""
+        """Calls `make` in the main process only, and returns its result in every process."""
         return make()
 
     def agree(self, *numbers: int) -> tuple[int, ...]:
-        """The largest of each number over all processes. Several processes learn of it one call later."""
+        """For each number, the largest over all processes.
+
+        With several processes it is the answer to the call before this one, so that no step waits for the others.
+        """
         return numbers
 
     def __str__(self) -> str:
@@ -98,9 +101,9 @@ class TorchrunProcesses(Processes):
         try:
             limit = timedelta(seconds=timeout)
             store, _, _ = next(rendezvous("env://", timeout=limit))
-            about: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
-            fresh = PrefixStore(meet(store, **about), store)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=fresh, **about)
+            group: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
+            own_store = PrefixStore(meet(store, **group), store)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=own_store, **group)
             self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # on the CPU, beside the gradients
         except (dist.DistError, RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -210,8 +213,8 @@ def started_by_torchrun() -> bool:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set but {' and '.join(missing)} not: start several processes "
-            "by torchrun --nproc-per-node=2 train.py, or unset WORLD_SIZE"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, but not {', '.join(missing)}: start several processes "
+            "with torchrun --nproc-per-node=2 train.py, or unset WORLD_SIZE"
         )
     return True
 

@@ -17,7 +17,7 @@ from typing import Any
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # not Windows
 STOPPED = 75  # exit code after all of them but Ctrl-C; sysexits.h calls it "temporary failure": try again
-ONE_EVENT = 1.0  # seconds within which signals count as one: torchrun passes on what its process group gets anyway
+ONE_EVENT = 1.0  # seconds within which signals count as one: a Ctrl-C comes from the terminal and from torchrun
 
 
 class Stopped(BaseException):
@@ -47,7 +47,7 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Restores the handlers. After a stop it calls the program's own: submitit's submits the job again."""
+        """Restores the handlers, and after a stop calls the earlier one: submitit's submits the job again."""
         self._restore()
         handler = self._handlers.get(self.received)
         if isinstance(error, Stopped) and callable(handler) and handler is not signal.default_int_handler:

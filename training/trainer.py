@@ -30,7 +30,7 @@ class Trainer:
         self.config, self.seed = config.train, config.seed
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self.between_epochs = True  # whether the checkpoint, if one was resumed, was saved at the end of an epoch
+        self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
         steps = steps_in(self.config.epochs, len(train_set), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
@@ -136,13 +136,14 @@ class Trainer:
             raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
         self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
-        self.between_epochs = state["loader"]["samples"] == 0
-        log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
+        self.resumed_at_epoch_end = state["loader"]["samples"] == 0
+        place, number = ("at the end of", self.epoch) if self.resumed_at_epoch_end else ("in", self.epoch + 1)
+        log.info("resuming after step %d, %s epoch %d, from %s", self.step, place, number, path)
 
     def progress_bar(self, epoch_steps: int) -> tqdm:
         silent = None if self.processes.is_main else True  # None: unless the output is no terminal
-        about = {"desc": f"epoch {self.epoch + 1}", "unit": "step", "leave": False, "disable": silent}
-        return tqdm(total=epoch_steps, **about)
+        options = {"desc": f"epoch {self.epoch + 1}", "unit": "step", "leave": False, "disable": silent}
+        return tqdm(total=epoch_steps, **options)
 
     def __str__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())

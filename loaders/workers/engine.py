@@ -88,7 +88,7 @@ def warn_once(sentence: str) -> None:
 class EpochRunner(Epochs):
     """The epochs of a seeded loader, and the engine that runs them: one for all if workers persist, else one for each.
 
-    On a shared engine, and if batches come in order, our own order's next epoch is loaded ahead. A user's sampler is
+    A shared engine loads the next epoch ahead, if batches come in order and the order is ours. A user's sampler is
     iterated when its epoch begins, not before: a user may change a sampler between epochs. The runner must not refer
     to the loader: else only the garbage collector would end the workers of an abandoned loader.
     """
@@ -103,7 +103,10 @@ class EpochRunner(Epochs):
 
     @property
     def is_running(self) -> bool:
-        """Whether the newest epoch has batches left; it may have, if its sampler gives more than its length."""
+        """Whether the newest epoch has batches left.
+
+        A sampler may give more samples than its length says, and then only its end tells.
+        """
         position, tasks = self.position, self.tasks
         overruns = isinstance(tasks, SamplerTasks) and tasks.overruns
         return super().is_running or (overruns and position is not None and not position.finished)
@@ -118,7 +121,7 @@ class EpochRunner(Epochs):
         return None if length == sys.maxsize else replace(self.order, length=length).batches_in(epoch)
 
     def change_length(self, loader: Loader, length: int) -> None:
-        """Takes up a length that the dataset, or the sampler, has grown or shrunk to, as torch does."""
+        """Uses the new length of a dataset or sampler that has grown or shrunk, as torch does."""
         before, self.order = self.order.length, replace(self.order, length=length)
         self.tasks.order = self.order
         if isinstance(self.tasks, OwnTasks):
@@ -247,7 +250,7 @@ class UnseededIterator(_BaseDataLoaderIter):
         if self._pins:
             batch = pin_memory(batch)
         self._num_yielded += 1
-        self._received += 1  # last, as in EpochIterator
+        self._received += 1  # last: what an exception interrupts before is noticed by the next call
         return batch
 
     def end(self) -> None:

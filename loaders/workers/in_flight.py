@@ -22,13 +22,17 @@ class InFlight:
     deaths: int = 0  # how many workers in a row died while reading it
 
     def count_death(self, death: Death, max_restarts: int, skips: bool) -> list[tuple[Any, str]]:
-        """Counts a death, and after too many makes a WorkerFailure the result, or leaves out the sample (`skips`).
+        """Counts a death of the worker that read this task, and decides how the task goes on.
+
+        It is retried `max_restarts` times, the last time sample by sample, so that the next death names its sample.
+        That sample is then left out (`skips`) and the count begins again, or a WorkerFailure becomes the result. With
+        `skips` a task that was always read as a whole is retried once more, to find the sample.
 
         Returns what is left out: (index, reason).
         """
         self.deaths += 1
-        task, is_last = self.task, self.deaths >= max_restarts
-        self.task = replace(task, singly=task.singly or is_last)  # to find out which sample it is
+        task, next_is_last = self.task, self.deaths >= max_restarts
+        self.task = replace(task, singly=task.singly or next_is_last)
         if self.deaths <= max_restarts or (skips and not task.singly and death.row == WHOLE_BATCH):
             return []
         if death.row >= 0 and skips:

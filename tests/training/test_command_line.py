@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from training.command_line import changes, complete
+from training.command_line import EarlierRun, changes, complete, resume_command
 
 
 @pytest.fixture
@@ -49,3 +51,24 @@ def test_what_an_override_changes_is_named_with_both_values():
         "train.old is left out, was 1",
         "train.new is [1, 2], was left out",
     ]
+
+
+def test_a_runs_settings_are_restored_unless_a_checkpoint_was_saved_with_the_new_ones(earlier_run):
+    run, settings = EarlierRun(earlier_run), earlier_run / ".hydra" / "overrides.yaml"
+    before = settings.read_bytes()
+    settings.write_text("- model=linear")
+    run.restore()
+    assert settings.read_bytes() == before
+    settings.write_text("- model=linear")
+    (earlier_run / "checkpoints" / "last.pt").symlink_to("step-0000001.pt")
+    run.restore()
+    assert settings.read_text() == "- model=linear"
+
+
+def test_the_command_that_resumes_can_be_pasted_and_starts_as_many_processes(monkeypatch):
+    assert resume_command(Path("/runs/a run")) == "python train.py 'train.resume=/runs/a run'"
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert resume_command(Path("/runs/1")) == "torchrun --nproc-per-node=2 train.py train.resume=/runs/1"

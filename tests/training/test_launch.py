@@ -38,7 +38,7 @@ def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path)
     [
         (
             {"WORLD_SIZE": "2"},
-            "error: WORLD_SIZE=2 is set but RANK and LOCAL_RANK and MASTER_ADDR and MASTER_PORT not",
+            "error: WORLD_SIZE=2 is set, but not RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start",
         ),
         (
             {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
@@ -65,6 +65,20 @@ def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(train, tmp_path
     key = arguments[-1].partition("=")[0]
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: {key}=FOLDER chooses another folder")
+
+
+def test_an_unknown_launcher_ends_with_a_sentence(train):
+    done = train("-m", "hydra/launcher=jobib", "seed=0,1")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: hydra/launcher=jobib: did you mean joblib?")
+
+
+def test_a_mistake_in_resuming_leaves_the_run_its_own_settings(train, tmp_path):
+    assert train("model=linear", "hydra.run.dir=out").returncode == 0
+    settings = {path.name: path.read_bytes() for path in (tmp_path / "out" / ".hydra").iterdir()}
+    failed = train("train.resume=out", "model=small_cnn")
+    assert failed.returncode == 1 and "does not fit this run's SmallCNN" in failed.stdout
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out" / ".hydra").iterdir()} == settings
 
 
 def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, monkeypatch):
