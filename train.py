@@ -71,11 +71,11 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             log.info(more)
             return summary
         record.begin(trainer.step)
+        record.accuracies = processes.share(lambda: record.accuracies)  # the main process has read them
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
 
         timer = StepTimer(processes.device, config.train.timing_warmup_steps)
-        unevaluated = processes.share(lambda: trainer.step not in record.accuracies)
-        if found and unevaluated and (trainer.between_epochs or trainer.finished):
+        if found and trainer.step not in record.accuracies and (trainer.between_epochs or trainer.finished):
             evaluate(trainer, train_loader, test_loader, record, checkpoints)
         while not trainer.finished:
             train_epoch(trainer, train_loader, timer, record, checkpoints)
