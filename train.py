@@ -68,6 +68,11 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             more = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
             if config.train.resume != "auto":
                 raise ConfigError(f"train.resume={config.train.resume}: {more}")
+            if trainer.changed:  # the summary is not what these settings would give
+                raise ConfigError(
+                    f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose "
+                    "another folder, or train.resume=null to start afresh in this one"
+                )
             log.info(more)
             return summary
         record.begin(trainer.step)

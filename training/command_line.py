@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import OverrideParseException
 
 from training.config import ConfigError
 from training.processes import is_main_process, started_by_torchrun
@@ -25,8 +29,10 @@ def complete(arguments: list[str]) -> list[str]:
 
 def check_folder(arguments: list[str]) -> None:
     """Raises ConfigError if no folder can be made for the run, which Hydra would answer with a traceback."""
+    if not is_main_process():
+        return
     key = "hydra.sweep.dir" if SWEEP & set(arguments) else "hydra.run.dir"
-    folder = Path(_values(arguments).get(key, ".").strip("'\"")).absolute()
+    folder = _path(_values(arguments).get(key, ".")).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run")
@@ -34,14 +40,22 @@ def check_folder(arguments: list[str]) -> None:
 
 def continued_run(arguments: list[str]) -> Path | None:
     """The folder of the run that `train.resume` names, or whose checkpoint it names; None if it has no config."""
-    resume = Path(_values(arguments).get("train.resume", "").strip("'\"")).expanduser()
+    given = _values(arguments)
+    if "train.resume" not in given:
+        return None
+    resume = _path(given["train.resume"])
     folders = [resume] if resume.is_dir() else resume.parents[:2]
     return next((folder for folder in folders if (folder / ".hydra" / "config.yaml").is_file()), None)
 
 
-def changes(cfg: DictConfig, earlier: DictConfig) -> list[str]:
-    """What is different in `cfg`: "train.epochs is 3, was 2"."""
-    ours, theirs = _flat(cfg), _flat(earlier)
+def resume_command(folder: Path) -> str:
+    """What continues the run in `folder`, quoted for a shell."""
+    return f"python train.py {shlex.quote(f'train.resume={_quoted(folder)}')}"
+
+
+def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """What is different in `config`: "train.epochs is 3, was 2"."""
+    ours, theirs = _flat(config), _flat(earlier)
     keys = [key for key in {**theirs, **ours} if key != "train.resume" and ours.get(key) != theirs.get(key)]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
@@ -56,7 +70,7 @@ def _for_resume(arguments: list[str]) -> list[str]:
         return arguments
     overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or []
     earlier = [override for override in overrides if not _is_set(_key(override), given)]
-    in_place = Path(given["train.resume"].strip("'\"")).is_dir() and not SWEEP & set(arguments)
+    in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
     return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
 
 
@@ -79,12 +93,26 @@ def _for_torchrun(arguments: list[str]) -> list[str]:
 
 
 def _folder(path: Path) -> list[str]:
-    quoted = str(path).replace("'", "\\'")
-    return [f"hydra.run.dir='{quoted}'"]
+    return [f"hydra.run.dir={_quoted(path, always=True)}"]
+
+
+def _quoted(path: Path, always: bool = False) -> str:
+    """The path as Hydra's overrides write it."""
+    plain = re.fullmatch(r"[\w./:-]+", str(path)) and not always
+    return str(path) if plain else QuotedString(str(path), Quote.single).with_quotes()
 
 
 def _values(arguments: list[str]) -> dict[str, str]:
     return {_key(argument): argument.partition("=")[2] for argument in arguments if "=" in argument}
+
+
+def _path(value: str) -> Path:
+    """The path that an override's value names, which may be quoted."""
+    try:
+        parsed = OverridesParser.create().parse_override(f"path={value}").value()
+    except OverrideParseException:  # check_overrides reports it
+        parsed = None
+    return Path(parsed if isinstance(parsed, str) else value).expanduser()
 
 
 def _key(override: str) -> str:
@@ -97,8 +125,8 @@ def _is_set(key: str, given: dict[str, str]) -> bool:
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not OmegaConf.is_dict(config):
-        return {prefix: OmegaConf.to_container(config) if OmegaConf.is_config(config) else config}
+    if not isinstance(config, dict):
+        return {prefix: config}
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))

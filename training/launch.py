@@ -27,12 +27,12 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.checkpoint import CheckpointError
-from training.command_line import changes, check_folder, complete, continued_run
+from training.command_line import check_folder, complete, resume_command
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
@@ -60,7 +60,6 @@ class Launcher:
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
-        self._earlier: Any = None  # the config of the run that train.resume continues
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
         """Other processes (joblib's, submitit's) import train.py's: what it holds cannot all be pickled."""
@@ -72,12 +71,10 @@ class Launcher:
         folder = Path(hydra.runtime.output_dir)
         if is_main_process():
             (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
-        if self._earlier is not None and (changed := changes(cfg, self._earlier)):
-            log.info("train.resume with other settings: %s", "; ".join(changed))
         try:
             self._run(cfg, folder)
         except Stopped as stop:
-            log.warning("%s; to go on: python train.py train.resume=%s", stop, folder)
+            log.warning("%s; to go on: %s", stop, resume_command(folder))
             if "SUBMITIT_EXECUTOR" not in os.environ:
                 raise
             # submitit's own process runs this job, and would show a traceback.
@@ -110,8 +107,6 @@ class Launcher:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
             check_launcher(sys.argv[1:])
-            if run := continued_run(sys.argv[1:]):
-                self._earlier = OmegaConf.load(run / ".hydra" / "config.yaml")
             sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
             check_folder(sys.argv[1:])
