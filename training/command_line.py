@@ -68,7 +68,14 @@ def _for_resume(arguments: list[str]) -> list[str]:
     run, given = continued_run(arguments), _values(arguments)
     if run is None:
         return arguments
-    overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or []
+    file = run / ".hydra" / "overrides.yaml"
+    try:
+        overrides = yaml.safe_load(file.read_text(encoding="utf-8")) or []
+    except (OSError, ValueError, yaml.YAMLError):
+        raise ConfigError(
+            f"train.resume={run}: the run's settings cannot be read from {file}: give them all, with "
+            f"hydra.run.dir={run} in place of train.resume"
+        ) from None
     earlier = [override for override in overrides if not _is_set(_key(override), given)]
     in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
     return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]

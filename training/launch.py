@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +37,7 @@ from training.command_line import check_folder, complete, resume_command
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
-from training.stopping import STOPPED, Stopped
+from training.stopping import Stopped
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,12 @@ class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir)
         # Otherwise SIGTERM would end this process at once, and joblib's processes would train on.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+        signal.signal(signal.SIGTERM, stop_sweep)
+
+
+def stop_sweep(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM between jobs, and after a job in this process that it has stopped."""
+    raise Stopped("stopped by SIGTERM", number)
 
 
 def _launcher_in(module: str) -> Launcher:

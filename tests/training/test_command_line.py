@@ -81,3 +81,9 @@ def test_only_the_process_that_writes_needs_a_folder(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match="cannot be written to"):
         check_folder(complete([]))
+
+
+def test_if_a_runs_settings_are_lost_the_sentence_says_what_to_do(earlier_run):
+    (earlier_run / ".hydra" / "overrides.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"settings cannot be read .*overrides.yaml: give them all, with hydra.run"):
+        complete([f"train.resume={earlier_run}"])
