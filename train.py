@@ -68,13 +68,19 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
             if config.train.resume != "auto":
                 raise ConfigError(f"train.resume={config.train.resume}: {hint}")
+            if trainer.changed:  # the summary is not what these settings would give
+                raise ConfigError(
+                    f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose "
+                    "another folder, or train.resume=null to start afresh in this one"
+                )
             log.info(hint)
             return summary
         record.begin(trainer.step)
+        record.accuracies = processes.share(lambda: record.accuracies)  # the main process has read them
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
 
         timer = StepTimer(processes.device, config.train.timing_warmup_steps)
-        unevaluated = processes.share(lambda: trainer.step not in record.accuracies)
+        unevaluated = trainer.step not in record.accuracies
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
             evaluate(trainer, train_loader, test_loader, record, checkpoints)
         while not trainer.finished:

@@ -62,6 +62,11 @@ def leave_to_us(worker: BaseProcess) -> None:
     _workers.add(worker)
 
 
+def forget(worker: BaseProcess) -> None:
+    """Drops multiprocessing's reference to a worker that has exited: it keeps one that the program itself reaped."""
+    multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]  # no public way
+
+
 def check_owner(owner: int, what: str) -> None:
     """Raises RuntimeError if this process is a forked child of the one that has a loader's workers or thread."""
     if os.getpid() != owner:

@@ -226,6 +226,23 @@ def test_a_run_of_the_same_folder_that_has_finished_returns_its_summary(tmp_path
     assert train(tmp_path, "train.epochs=1") == summary
 
 
+def test_the_summary_of_a_finished_run_is_not_returned_for_other_settings(tmp_path, caplog):
+    train(tmp_path, "train.epochs=1")
+    with pytest.raises(ConfigError, match=r"finished run with other settings \(optim.lr is 0.5, was .*\): choose"):
+        train(tmp_path, "train.epochs=1", "optim.lr=0.5")
+    caplog.set_level("INFO")
+    train(tmp_path, "train.epochs=2")
+    assert "train.resume with other settings: train.epochs is 2, was 1" in caplog.text
+
+
+def test_a_run_goes_on_after_its_metrics_were_damaged(tmp_path):
+    train(tmp_path, "train.epochs=1")
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\x00{")
+    train(tmp_path, "train.epochs=2")
+    assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
+
+
 def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
     for _ in range(2):
         train(tmp_path, "train.epochs=1", "train.resume=null", "train.log_interval=4")

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -73,11 +74,13 @@ class Checkpoints:
         path = self.folder / f"step-{state['step']:07}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for partial in self.folder.glob(".*.pt.*"):  # of a process that was killed while it saved
+                partial.unlink(missing_ok=True)
             with replacing(path) as file:
                 torch.save(state, file)
             self._link("last.pt", path)
             self._saved_step = state["step"]
-            self._remove_old()
+            self._remove_old(state["step"])
         except (OSError, RuntimeError) as error:
             kept = next(step_files(self.folder), None)
             raise CheckpointError(
@@ -103,20 +106,38 @@ class Checkpoints:
     def _link(self, name: str, path: Path) -> None:
         link = self.folder / f".{name}.{os.getpid()}"
         link.unlink(missing_ok=True)
-        link.symlink_to(path.name)
+        try:
+            link.symlink_to(path.name)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, link)
         os.replace(link, self.folder / name)
 
-    def _remove_old(self) -> None:
-        best = (self.folder / "best.pt").resolve()
-        for path in list(step_files(self.folder))[self._keep :]:
-            if path.resolve() != best:
+    def _remove_old(self, step: int) -> None:
+        """Removes all but the newest up to `step` and the best.
+
+        Later ones are damaged, or of an earlier run in this folder that was not continued.
+        """
+        files = list(step_files(self.folder))
+        later = [path for path in files if step_of(path) > step]
+        link = self.folder / "best.pt"
+        for path in later:
+            path.unlink()
+        for path in files[len(later) + self._keep :]:
+            if path.resolve() != link.resolve():
                 path.unlink()
+        if not link.exists():  # the best one was among the later ones
+            link.unlink(missing_ok=True)
 
 
 def step_files(folder: Path) -> Iterator[Path]:
     """The checkpoints in `folder`, the newest first."""
-    files = {int(match[1]): path for path in folder.glob("step-*.pt") if (match := re.match(r"step-(\d+)", path.name))}
-    return (files[step] for step in sorted(files, reverse=True))
+    return iter(sorted(filter(step_of, folder.glob("step-*.pt")), key=step_of, reverse=True))
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says; 0 for another file."""
+    match = re.match(r"step-(\d+)", path.name)
+    return int(match[1]) if match else 0
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import OverrideParseException
 
 from training.config import ConfigError
 from training.files import write_whole
@@ -27,8 +30,10 @@ def complete(arguments: list[str]) -> list[str]:
 
 def check_folder(arguments: list[str]) -> None:
     """Raises ConfigError if no folder can be made for the run, which Hydra would answer with a traceback."""
+    if not is_main_process():
+        return
     key = "hydra.sweep.dir" if SWEEP & set(arguments) else "hydra.run.dir"
-    folder = Path(_values(arguments).get(key, ".").strip("'\"")).absolute()
+    folder = _path(_values(arguments).get(key, ".")).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run")
@@ -36,7 +41,10 @@ def check_folder(arguments: list[str]) -> None:
 
 def continued_run(arguments: list[str]) -> Path | None:
     """The folder of the run that `train.resume` names, or whose checkpoint it names; None if it has no config."""
-    resume = Path(_values(arguments).get("train.resume", "").strip("'\"")).expanduser()
+    given = _values(arguments)
+    if "train.resume" not in given:
+        return None
+    resume = _path(given["train.resume"])
     folders = [resume] if resume.is_dir() else resume.parents[:2]
     return next((folder for folder in folders if (folder / ".hydra" / "config.yaml").is_file()), None)
 
@@ -45,7 +53,6 @@ class EarlierRun:
     """The settings of a run that is continued. Hydra replaces them in its folder before train.py can check them."""
 
     def __init__(self, run: Path) -> None:
-        self.config: Any = OmegaConf.load(run / ".hydra" / "config.yaml")
         self._files = {path: path.read_bytes() for path in (run / ".hydra").glob("*.yaml")}
         self._last = run / "checkpoints" / "last.pt"
         self._saved = self._last.resolve()
@@ -66,12 +73,12 @@ def resume_command(folder: Path) -> str:
     program = "python train.py"
     if started_by_torchrun():
         program = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', os.environ['WORLD_SIZE'])} train.py"
-    return f"{program} {shlex.quote(f'train.resume={folder}')}"
+    return f"{program} {shlex.quote(f'train.resume={_quoted(folder)}')}"
 
 
-def changes(cfg: DictConfig, earlier: DictConfig) -> list[str]:
-    """What is different in `cfg`: "train.epochs is 3, was 2"."""
-    ours, theirs = _flat(cfg), _flat(earlier)
+def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """What is different in `config`: "train.epochs is 3, was 2"."""
+    ours, theirs = _flat(config), _flat(earlier)
     keys = [key for key in {**theirs, **ours} if key != "train.resume" and ours.get(key) != theirs.get(key)]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
@@ -84,9 +91,16 @@ def _for_resume(arguments: list[str]) -> list[str]:
     run, given = continued_run(arguments), _values(arguments)
     if run is None:
         return arguments
-    overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or []
+    file = run / ".hydra" / "overrides.yaml"
+    try:
+        overrides = yaml.safe_load(file.read_text(encoding="utf-8")) or []
+    except (OSError, ValueError, yaml.YAMLError):
+        raise ConfigError(
+            f"train.resume={run}: the run's settings cannot be read from {file}: give them all, with "
+            f"hydra.run.dir={run} in place of train.resume"
+        ) from None
     earlier = [override for override in overrides if not _is_set(_key(override), given)]
-    in_place = Path(given["train.resume"].strip("'\"")).is_dir() and not SWEEP & set(arguments)
+    in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
     return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
 
 
@@ -109,12 +123,26 @@ def _for_torchrun(arguments: list[str]) -> list[str]:
 
 
 def _folder(path: Path) -> list[str]:
-    quoted = str(path).replace("'", "\\'")
-    return [f"hydra.run.dir='{quoted}'"]
+    return [f"hydra.run.dir={_quoted(path, always=True)}"]
+
+
+def _quoted(path: Path, always: bool = False) -> str:
+    """The path as Hydra's overrides write it."""
+    plain = re.fullmatch(r"[\w./:-]+", str(path)) and not always
+    return str(path) if plain else QuotedString(str(path), Quote.single).with_quotes()
 
 
 def _values(arguments: list[str]) -> dict[str, str]:
     return {_key(argument): argument.partition("=")[2] for argument in arguments if "=" in argument}
+
+
+def _path(value: str) -> Path:
+    """The path that an override's value names, which may be quoted."""
+    try:
+        parsed = OverridesParser.create().parse_override(f"path={value}").value()
+    except OverrideParseException:  # check_overrides reports it
+        parsed = None
+    return Path(parsed if isinstance(parsed, str) else value).expanduser()
 
 
 def _key(override: str) -> str:
@@ -127,8 +155,8 @@ def _is_set(key: str, given: dict[str, str]) -> bool:
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not OmegaConf.is_dict(config):
-        return {prefix: OmegaConf.to_container(config) if OmegaConf.is_config(config) else config}
+    if not isinstance(config, dict):
+        return {prefix: config}
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -32,11 +33,11 @@ from omegaconf import DictConfig
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.checkpoint import CheckpointError
-from training.command_line import EarlierRun, changes, check_folder, complete, continued_run, resume_command
+from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
 from training.config import ConfigError, check_overrides, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
-from training.stopping import STOPPED, Stopped
+from training.stopping import Stopped
 from training.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,6 @@ class Launcher:
         folder = Path(hydra.runtime.output_dir)
         if is_main_process():
             (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
-        if self._earlier is not None and (changed := changes(cfg, self._earlier.config)):
-            log.info("train.resume with other settings: %s", "; ".join(changed))
         try:
             self._run(cfg, folder)
         except Stopped as stop:
@@ -141,7 +140,12 @@ class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir)
         # Otherwise SIGTERM would end this process at once, and joblib's processes would train on.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+        signal.signal(signal.SIGTERM, stop_sweep)
+
+
+def stop_sweep(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM between jobs, and after a job in this process that it has stopped."""
+    raise Stopped("stopped by SIGTERM", number)
 
 
 def _launcher_in(module: str) -> Launcher:

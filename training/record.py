@@ -35,7 +35,7 @@ class Record:
         if not self._writes or not path.exists():
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
-        lines = [line for line in path.read_text().splitlines() if _step(line) <= step]
+        lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
         write_whole(path, "".join(f"{line}\n" for line in lines))
         for values in map(json.loads, lines):
             if "test_accuracy" in values:

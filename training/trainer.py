@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from loaders import Preloader
 from training.checkpoint import load_weights
+from training.command_line import changes
 from training.config import Config, ConfigError, TrainConfig, build
 from training.processes import Processes
 from training.stopping import StopSignals
@@ -28,6 +30,8 @@ class Trainer:
 
     def __init__(self, config: Config, train_set: Any, processes: Processes) -> None:
         self.config, self.seed = config.train, config.seed
+        self.settings = asdict(config)
+        self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
@@ -117,6 +121,7 @@ class Trainer:
             "optimizer_class": type(self.optimizer).__name__,
             "loader": loader.state_dict(),
             "step": self.step,
+            "config": self.settings,
         }
 
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
@@ -139,6 +144,9 @@ class Trainer:
         self.resumed_at_epoch_end = state["loader"]["samples"] == 0
         place, number = ("at the end of", self.epoch) if self.resumed_at_epoch_end else ("in", self.epoch + 1)
         log.info("resuming after step %d, %s epoch %d, from %s", self.step, place, number, path)
+        self.changed = changes(self.settings, state.get("config", self.settings))
+        if self.changed:
+            log.info("train.resume with other settings: %s", "; ".join(self.changed))
 
     def progress_bar(self, epoch_steps: int) -> tqdm:
         silent = None if self.processes.is_main else True  # None: unless the output is no terminal

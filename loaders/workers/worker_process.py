@@ -9,7 +9,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from ..background import leave_to_us
+from ..background import forget, leave_to_us
 from .connection import Connection
 from .pool import NO_ROW
 from .process_main import LEAVING, STOP, Setup, work
@@ -87,6 +87,7 @@ class WorkerProcess:
         if self.process is not None and self.process.pid is not None:
             self.kill()
             self.process.join()
+            forget(self.process)
         with suppress(EOFError, OSError):
             self.discard_messages()
         self.connection.close()

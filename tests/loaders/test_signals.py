@@ -190,6 +190,12 @@ assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 import loaders.workers.process_pool as pool
 pool.EXIT_SECONDS = 10_000
 loader.close()
+del loader
+descriptors = len(os.listdir("/proc/self/fd"))
+with WorkerLoader(Numbers(8), 4, seed=0, num_workers=2) as loader:
+    list(loader)
+del loader
+assert len(os.listdir("/proc/self/fd")) == descriptors, "the workers' pipes are closed"
 print("closed")
 """
 

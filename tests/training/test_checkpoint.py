@@ -1,4 +1,5 @@
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,41 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
             ours.mark_best(step)
     assert names(tmp_path) == {"last.pt", "best.pt", "step-0000002.pt", "step-0000005.pt", "step-0000006.pt"}
     for name, step in (("last.pt", 6), ("best.pt", 2)):
+        assert read_checkpoint(tmp_path / "checkpoints" / name)["step"] == step
+
+
+def test_checkpoints_of_an_earlier_run_that_was_not_continued_do_not_outlive_the_new_ones(tmp_path):
+    earlier = checkpoints(tmp_path, keep=2)
+    for step in (8, 9):
+        earlier.save(state(step))
+    earlier.mark_best(9)
+    afresh = checkpoints(tmp_path, keep=1)  # train.resume=null in the same folder
+    for step in (1, 2):
+        afresh.save(state(step))
+        assert names(tmp_path) == {"last.pt", f"step-000000{step}.pt"}
+    assert checkpoints(tmp_path).find("auto")[1]["step"] == 2
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in (".step-0000003.pt.5f0c", ".last.pt.123", ".nfs0001"):
+        (folder / name).touch()
+    checkpoints(tmp_path).save(state(4))
+    assert names(tmp_path) == {"last.pt", "step-0000004.pt", ".nfs0001"}
+
+
+def test_on_a_file_system_without_links_last_and_best_are_copies(tmp_path, monkeypatch):
+    def symlink_to(path, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", symlink_to)
+    ours = checkpoints(tmp_path, keep=1)
+    ours.save(state(1))
+    ours.mark_best(1)
+    ours.save(state(2))
+    assert names(tmp_path) == {"last.pt", "best.pt", "step-0000002.pt"}
+    for name, step in (("last.pt", 2), ("best.pt", 1)):
         assert read_checkpoint(tmp_path / "checkpoints" / name)["step"] == step
 
 

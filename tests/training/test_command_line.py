@@ -1,10 +1,12 @@
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import EarlierRun, changes, complete, resume_command
+from training.command_line import EarlierRun, changes, check_folder, complete, resume_command
+from training.config import ConfigError
 
 
 @pytest.fixture
@@ -43,9 +45,15 @@ def test_without_an_earlier_run_nothing_is_added(resume):
     assert complete(resume) == resume
 
 
+def test_a_run_that_is_started_in_the_folder_of_another_does_not_continue_that(earlier_run, monkeypatch):
+    monkeypatch.chdir(earlier_run)
+    assert complete(["seed=1"]) == ["seed=1"]
+    assert "model=resnet18" in complete(["train.resume=."])
+
+
 def test_what_an_override_changes_is_named_with_both_values():
-    earlier = OmegaConf.create({"train": {"epochs": 2, "resume": None, "old": 1}, "seed": 0})
-    now = OmegaConf.create({"train": {"epochs": 3, "resume": "run", "new": [1, 2]}, "seed": 0})
+    earlier = {"train": {"epochs": 2, "resume": None, "old": 1}, "seed": 0}
+    now = {"train": {"epochs": 3, "resume": "run", "new": [1, 2]}, "seed": 0}
     assert changes(now, earlier) == [
         "train.epochs is 3, was 2",
         "train.old is left out, was 1",
@@ -72,3 +80,32 @@ def test_the_command_that_resumes_can_be_pasted_and_starts_as_many_processes(mon
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert resume_command(Path("/runs/1")) == "torchrun --nproc-per-node=2 train.py train.resume=/runs/1"
+
+
+@pytest.mark.parametrize("name", ["2026-11-21_10-00", "my run", "it's", "a=b,c", "[1]", "back\\slash"])
+def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_run, name):
+    folder = earlier_run.rename(earlier_run.with_name(name))
+    python, script, override = shlex.split(resume_command(folder))
+    assert (python, script) == ("python", "train.py")
+    arguments = complete([override])
+    assert arguments[0] == "model=resnet18", "the run's own settings are found"
+    parsed = OverridesParser.create().parse_overrides(arguments)
+    values = [one.value() for one in parsed if one.key_or_group in ("train.resume", "hydra.run.dir")]
+    assert [getattr(value, "text", value) for value in values] == [str(folder)] * 2
+
+
+def test_only_the_process_that_writes_needs_a_folder(monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "1")
+    check_folder(complete([]))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        check_folder(complete([]))
+
+
+def test_if_a_runs_settings_are_lost_the_sentence_says_what_to_do(earlier_run):
+    (earlier_run / ".hydra" / "overrides.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"settings cannot be read .*overrides.yaml: give them all, with hydra.run"):
+        complete([f"train.resume={earlier_run}"])

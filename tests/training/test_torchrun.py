@@ -159,6 +159,15 @@ def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(tmp_path, u
     assert steps == sorted(set(steps)), "no step is in metrics.jsonl twice"
 
 
+def test_a_run_killed_between_its_last_evaluation_and_its_summary_writes_that(tmp_path):
+    run = Run(tmp_path, "data.length=160").finish()
+    summary = run.out / "summary.json"
+    accuracy = json.loads(summary.read_text())["test_accuracy"]
+    summary.unlink()
+    Run(tmp_path, "data.length=160", restarts=0).finish()
+    assert json.loads(summary.read_text())["test_accuracy"] == accuracy
+
+
 def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(tmp_path, single):
     run = Run(tmp_path, "train.checkpoint_every=10")
     run.wait_for_step(10)
