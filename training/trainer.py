@@ -6,10 +6,10 @@ import logging
 import math
 from contextlib import nullcontext
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -70,7 +70,7 @@ class Trainer:
     def train_step(self, batch: dict[str, Tensor]) -> Tensor:
         """One optimizer step. Returns the batch's mean loss, left on the device so that nothing waits for it."""
         self.model.train()
-        seed_step(self.seed, self.step, self.processes.rank)
+        seed_step(self.device, self.seed, self.step, self.processes.rank)
         mean_loss = torch.zeros((), device=self.device)
         # More than one part if the device cannot hold a whole batch's activations at once.
         images, labels = (batch[key].chunk(self.config.accumulate) for key in ("image", "label"))
@@ -170,8 +170,9 @@ def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
     }[config.last_batch]
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
+def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:
     """Seeds what the model draws, such as dropout, from the step, so that a resumed run draws the same numbers."""
-    number = int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
+    number = int.from_bytes(blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little")
     torch.default_generator.manual_seed(number)  # torch.manual_seed would take 0.1 ms, for devices that are not used
-    torch.cuda.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
