@@ -34,6 +34,7 @@ from training.record import Record
 from training.stopping import StopSignals
 from training.trainer import Trainer
 
+NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
 CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
 
@@ -47,6 +48,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
     with ExitStack() as cleanup, logging_redirect_tqdm():
         signals = cleanup.enter_context(StopSignals())
         processes = cleanup.enter_context(start_processes(config))  # one, or as many as torchrun started
+        config = processes.share(lambda: config)
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
 
@@ -99,7 +101,9 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             **timer.summary(total),
             test_accuracy=record.accuracies[trainer.step],
             epochs=trainer.epoch,
-            verdict=verdict(total.data_wait_fraction, config.loader, os.cpu_count() or 1),
+            verdict=verdict(total.data_wait_fraction, config.loader, os.cpu_count() or 1)
+            if total.steps
+            else NOT_TRAINED,
         )
         log.info("test accuracy %.4f, %s\n%s", summary["test_accuracy"], total, summary["verdict"])
         return summary

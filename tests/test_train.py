@@ -243,6 +243,13 @@ def test_a_run_goes_on_after_its_metrics_were_damaged(tmp_path):
     assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
 
 
+def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_path):
+    summary = train(tmp_path / "run", "train.epochs=1")
+    again = train(tmp_path / "on", "train.epochs=1", f"train.resume={tmp_path}/run")
+    assert again["test_accuracy"] == summary["test_accuracy"]
+    assert again["verdict"] == "nothing was left to train: the checkpoint was evaluated"
+
+
 def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
     for _ in range(2):
         train(tmp_path, "train.epochs=1", "train.resume=null", "train.log_interval=4")
