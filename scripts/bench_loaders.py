@@ -71,9 +71,10 @@ def measure_apart(name: str, make: Maker, num_workers: int, seconds: float) -> R
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(make, num_workers, seconds, sender))
-    in_shm, peak = _shm_bytes(), 0
+    in_shm = _shm_bytes()
     process.start()
     sender.close()
+    peak = _memory_bytes(in_shm)  # once at least, however short the turn
     try:
         while not receiver.poll(MEMORY_INTERVAL):
             peak = max(peak, _memory_bytes(in_shm))
