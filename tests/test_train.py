@@ -250,6 +250,15 @@ def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_p
     assert again["verdict"] == "nothing was left to train: the checkpoint was evaluated"
 
 
+def test_the_summary_of_an_earlier_run_is_gone_while_a_new_one_trains_in_its_folder(tmp_path, monkeypatch):
+    train(tmp_path, "train.epochs=1")
+    (tmp_path / "metrics.jsonl").unlink()
+    monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, "train.epochs=1", "train.resume=null")
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
     for _ in range(2):
         train(tmp_path, "train.epochs=1", "train.resume=null", "train.log_interval=4")

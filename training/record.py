@@ -31,10 +31,12 @@ class Record:
 
     def begin(self, step: int) -> None:
         """Removes what an earlier run in this folder wrote after `step`, from which training goes on."""
-        path = self.folder / "metrics.jsonl"
-        if not self._writes or not path.exists():
+        if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return
         lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
         write_whole(path, "".join(f"{line}\n" for line in lines))
         for values in map(json.loads, lines):

@@ -1,8 +1,8 @@
 """Signals that end a run early: the step is finished, a checkpoint is saved, and the program exits.
 
 Ctrl-C, SIGTERM (kill, spot machines, torchrun), SIGUSR1 (Slurm) and SIGUSR2 (submitit) only set a flag, which train.py
-reads after each step, so none of them can interrupt a step, the loader or a save. A second signal ends the program at
-once.
+reads after each step, so none of them can interrupt a step, the loader or a save. A second signal, more than a second
+later, ends the program at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """While it is entered, the first signal sets `received` to its number, and a second one has its usual effect."""
+    """While it is entered, the first signal sets `received` to its number; a later one has its usual effect."""
 
     def __init__(self) -> None:
         self.received = 0
