@@ -11,12 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from training.processes import meet
+from training.config import ConfigError
+from training.processes import meet, start_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 150  # seconds within which every run has to end
@@ -134,6 +136,18 @@ def test_without_a_given_folder_a_restarted_run_finds_its_own(tmp_path, monkeypa
     assert complete([]) == [first]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     assert complete([]) != [first]
+
+
+def test_more_processes_than_gpus_are_refused_with_both_numbers(monkeypatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "unused")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = SimpleNamespace(device="auto", train=SimpleNamespace(batch_size=16, sync_batchnorm=False))
+    with pytest.raises(ConfigError, match=r"2 processes on this machine, which has 1 GPUs?: .*--nproc-per-node=gpu"):
+        start_processes(config)
 
 
 def test_processes_that_are_started_again_meet_though_the_store_has_the_requests_of_an_earlier_start():
