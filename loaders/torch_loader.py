@@ -8,6 +8,7 @@ depend on the number of workers, and a resumed epoch continues with the same byt
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from .base import Delivery
 from .epoch_loader import EpochLoader
 from .order import Order
 from .randomness import fold, preserved_globals, seed_globals
+from .timeline import Timeline, Work, WorkClock
+from .workers.stats import Stats
 from .workers.thread_pool import warn_of_unseeded_reading
 
 
@@ -49,6 +52,8 @@ class TorchLoader(EpochLoader):
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
+        self.timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
+        self._stats = Stats()
         self._source: _TorchSource | None = None
         self._loader: DataLoader[Any] | None = self._stock_loader()
 
@@ -74,8 +79,12 @@ class TorchLoader(EpochLoader):
         self._batches.epoch, self._batches.first = epoch, first
         self._seeded.thread = threading.get_ident()
         assert self._loader is not None
-        self._source = _TorchSource(iter(self._loader))
+        self._source = _TorchSource(iter(self._loader), epoch, self._stats, self.timeline)
         return self._source
+
+    def stats(self) -> dict[str, Any]:
+        """Returns {"workers": totals}, see loaders.workers.stats, as far as the stock loader shows them."""
+        return {"workers": self._stats.as_dict()}
 
     def close(self) -> None:
         """Stops the workers, also those that hang. May be called repeatedly."""
@@ -93,15 +102,17 @@ class TorchLoader(EpochLoader):
 class _TorchSource:
     """One epoch. If it is closed while a thread waits for a batch, that thread shuts the workers down."""
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
+    def __init__(self, batches: Any, epoch: int, stats: Stats, timeline: Timeline | None) -> None:
+        self._batches, self._epoch = batches, epoch
+        self._stats, self._timeline = stats, timeline
         self._closed = False
         self.is_waiting = False  # a thread is inside next()
 
     def next(self) -> Delivery | None:
         self.is_waiting = True
+        began = time.perf_counter()
         try:
-            numbered = next(self._batches)
+            number, batch, worker, work = next(self._batches)
         except StopIteration:
             return None
         except Exception:
@@ -110,7 +121,12 @@ class _TorchSource:
             raise
         finally:
             self.is_waiting = False
-        return Delivery(*numbered)
+        self._stats.batches += 1
+        self._stats.wait_seconds += time.perf_counter() - began
+        self._stats.count_work(work)
+        if self._timeline is not None:
+            self._timeline.add_work(f"worker {worker}", work, self._epoch, number)
+        return Delivery(number, batch)
 
     def close(self) -> None:
         self._closed = True
@@ -119,13 +135,18 @@ class _TorchSource:
 class _Numbered(list[Any]):
     """A batch's dataset indices or samples, with its number in the epoch and the key of its random numbers."""
 
-    def __init__(self, items: Iterable[Any], number: int, key: int) -> None:
+    def __init__(self, items: Iterable[Any], number: int, key: int, clock: WorkClock | None = None) -> None:
         super().__init__(items)
-        self.number, self.key = number, key
+        self.number, self.key, self.clock = number, key, clock
 
 
-def _collate(samples: _Numbered) -> tuple[int, Any]:
-    return samples.number, default_collate(list(samples))
+def _collate(samples: _Numbered) -> tuple[int, Any, int, Work]:
+    """Returns the batch with its number, the worker that read it, and what that took."""
+    began, clock, info = time.perf_counter(), samples.clock, get_worker_info()
+    batch = default_collate(list(samples))
+    assert clock is not None  # samples come from _Seeded
+    work = clock.end(time.perf_counter() - began)
+    return samples.number, batch, 0 if info is None else info.id, work
 
 
 class _KeyedBatches:
@@ -148,8 +169,10 @@ class _Seeded(Dataset[Any]):
         self._dataset = dataset
         self.thread: int | None = None  # the training loop's
         self._read_all = getattr(dataset, "__getitems__", None)
+        self._clock = WorkClock()
 
     def __getitems__(self, batch: _Numbered) -> _Numbered:
+        self._clock.begin()
         if get_worker_info() is not None:
             seed_globals(batch.key)
             return self._read(batch)
@@ -168,4 +191,4 @@ class _Seeded(Dataset[Any]):
                 samples = [self._dataset[index] for index in batch]
         except StopIteration as error:  # out of next() it would end the epoch without a word
             raise RuntimeError(f"the dataset raised StopIteration while reading {list(batch)}") from error
-        return _Numbered(samples, batch.number, batch.key)
+        return _Numbered(samples, batch.number, batch.key, self._clock)

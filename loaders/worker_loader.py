@@ -20,6 +20,7 @@ from .arguments import check_arguments
 from .base import Closeable, OptionalMethods, checked_last_batch, missing_attribute
 from .order import Order, checked_seed
 from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
+from .timeline import Timeline
 from .workers.dispatcher import Dispatcher
 from .workers.engine import EpochRunner, UnseededIterator, build_engine, warn_once
 from .workers.stats import Stats
@@ -79,6 +80,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
     # does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
+    timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
 
     _iterators: weakref.WeakSet[Any]  # that are running
     _newest: Callable[[], Any]  # a weak reference to the newest iterator

@@ -23,12 +23,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from ..nested import leaves, move, tensors
 from ..randomness import Random
+from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
 
 Transform = Callable[[Any, Random], Any]
 
@@ -45,7 +47,10 @@ class DeviceCopier:
         self.transform = transform
         self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
         self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
-        self.busy_seconds = 0.0  # of the host, in prepare
+        # Of the host: in the loader's next(), in copying, and in the transform.
+        self.wait_seconds = self.copy_seconds = self.transform_seconds = 0.0
+        self.timeline: Timeline | None = None
+        self._lane = PRELOADER if side_stream else TRAINING
 
     def begin(self) -> None:
         """Makes the side stream wait for the calling thread's queued work, which may still read memory to reuse."""
@@ -62,12 +67,14 @@ class DeviceCopier:
         with self.on_device(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield
 
-    def prepare(self, batch: Any, random: Random) -> tuple[Any, torch.cuda.Event | None]:
+    def prepare(
+        self, batch: Any, random: Random, place: tuple[int, int] | None = None
+    ) -> tuple[Any, torch.cuda.Event | None]:
         """Returns the transformed batch on the device, and the event of its completion (None without a side stream).
 
-        Raises ValueError for a batch that lies on several devices.
+        `place`, its epoch and number, is what a timeline shows. Raises ValueError for a batch on several devices.
         """
-        began = time.perf_counter()
+        times, events = [time.perf_counter()], [self._event()]
         try:
             prepared = self._moved(batch)
         finally:  # copies that were queued before an error read the host batch too
@@ -75,10 +82,27 @@ class DeviceCopier:
                 stream = self._stream or torch.cuda.current_stream(self.device)
                 self._copies.append((stream.record_event(), batch))
                 self.release_copied()
+        times.append(time.perf_counter())
+        events.append(self._event())
         if self.transform is not None:
             prepared = self.transform(prepared, random)
-        self.busy_seconds += time.perf_counter() - began
+        times.append(time.perf_counter())
+        events.append(self._event())
+        self.copy_seconds += times[1] - times[0]
+        self.transform_seconds += times[2] - times[1]
+        if self.timeline is not None:
+            for activity, host, device in zip(("copy", "transform"), pairwise(times), pairwise(events), strict=True):
+                self.timeline.add(self._lane, activity, *host, place)
+                if device[0] is not None:
+                    self.timeline.add_device(COPY_STREAM, activity, *device, place)
         return prepared, None if self._stream is None else self._stream.record_event()
+
+    def count_wait(self, began: float, place: tuple[int, int]) -> None:
+        """Counts the time since `began`, in which the loader's next batch was awaited."""
+        now = time.perf_counter()
+        self.wait_seconds += now - began
+        if self.timeline is not None and self._lane == PRELOADER:
+            self.timeline.add(self._lane, "wait", began, now, place)
 
     def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:
         """Makes the calling thread's stream wait until the batch is ready; the host does not wait."""
@@ -94,6 +118,14 @@ class DeviceCopier:
         while self._copies and (wait or self._copies[0][0].query()):
             event, _ = self._copies.popleft()
             event.synchronize()
+
+    def _event(self) -> torch.cuda.Event | None:
+        """Returns an event of now on the side stream, if a timeline needs one."""
+        if self.timeline is None or not self.timeline.is_open or self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
     def _moved(self, batch: Any) -> Any:
         found = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]

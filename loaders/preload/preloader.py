@@ -17,6 +17,7 @@ import torch
 from ..background import stop_at_exit
 from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import length_of, pass_on_epoch
+from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform
 from .producer import InlineProducer, ItemMaker, ThreadProducer
 
@@ -104,6 +105,17 @@ class Preloader(Closeable):
         return self._copier.device
 
     @property
+    def timeline(self) -> Timeline | None:
+        """Records what the preloader and the loader's workers do; to be set before the first epoch."""
+        return self._copier.timeline
+
+    @timeline.setter
+    def timeline(self, timeline: Timeline | None) -> None:
+        self._copier.timeline = timeline
+        if hasattr(self.loader, "timeline"):
+            self.loader.timeline = timeline
+
+    @property
     def dataset(self) -> Any:
         return self.loader.dataset
 
@@ -125,15 +137,19 @@ class Preloader(Closeable):
         raise missing_attribute(self, name)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the loader's figures and, under "preloader", the preloader's: batches received, seconds waited for
-        them, seconds that the host needed to copy and transform them, and batches queued now and on average.
+        """Returns the loader's figures and, under "preloader", the preloader's.
+
+        Those are batches received; seconds that the consumer waited for them; seconds of the host in the loader's
+        next(), in copying, and in the transform; batches queued now and on average.
         """
         inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
-        figures = self._figures
+        figures, copier = self._figures, self._copier
         own = {
             "batches": figures.batches,
             "wait_seconds": figures.wait_seconds,
-            "busy_seconds": self._copier.busy_seconds,
+            "loader_wait_seconds": copier.wait_seconds,
+            "copy_seconds": copier.copy_seconds,
+            "transform_seconds": copier.transform_seconds,
             "queued": 0 if self._epoch is None else self._epoch.producer.queued,
             "mean_queued": figures.queued / max(1, figures.batches),
         }
@@ -260,6 +276,8 @@ class _Consumer:
             # Else the item, which the error's traceback refers to, would keep the error alive.
             error, item.error = item.error, None
             return Delivery(item.number, error=error)
+        if self.copier.timeline is not None:
+            self.copier.timeline.delivered = epoch.position.epoch, item.number
         self.figures.batches += 1
         self.figures.queued += epoch.producer.queued
         return Delivery(item.number, self.copier.hand_over(item.batch, item.ready))

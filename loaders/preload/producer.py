@@ -60,18 +60,21 @@ class ItemMaker:
 
     def __call__(self) -> Item:
         item, self.number = Item(self.number), self.number + 1
+        place = self.key[1], item.number
         try:
+            began = time.perf_counter()
             batch = next(self.batches)
         except StopIteration:
             item.is_end = True
             return item
         except Exception as error:
             item.error = error
+        self.copier.count_wait(began, place)
         try:
             item.state = self.state()
             if item.error is None:
                 random = Random(*self.key, item.number, self.rank)
-                item.batch, item.ready = self.copier.prepare(batch, random)
+                item.batch, item.ready = self.copier.prepare(batch, random, place)
         except StopIteration as error:  # raised by next(), it would silently end the epoch
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..background import check_owner
 from ..base import INTERRUPTED, Delivery
+from ..timeline import Timeline
 from .in_flight import InFlight
 from .pool import Death, EngineError, Pool, Result
 from .reader import Reading
@@ -54,8 +55,10 @@ class Dispatcher:
         in_order: bool,
         max_restarts: int,
         skips: bool,
+        timeline: Timeline | None = None,
     ) -> None:
         self.stats = Stats()
+        self._timeline = timeline
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
         self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
         self._owner = os.getpid() if depth else None  # the calling thread's own reading goes on in a forked child
@@ -190,9 +193,9 @@ class Dispatcher:
         if task is None or task.epoch != epoch:
             return None
         number = self._wait()
-        self.stats.wait_seconds += time.perf_counter() - began
+        waited = time.perf_counter() - began
         self._queue.remove(number)
-        delivery = self._open(self._in_flight.pop(number))
+        delivery = self._open(self._in_flight.pop(number), waited)
         self.deliveries += 1
         with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)
@@ -221,7 +224,9 @@ class Dispatcher:
         flight = self._in_flight[result.number]
         flight.result = result
         self._loads[flight.worker] -= 1
-        self.stats.count_work(result)
+        self.stats.count_work(result.work)
+        if self._timeline is not None:
+            self._timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
             self._drop(result.number)
@@ -253,11 +258,13 @@ class Dispatcher:
         if flight.result is not None:
             self._pool.discard(flight.result)
 
-    def _open(self, flight: InFlight) -> Delivery:
+    def _open(self, flight: InFlight, waited: float) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
         assert result is not None
         queued = sum(1 for other in self._queue if self._in_flight[other].result is not None)
-        self.stats.count_delivery(result, queued)
+        self.stats.count_delivery(result, queued, waited)
+        if flight.deaths or flight.task.without:
+            self.stats.retry_wait_seconds += waited
         error = result.error
         if lease is not None and error is None and self._pool.writes_to_slots and not self._ring.has_spare():
             # Its slot is free at once: nobody ever waits for one.

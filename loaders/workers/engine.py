@@ -77,6 +77,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
         in_order=loader.in_order,
         max_restarts=loader.max_restarts,
         skips=skips,
+        timeline=loader.timeline,
     )
 
 

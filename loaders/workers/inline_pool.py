@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from ..randomness import preserved_globals
+from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
 from .pool import Death, Pool, Result
 from .reader import Reader, Reading
@@ -22,6 +22,7 @@ class InlinePool(Pool):
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._tasks: list[tuple[int, Task]] = []
+        self._clock = WorkClock()
         self.begin()
 
     def begin(self) -> None:
@@ -34,14 +35,14 @@ class InlinePool(Pool):
 
     def receive(self) -> list[Result | Death]:
         number, task = self._tasks.pop(0)
-        began, buffer = time.perf_counter(), BatchBuffer()
-        reading = error = None
+        buffer, reading, error = BatchBuffer(), None, None
+        self._clock.begin()
         try:
             reading = self._read(task, buffer)
         except Exception as raised:
             error = raised
-        busy = time.perf_counter() - began
-        return [Result(number, reading, error, buffer.needed, busy_seconds=busy)]
+        work = self._clock.end(reading.collate_seconds if reading else 0.0)
+        return [Result(number, reading, error, buffer.needed, work=work)]
 
     def close(self) -> None:
         self._tasks.clear()

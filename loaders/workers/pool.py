@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..timeline import Work
 from .reader import Reading
 from .slots import Lease
 from .tasks import Task
@@ -38,8 +39,7 @@ class Result(NamedTuple):
     needed: int = 0  # bytes of the batch's tensors
     overflowed: bool = False  # the slot was too small for all of them
     is_pickled: bool = False  # some of them were sent inside the pickle
-    busy_seconds: float = 0.0
-    wait_seconds: float = 0.0
+    work: Work = Work()
 
 
 @dataclass

@@ -22,6 +22,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ..timeline import WorkClock
 from .batch_buffer import SharedBatchBuffer, stacks_as_torch_does
 from .connection import Connection
 from .pool import NO_ROW, WHOLE_BATCH, Result
@@ -66,7 +67,6 @@ class _Worker:
         self._where = f"in DataLoader worker process {setup.worker_id}"
         self._slots = _MappedSlots(memory_fd)
         self._control = Control(memory_fd, setup.num_workers)
-        self._waited_from = 0.0
 
     def run(self) -> None:
         """Sets the process up, and answers tasks. If the set-up failed, its error is the answer to every task."""
@@ -76,7 +76,7 @@ class _Worker:
         except Exception:
             failed_setup = _pickled_error(self._where)
         self._connection.send(READY)
-        self._waited_from = time.perf_counter()
+        self._clock = WorkClock()
         while (received := self._connection.receive()) and received[0] != STOP and not self._control.is_stopping:
             try:
                 number, task, place = pickle.loads(received[0])
@@ -86,8 +86,8 @@ class _Worker:
         self._connection.send(LEAVING)
 
     def _answer(self, number: int, task: Any, place: tuple[int, int, int] | None, error: bytes | None) -> None:
-        began = time.perf_counter()
-        buffer, payload = SharedBatchBuffer(), None
+        self._clock.begin()
+        buffer, payload, reading = SharedBatchBuffer(), None, None
         if error is None:
             try:
                 buffer = SharedBatchBuffer(self._slots.array(place))
@@ -98,13 +98,12 @@ class _Worker:
             except Exception:
                 error = _pickled_error(self._where)
             self._mark(NO_ROW)
-        ended = time.perf_counter()
+        work = self._clock.end(reading.collate_seconds if reading else 0.0)
         descriptors = [] if buffer.overflow_fd is None or error is not None else [buffer.overflow_fd]
         flags = buffer.needed, bool(descriptors), buffer.is_pickled
-        result = Result(number, payload, error, *flags, ended - began, began - self._waited_from)
+        result = Result(number, payload, error, *flags, work)
         self._connection.send(pickle.dumps(tuple(result)), descriptors)
         buffer.close()
-        self._waited_from = ended
 
     def _mark(self, row: int) -> None:
         """Tells the parent which row is read next; abandons the batch if the parent is closing the pool."""

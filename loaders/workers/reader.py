@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,7 @@ class Reading:
 
     batch: Any = None
     skipped: list[tuple[Any, str]] = field(default_factory=list)
+    collate_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,12 @@ class Reader:
                 reading.batch = self._read_batch(task, indices, buffer, mark, reading.skipped)
                 return reading
         samples = self._samples(task, mark, reading.skipped, seeded)
+        began = time.perf_counter()
         if self.collate_fn is default_collate and stacks_as_torch_does():
             reading.batch = collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: buffer.stack})
         else:
             reading.batch = self.collate_fn(samples)
+        reading.collate_seconds = time.perf_counter() - began
         return reading
 
     def _read_batch(

@@ -6,6 +6,7 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..timeline import Work
 from .pool import Result
 
 log = logging.getLogger(__name__)
@@ -22,20 +23,30 @@ class Stats:
     overflowed_batches: int = 0  # too large for their slot: the first ones, and those larger than all before
     pickled_batches: int = 0  # with tensors that only a pickle can carry
     copied_batches: int = 0  # copied out of their slot because all slots were leased
+    read_batches: int = 0  # by workers, including those that nobody wanted any more
     worker_busy_seconds: float = 0.0
+    worker_busy_squares: float = 0.0  # the sum of squares, for the spread of a batch's time
+    worker_cpu_seconds: float = 0.0  # the part of being busy in which the worker's thread computed
+    worker_collate_seconds: float = 0.0  # the part of being busy that collate_fn took
     worker_wait_seconds: float = 0.0
     wait_seconds: float = 0.0  # of the consumer
+    retry_wait_seconds: float = 0.0  # the part of it in which a batch was read again because a worker had died
     queued: int = 0  # further batches that were ready at each delivery, summed
     deaths: int = 0  # of workers, including those killed because they hung
     skipped_samples: int = 0  # left out by on_error="skip"
     skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)
 
-    def count_work(self, result: Result) -> None:
-        self.worker_busy_seconds += result.busy_seconds
-        self.worker_wait_seconds += result.wait_seconds
+    def count_work(self, work: Work) -> None:
+        self.read_batches += 1
+        self.worker_busy_seconds += work.seconds
+        self.worker_busy_squares += work.seconds**2
+        self.worker_cpu_seconds += work.cpu_seconds
+        self.worker_collate_seconds += work.collate_seconds
+        self.worker_wait_seconds += work.wait_seconds
 
-    def count_delivery(self, result: Result, queued: int) -> None:
+    def count_delivery(self, result: Result, queued: int, waited: float) -> None:
         self.batches += 1
+        self.wait_seconds += waited
         self.bytes += result.needed
         self.queued += queued
         self.pickled_batches += result.is_pickled

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..background import start_thread, stop_at_exit
 from ..nested import move
+from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
 from .pool import Death, Pool, PoolClosed, Result, WorkerTimeout
 from .reader import Reader, Stopping
@@ -127,10 +128,11 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
     except BaseException as error:
         failed_setup = error
     shared.began[worker] = None
-    waited_from = time.perf_counter()
+    clock = WorkClock()
     while (message := shared.tasks[worker].get()) is not None and not shared.is_stopping:
         number, task, slot = message
-        began, shared.began[worker] = time.perf_counter(), time.monotonic()
+        clock.begin()
+        shared.began[worker] = time.monotonic()
         buffer = BatchBuffer(slot)
         reading, failure = None, failed_setup
         try:
@@ -143,14 +145,10 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
             return
         except BaseException as raised:  # SystemExit too: it would end the thread silently
             failure = raised
-        ended, shared.began[worker] = time.perf_counter(), None
-        busy = ended - began
-        shared.longest_seconds = max(shared.longest_seconds or 0.0, busy)
-        shared.results.put(
-            Result(number, reading, failure, buffer.needed, buffer.overflowed, False, busy, began - waited_from)
-        )
+        work, shared.began[worker] = clock.end(reading.collate_seconds if reading else 0.0), None
+        shared.longest_seconds = max(shared.longest_seconds or 0.0, work.seconds)
+        shared.results.put(Result(number, reading, failure, buffer.needed, buffer.overflowed, False, work))
         del message, slot, buffer, reading, failure  # the consumer owns them now
-        waited_from = ended
 
 
 @cache

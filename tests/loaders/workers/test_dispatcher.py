@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loaders.base import INTERRUPTED, Delivery
+from loaders.timeline import Work
 from loaders.workers import dispatcher as module
 from loaders.workers.dispatcher import Dispatcher
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Result, WorkerFailure
@@ -770,8 +771,9 @@ def test_stats_add_up(pool, monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     skipped = [(4, "ValueError: bad")]
-    pool.answers(0, needed=100, overflowed=True, busy_seconds=2.0, wait_seconds=3.0)
-    pool.answers(1, needed=10, is_pickled=True, busy_seconds=0.5, wait_seconds=0.25, payload=Reading(1, skipped))
+    pool.answers(0, needed=100, overflowed=True, work=Work(0.0, 2.0, 1.0, 0.5, 3.0))
+    work = Work(0.0, 0.5, 0.25, 0.0, 0.25)
+    pool.answers(1, needed=10, is_pickled=True, work=work, payload=Reading(1, skipped))
     dispatcher = started(pool, tasks(0, 1))
     rest(dispatcher)
     stats = dispatcher.stats.as_dict()
@@ -780,7 +782,11 @@ def test_stats_add_up(pool, monkeypatch):
         "bytes": 110,
         "overflowed_batches": 1,
         "pickled_batches": 1,
+        "read_batches": 2,
         "worker_busy_seconds": 2.5,
+        "worker_busy_squares": 4.25,
+        "worker_cpu_seconds": 1.25,
+        "worker_collate_seconds": 0.5,
         "worker_wait_seconds": 3.25,
         "wait_seconds": 2.0,
         "skipped_samples": 1,

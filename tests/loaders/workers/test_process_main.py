@@ -17,6 +17,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from loaders import timeline
 from loaders.randomness import preserved_globals
 from loaders.workers import process_main
 from loaders.workers.batch_buffer import TORCHS_STACK, SharedBatchBuffer
@@ -320,11 +321,11 @@ def test_a_batch_is_abandoned_when_the_pool_is_closed(worker, bound):
 
 def test_seconds_of_reading_and_waiting_are_counted(worker, bound, monkeypatch):
     ticks = iter(range(100))
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr(process_main, "time", clock)
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), thread_time=lambda: 0.0)
+    monkeypatch.setattr(timeline, "time", clock)
     one = worker()
     results = [one.answer(number, task(1))[0] for number in range(2)]
-    assert [(result.busy_seconds, result.wait_seconds) for result in results] == [(1.0, 1.0), (1.0, 1.0)]
+    assert [(result.work.seconds, result.work.wait_seconds) for result in results] == [(1.0, 1.0), (1.0, 1.0)]
     stop(one, bound)
 
 

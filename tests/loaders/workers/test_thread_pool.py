@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from loaders import timeline
 from loaders.workers import thread_pool
 from loaders.workers.pool import PoolClosed, WorkerTimeout
 from loaders.workers.reader import Reader
@@ -133,15 +134,14 @@ def test_a_batch_lies_in_its_slot_but_for_small_parts(make, dataset, monkeypatch
 
 def test_the_seconds_of_reading_and_of_waiting_for_a_task_are_counted(make, monkeypatch):
     ticks = iter(range(100))
-    pool = make(1)
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic)
-    monkeypatch.setattr(thread_pool, "time", clock)
-    results = {}
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), thread_time=lambda: 0.0)
+    monkeypatch.setattr(timeline, "time", clock)
+    pool, results = make(1), {}
     for number in (0, 1):
         pool.submit(0, number, task(number), None)
         results |= received(pool, 1)
     second = results[1]
-    assert (second.busy_seconds, second.wait_seconds, second.is_pickled) == (1.0, 1.0, False)
+    assert (second.work.seconds, second.work.wait_seconds, second.is_pickled) == (1.0, 1.0, False)
 
 
 def test_a_task_that_takes_longer_than_the_timeout_is_an_error(make, dataset, bound):
