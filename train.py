@@ -10,8 +10,8 @@ python train.py -m loader=torch,prefetch loader.num_workers=0,2     # a sweep, w
 from __future__ import annotations
 
 import logging
-import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,17 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from data.augment import Augment
 from data.transform import Normalize
-from loaders import Preloader, build_loader
-from loaders.timing import StepTimer, verdict
+from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
-from training.config import Config, ConfigError, build, checked
+from training.config import Config, ConfigError, build, changed_loader, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
 from training.record import Record
+from training.report import Report
 from training.stopping import StopSignals
 from training.trainer import Trainer
+from training.trial import Trials
 
-NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
 CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
 
@@ -52,15 +52,16 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
 
+        report = Report(config, processes.device)
         record = Record(folder, processes.is_main)
         train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
         normalize = Normalize(train_set.mean, train_set.std)
         augment = Augment(normalize, len(train_set.classes), **config.augment)
         make = partial(make_loader, config, processes)
-        train_loader = cleanup.enter_context(
-            make(train_set, augment, shuffle=True, last_batch=config.train.last_batch)
-        )
-        test_loader = cleanup.enter_context(make(test_set, normalize, pad=False))
+        make_train_loader = partial(make, train_set, augment, shuffle=True, last_batch=config.train.last_batch)
+        train_loader = cleanup.enter_context(make_train_loader(config.loader))
+        train_loader.timeline = report.timeline
+        test_loader = cleanup.enter_context(make(test_set, normalize, config.loader, pad=False))
 
         trainer = Trainer(config, train_set, processes)
         checkpoints = Checkpoints(record.folder, config.train, processes, signals)
@@ -80,67 +81,91 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record.begin(trainer.step)
         record.accuracies = processes.share(lambda: record.accuracies)  # the main process has read them
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
+        log.info("%s", report.beginning(train_set, test_set, trainer.last_step))
 
-        timer = StepTimer(processes.device, config.train.timing_warmup_steps)
+        report.begin_training()
+        bar = cleanup.enter_context(trainer.progress_bar())
         unevaluated = trainer.step not in record.accuracies
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
-            evaluate(trainer, train_loader, test_loader, record, checkpoints)
+            evaluate(trainer, train_loader, test_loader, record, report, checkpoints)
         while not trainer.finished:
-            train_epoch(trainer, train_loader, timer, record, checkpoints)
-            evaluate(trainer, train_loader, test_loader, record, checkpoints)
-            window, first = processes.total(timer.epoch()), timer.epoch_first_batch_seconds
+            with report.phase("training"):
+                train_epoch(trainer, train_loader, record, report, checkpoints, bar)
+            evaluate(trainer, train_loader, test_loader, record, report, checkpoints)
+            window, first = processes.total(report.timer.epoch()), report.timer.epoch_first_batch_seconds
             log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
+        bar.close()
 
-        total = processes.total(timer.run())
+        total = processes.total(report.timer.run())
+        if total.steps:
+            trials = Trials(
+                trainer, signals, config.timing.trial_seconds, partial(try_loader, config, make_train_loader)
+            )
+            report.finish(total, train_loader, trials)
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
             batch_size=config.train.batch_size,
             device=str(processes.device),
             processes=processes.world_size,
-            **timer.summary(total),
+            **report.timer.summary(total),
             test_accuracy=record.accuracies[trainer.step],
             epochs=trainer.epoch,
-            verdict=verdict(total.data_wait_fraction, config.loader, os.cpu_count() or 1)
-            if total.steps
-            else NOT_TRAINED,
+            **report.summary(),
         )
-        log.info("test accuracy %.4f, %s\n%s", summary["test_accuracy"], total, summary["verdict"])
+        record.report(report)
+        log.info("test accuracy %.4f, %s\n\n%s", summary["test_accuracy"], total, report.text)
         return summary
 
 
-def make_loader(config: Config, processes: Processes, dataset: Any, transform: Any, **order: Any) -> Preloader:
+def make_loader(
+    config: Config, processes: Processes, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
+) -> Preloader:
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
-    return build_loader(config.loader, dataset, device=processes.device, transform=transform, **order)
+    return build_loader(loader, dataset, device=processes.device, transform=transform, **order)
+
+
+@contextmanager
+def try_loader(config: Config, make: Any, overrides: tuple[str, ...]) -> Iterator[tuple[Preloader, int]]:
+    """A training loader with changed settings, and how many batches it loads ahead."""
+    changed = changed_loader(config.loader, overrides)
+    with make(changed) as loader:
+        yield loader, changed.num_workers * changed.prefetch_factor + changed.preload_depth
 
 
 def train_epoch(
-    trainer: Trainer, loader: Preloader, timer: StepTimer, record: Record, checkpoints: Checkpoints
+    trainer: Trainer, loader: Preloader, record: Record, report: Report, checkpoints: Checkpoints, bar: Any
 ) -> None:
     """Trains for one epoch, or for the rest of one that was interrupted."""
+
+    def state() -> dict[str, Any]:
+        report.timer.end_step()  # saving is no part of the step
+        return trainer.state_dict(loader)
+
     loader.set_epoch(trainer.epoch)
     losses: list[Tensor] = []
-    with trainer.progress_bar(len(loader)) as bar:
-        for batch in timer.batches(loader):
-            losses.append(trainer.train_step(batch))
-            bar.update()
-            if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
-                log_steps(trainer, losses, timer, record, bar)
-            checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
-            if trainer.finished:
-                break
-        if losses:
-            log_steps(trainer, losses, timer, record, bar)
+    for batch in report.timer.batches(loader):
+        losses.append(trainer.train_step(batch))
+        bar.update()
+        if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
+            log_steps(trainer, losses, record, report, bar)
+        with report.phase("checkpoint"):
+            checkpoints.after_step(trainer.step, state)
+        if trainer.finished:
+            break
+    if losses:
+        log_steps(trainer, losses, record, report, bar)
+    report.look_at_memory()
     trainer.epoch += 1
 
 
-def log_steps(trainer: Trainer, losses: list[Tensor], timer: StepTimer, record: Record, bar: Any) -> None:
+def log_steps(trainer: Trainer, losses: list[Tensor], record: Record, report: Report, bar: Any) -> None:
     """Writes the mean loss and the timing since the last call to the log, to metrics.jsonl and to the bar."""
-    loss, window = torch.stack(losses).mean().item(), trainer.processes.total(timer.window())
+    loss, window = torch.stack(losses).mean().item(), trainer.processes.total(report.timer.window())
     loss = sum(loss for (loss,) in trainer.processes.gather(loss)) / trainer.processes.world_size
     losses.clear()
-    bar.set_postfix_str(str(window))
+    bar.set_postfix_str(f"epoch {trainer.epoch + 1}, loss {loss:.3f}, {window}")
     record.metrics(
         step=trainer.step,
         epoch=trainer.epoch + 1,
@@ -153,11 +178,18 @@ def log_steps(trainer: Trainer, losses: list[Tensor], timer: StepTimer, record: 
 
 
 def evaluate(
-    trainer: Trainer, train_loader: Preloader, test_loader: Preloader, record: Record, checkpoints: Checkpoints
+    trainer: Trainer,
+    train_loader: Preloader,
+    test_loader: Preloader,
+    record: Record,
+    report: Report,
+    checkpoints: Checkpoints,
 ) -> None:
     """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
-    checkpoints.save(trainer.state_dict(train_loader))
-    accuracy, stopped_by = trainer.evaluate(test_loader, checkpoints.signals)
+    with report.phase("checkpoint"):
+        checkpoints.save(trainer.state_dict(train_loader))
+    with report.phase("evaluation"):
+        accuracy, stopped_by = trainer.evaluate(test_loader, checkpoints.signals)
     checkpoints.stop_if(stopped_by, trainer.step)
     record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
     log.info("epoch %d: accuracy %.4f", trainer.epoch, accuracy)

@@ -7,7 +7,7 @@ from .build import LoaderConfig, LoaderConfigError, build_loader
 from .preload.preloader import Preloader
 from .randomness import Random
 from .resident_loader import ResidentLoader
-from .timing import StepTimer, verdict
+from .timing import StepTimer
 from .torch_loader import TorchLoader
 from .worker_loader import WorkerLoader
 from .workers.pool import WorkerFailure
@@ -25,5 +25,4 @@ __all__ = [
     "WorkerFailure",
     "WorkerLoader",
     "build_loader",
-    "verdict",
 ]

@@ -1,4 +1,4 @@
-"""Measures how long each step waited for its batch and how long it computed, and says what to do about it.
+"""Measures how long each step waited for its batch and how long it computed.
 
 A step lasts from the request for its batch to the request for the next one. On the CPU both are read from the host's
 clock. On CUDA they are events on the step's stream, so that waiting is the time that the device stood idle between
@@ -12,12 +12,16 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .nested import rows
+from .timeline import GPU, TRAINING, Timeline
+
+WINDOWS = 20  # parts of a run whose speeds show how much the speed varied
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,35 @@ class Window:
         return f"{rate}, step {step_ms:.1f} ms, of which waiting {wait_ms:.1f} ms ({share})"
 
 
+class _Moment(NamedTuple):
+    """Now on the host's clock and, on CUDA, on the stream of the steps."""
+
+    host: float
+    event: Any
+
+    def until(self, later: _Moment) -> float:
+        """Returns the seconds between the two, on the device if there is one."""
+        if self.event is not None:
+            return float(self.event.elapsed_time(later.event)) / 1000
+        return later.host - self.host
+
+
 class StepTimer:
     """Times the steps of a run; the first `warmup_steps` count in no window unless there are no others.
 
-    Usage: `for batch in timer.batches(loader): step(batch)`, and `timer.window()` at log points.
+    Usage: `for batch in timer.batches(loader): step(batch)`, and `timer.window()` at log points. `timeline` records
+    the `timeline_steps` steps that come after the warm-up.
     """
 
-    def __init__(self, device: torch.device, warmup_steps: int) -> None:
+    def __init__(
+        self, device: torch.device, warmup_steps: int, timeline: Timeline | None = None, timeline_steps: int = 0
+    ) -> None:
         self._on_cuda = device.type == "cuda"
         self._warmup_steps = warmup_steps
-        self._step: tuple[Any, Any, int] | None = None  # asked, ready, images
-        self._pending: list[tuple[Any, Any, Any, int]] = []  # asked, ready, ended, images
+        self._timeline, self._timeline_steps = timeline, timeline_steps
+        self._steps = 0  # of all epochs, the warm-up included
+        self._step: tuple[_Moment, _Moment, int] | None = None  # asked, ready, images
+        self._pending: list[tuple[_Moment, _Moment, _Moment, int]] = []  # asked, ready, ended, images
         self._wait, self._total, self._images = array("d"), array("d"), array("q")
         self._window_start = self._epoch_start = 0
         self.first_batch_seconds: float | None = None
@@ -90,14 +112,14 @@ class StepTimer:
                 yield batch
             finally:  # the last step of a loop that breaks off counts like any other
                 del batch
-                asked = self._end_step()
+                asked = self.end_step()
 
     def window(self) -> Window:
         """The steps since the last call, the present one included, which ends here: what is logged next is not timed.
 
         On CUDA this waits for the device, as the two below do.
         """
-        self._end_step()
+        self.end_step()
         self._resolve()
         start, self._window_start = self._window_start, len(self._total)
         return self._sum(start)
@@ -112,7 +134,12 @@ class StepTimer:
         self._resolve()
         return self._sum(0)
 
-    def summary(self, total: Window) -> dict[str, float | None]:
+    def whole(self) -> Window:
+        """All steps, the warm-up included."""
+        self._resolve()
+        return Window(len(self._total), sum(self._images), sum(self._total), sum(self._wait))
+
+    def summary(self, total: Window) -> dict[str, Any]:
         """The run's figures as summary.json has them; a step's milliseconds are percentiles, waiting included.
 
         `total` is what `run` returned, or the totals of several processes.
@@ -120,17 +147,31 @@ class StepTimer:
         p50, p95 = self.step_ms(50, 95)
         return {
             "images_per_second": total.images_per_second,
+            "images_per_second_quartiles": self.quartiles(total.images_per_second),
             "data_wait_fraction": total.data_wait_fraction,
             "first_batch_seconds": self.first_batch_seconds,
             "step_ms_p50": p50,
             "step_ms_p95": p95,
         }
 
-    def step_ms(self, *percentiles: float) -> list[float]:
-        """Percentiles of a step's duration in milliseconds, waiting included."""
+    def step_ms(self, *percentiles: float, part: str = "step") -> list[float]:
+        """Percentiles of milliseconds: of a whole "step", or of its "waiting" or its "computing"."""
         self._resolve()
-        durations = np.asarray(self._total[self._steady(0) :] or [0.0])
+        first = self._steady(0)
+        total, wait = (np.asarray(times[first:] or [0.0]) for times in (self._total, self._wait))
+        durations = {"step": total, "waiting": wait, "computing": total - wait}[part]
         return [1000 * float(value) for value in np.percentile(durations, percentiles)]
+
+    def quartiles(self, images_per_second: float) -> list[float]:
+        """Quartiles of the speed over parts of the run, scaled to a mean of `images_per_second`."""
+        self._resolve()
+        first, last = self._steady(0), len(self._total)
+        if first >= last:
+            return [0.0, 0.0, 0.0]
+        edges = np.linspace(first, last, min(WINDOWS, last - first) + 1).astype(int)
+        speeds = [sum(self._images[a:b]) / (sum(self._total[a:b]) or 1e-9) for a, b in pairwise(edges)]
+        mean = self._sum(first).images_per_second or 1.0
+        return [images_per_second / mean * float(speed) for speed in np.percentile(speeds, (25, 50, 75))]
 
     def _steady(self, start: int) -> int:
         """`start`, or the first later step that is no warm-up; at least the last step is left."""
@@ -141,48 +182,41 @@ class StepTimer:
         steps = len(self._total) - start
         return Window(steps, sum(self._images[start:]), sum(self._total[start:]), sum(self._wait[start:]))
 
-    def _end_step(self) -> Any:
-        """Ends the step, unless `window` did, and returns now, when the next batch is asked for."""
+    def end_step(self) -> Any:
+        """Ends the present step, unless that was done, and returns now: what follows belongs to no step."""
         now = self._mark()
         if self._step is not None:
             asked, ready, images = self._step
             self._pending.append((asked, ready, now, images))
             self._step = None
+            self._steps += 1
+            if self._timeline is not None:
+                self._record(self._timeline, asked, ready, now)
         return now
 
-    def _mark(self) -> Any:
+    def _record(self, timeline: Timeline, asked: _Moment, ready: _Moment, ended: _Moment) -> None:
+        timeline.add(TRAINING, "wait", asked.host, ready.host, timeline.delivered)
+        timeline.add(TRAINING, "compute", ready.host, ended.host, timeline.delivered)
+        if self._on_cuda:
+            timeline.add_device(GPU, "wait", asked.event, ready.event, timeline.delivered)
+            timeline.add_device(GPU, "compute", ready.event, ended.event, timeline.delivered)
+        if self._steps == self._warmup_steps:
+            timeline.begin()
+        if self._steps == self._warmup_steps + self._timeline_steps:
+            timeline.close()
+
+    def _mark(self) -> _Moment:
+        event = None
         if self._on_cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            return event
-        return time.perf_counter()
+        return _Moment(time.perf_counter(), event)
 
     def _resolve(self) -> None:
         if self._on_cuda and self._pending:
-            self._pending[-1][2].synchronize()
+            self._pending[-1][2].event.synchronize()
         for asked, ready, ended, images in self._pending:
-            self._wait.append(self._seconds(asked, ready))
-            self._total.append(self._seconds(asked, ended))
+            self._wait.append(asked.until(ready))
+            self._total.append(asked.until(ended))
             self._images.append(images)
         self._pending.clear()
-
-    def _seconds(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end) / 1000 if self._on_cuda else end - start)
-
-
-def verdict(data_wait_fraction: float, config: Any, cores: int) -> str:
-    """A sentence that says what the bottleneck was and what to try; `config` is the LoaderConfig of the run."""
-    share = f"waiting for data took {100 * data_wait_fraction:.0f} % of training"
-    if config.name == "cached":
-        return f"loader=cached: this is what training costs with free data; {share}: compare its images/s with others'"
-    if data_wait_fraction < 0.05:
-        return f"compute-bound: {share}, a faster loader cannot help here"
-    if config.name == "torch":
-        advice = "try loader=prefetch, which loads and copies while the step computes"
-    elif config.name == "resident":
-        advice = "make augmentation and transform cheaper, or try loader=prefetch, which works while the step computes"
-    elif config.num_workers < cores:
-        advice = f"raise loader.num_workers (it is {config.num_workers}, and this machine has {cores} cores)"
-    else:
-        advice = "make a sample cheaper to read, or sweep loader.num_workers and loader.prefetch_factor"
-    return f"{'data-bound' if data_wait_fraction > 0.2 else 'nearly compute-bound'}: {share}: {advice}"

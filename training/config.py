@@ -6,13 +6,16 @@ without a suggestion. `checked` compares the values with their bounds.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -26,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
 
+CONF = Path(__file__).resolve().parent.parent / "conf"
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -54,12 +58,11 @@ class TrainConfig:
     sync_batchnorm: bool
     process_timeout: float
     log_interval: int
-    timing_warmup_steps: int
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval")
         least = dict.fromkeys((*counts, "process_timeout"), 1)
-        least |= dict.fromkeys(("warmup_epochs", "label_smoothing", "timing_warmup_steps"), 0)
+        least |= dict.fromkeys(("warmup_epochs", "label_smoothing"), 0)
         for key, bound in least.items():
             value = getattr(self, key)
             if value is not None and not value >= bound:
@@ -87,6 +90,20 @@ class TrainConfig:
 
 
 @dataclass
+class TimingConfig:
+    """The keys of the section `timing`, which conf/config.yaml explains."""
+
+    warmup_steps: int
+    timeline: int
+    trial_seconds: float
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"timing.{key}={value}: give a number from 0")
+
+
+@dataclass
 class Config:
     """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment."""
 
@@ -96,6 +113,7 @@ class Config:
     optim: dict[str, Any]
     loader: LoaderConfig
     train: TrainConfig
+    timing: TimingConfig
     device: str
     seed: int
 
@@ -138,6 +156,25 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
         raise ConfigError(
             f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"
         ) from error
+
+
+def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConfig:
+    """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
+
+    Another loader keeps the number of workers, if both have any.
+    """
+    values = asdict(loader)
+    for key, _, text in (override.partition("=") for override in overrides):
+        value = yaml.safe_load(text)
+        if key == "loader":
+            preset = yaml.safe_load((CONF / "loader" / f"{value}.yaml").read_text())
+            kept = (
+                {} if 0 in (preset["num_workers"], values["num_workers"]) else {"num_workers": values["num_workers"]}
+            )
+            values = preset | kept
+        else:
+            values[key.removeprefix("loader.")] = value
+    return LoaderConfig(**values)
 
 
 def full_errors() -> bool:
@@ -192,7 +229,7 @@ def _parsed(lines: list[str]) -> list[Override]:
 
 def _is_typed(key: str) -> bool:
     """Whether the key's section is a dataclass, to which nothing can be added."""
-    return key.startswith(("train.", "loader."))
+    return key.startswith(("train.", "loader.", "timing."))
 
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a run writes into its folder: metrics.jsonl while it runs, summary.json at its end."""
+"""What a run writes into its folder: metrics.jsonl while it runs, summary.json and report.md at its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import numpy
 import torch
 
 from training.files import write_whole
+from training.report import Report
+from training.timeline_plot import draw_timeline, trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -64,6 +66,18 @@ class Record:
         if self._writes:
             write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+    def report(self, report: Report) -> None:
+        """Writes report.md, and timeline.json and timeline.png if the run recorded a timeline."""
+        if not self._writes:
+            return
+        text = f"# Run {self.folder.resolve().name}\n\n```\n{report.text}\n```\n"
+        if report.timeline is not None:
+            spans = report.timeline.spans()
+            write_whole(self.folder / "timeline.json", trace(spans))
+            write_whole(self.folder / "timeline.png", draw_timeline(spans))
+            text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
+        write_whole(self.folder / "report.md", text)
 
 
 def _step(line: str) -> float:

@@ -34,6 +34,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
+        self.first_batch: dict[str, Tensor] = {}  # on which steps are measured after the run
         self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
         steps = steps_in(self.config.epochs, len(train_set), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
@@ -70,6 +71,7 @@ class Trainer:
     def train_step(self, batch: dict[str, Tensor]) -> Tensor:
         """One optimizer step. Returns the batch's mean loss, left on the device so that nothing waits for it."""
         self.model.train()
+        self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
         mean_loss = torch.zeros((), device=self.device)
         # More than one part if the device cannot hold a whole batch's activations at once.
@@ -102,13 +104,15 @@ class Trainer:
         self.model.eval()
         self.processes.share_buffers(self.model)
         correct, seen = torch.zeros((), dtype=torch.int64, device=self.device), 0
-        for batch in loader:
-            with self.autocast:
-                logits = self.model(batch["image"])
-            correct += (logits.argmax(dim=1) == batch["label"]).sum()
-            seen += len(batch["label"])
-            if signals.received:
-                break
+        with self._bar("evaluating", total=len(loader)) as bar:
+            for batch in loader:
+                with self.autocast:
+                    logits = self.model(batch["image"])
+                correct += (logits.argmax(dim=1) == batch["label"]).sum()
+                seen += len(batch["label"])
+                bar.update()
+                if signals.received:
+                    break
         every = self.processes.gather(correct.item(), seen, signals.received)
         corrects, counts, stops = zip(*every, strict=True)
         return sum(corrects) / sum(counts), int(max(stops))
@@ -148,10 +152,12 @@ class Trainer:
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))
 
-    def progress_bar(self, epoch_steps: int) -> tqdm:
+    def progress_bar(self) -> tqdm:
+        return self._bar("training", total=self.last_step, initial=self.step)
+
+    def _bar(self, what: str, **counts: int) -> tqdm:
         silent = None if self.processes.is_main else True  # None: unless the output is no terminal
-        options = {"desc": f"epoch {self.epoch + 1}", "unit": "step", "leave": False, "disable": silent}
-        return tqdm(total=epoch_steps, **options)
+        return tqdm(desc=what, unit="step", leave=False, disable=silent, **counts)
 
     def __str__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())

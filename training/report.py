@@ -1,0 +1,182 @@
+"""Where a run's time went: a table for the terminal and report.md, what bounded the run, and what may help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import torch
+
+from loaders import Preloader
+from loaders.timeline import Timeline
+from loaders.timing import StepTimer, Window
+from training.config import Config
+from training.table import table
+from training.trial import Trials
+from training.verdict import Measured, Verdict, candidates, diagnose
+
+NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
+WORTH = 1.05  # a change that was tried is suggested if it is at least so many times as fast
+
+
+class Report:
+    """A run's clock, and what it shows at the end.
+
+    The clock always runs for one phase: start-up at first, and inside `with report.phase("evaluation")` that one.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self._config, timing = config, config.timing
+        self.timeline = Timeline(device) if timing.timeline else None
+        self.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
+        self._phase, self._changed = "start-up", time.perf_counter()
+        self._seconds = dict.fromkeys(("start-up", "training", "evaluation", "checkpoint", "the rest"), 0.0)
+        self._cpu_seconds = 0.0  # of this process, while training
+        self._memory = 0
+        self._verdict: Verdict | None = None  # what `finish` found
+        self.text = NOT_TRAINED
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time in the block for phase `name`; one inside another interrupts it."""
+        before = self._change(name)
+        try:
+            yield
+        finally:
+            self._change(before)
+
+    def _change(self, name: str) -> str:
+        before, now, cpu = self._phase, time.perf_counter(), time.process_time()
+        self._seconds[before] += now - self._changed
+        self._phase, self._changed = name, now
+        self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
+        return before
+
+    def beginning(self, train_set: Any, test_set: Any, steps: int) -> str:
+        """Returns a sentence on what is about to run."""
+        config = self._config
+        return (
+            f"{type(train_set).__name__}: {len(train_set):,} images of {len(train_set.classes)} classes, "
+            f"{len(test_set):,} to test; loader={config.loader.name}, {config.loader.num_workers} workers; "
+            f"{steps:,} steps of {config.train.batch_size} images, learning rate {config.optim.get('lr')}"
+        )
+
+    def begin_training(self) -> None:
+        """Ends the start-up; what belongs to no phase is now the rest."""
+        self._change("the rest")
+
+    def look_at_memory(self) -> None:
+        """Notes how much memory this process and its workers use now; the report shows the most."""
+        self._memory = max(self._memory, memory_in_use())
+
+    def finish(self, total: Window, loader: Preloader, trials: Trials) -> None:
+        """Finds what bounded the run: measures steps with free data, and tries the changes that promise most.
+
+        `total` are the run's steps, `loader` the training loader, which is closed here.
+        """
+        self.look_at_memory()
+        stats = loader.stats()
+        loader.close()  # its workers would take cores from what is measured
+        step = total.seconds / total.steps
+        measured = self._measured(total, stats, loader.depth, trials.free(step))
+        verdict = diagnose(measured)
+        for changes in candidates(verdict.bottleneck, measured):
+            tried = trials.change(changes, step)
+            if tried is not None and step >= WORTH * tried:
+                verdict = verdict.with_change(changes, step / tried)
+                break
+        self._verdict, self.text = verdict, self._text(measured, verdict)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what summary.json says of the run's time."""
+        verdict = self._verdict
+        return {
+            "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
+            "memory_bytes": self._memory,
+            "verdict": NOT_TRAINED if verdict is None else verdict.sentence,
+            "bottleneck": verdict and verdict.bottleneck,
+            "gain": verdict and verdict.gain,
+            "try": verdict and list(verdict.changes),
+        }
+
+    def _measured(self, total: Window, stats: dict[str, Any], depth: int, free: float | None) -> Measured:
+        steps = max(1, self.timer.whole().steps)
+        batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
+        inline = batch if depth == 0 else dict.fromkeys(batch, 0.0)
+        return Measured(
+            loader=self._config.loader,
+            cores=len(psutil.Process().cpu_affinity()),
+            steps=steps,
+            phases=self.phases(),
+            step=total.seconds / total.steps,
+            waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
+            copy=inline["copy"],
+            transform=inline["transform"],
+            free=free,
+            cpu=self._cpu_seconds / steps,
+            workers=stats.get("workers", {}),
+            ahead=(0.0, 0.0, 0.0) if depth == 0 else tuple(batch.values()),
+        )
+
+    def phases(self) -> dict[str, float]:
+        """Returns the seconds of each phase until now. The wait for the first batch belongs to the start-up."""
+        self._change(self._phase)
+        first = self.timer.first_batch_seconds or 0.0
+        phases = dict(self._seconds)
+        phases["start-up"] += first
+        phases["training"] = max(0.0, phases["training"] - first)
+        return phases
+
+    def _text(self, measured: Measured, verdict: Verdict) -> str:
+        """Returns two tables, of the whole run and of a step, and the verdict."""
+        whole, phases = self.timer.whole(), measured.phases
+        first = self.timer.first_batch_seconds or 0.0
+        copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
+        waiting = max(0.0, whole.wait_seconds - first - copy - transform)
+        computing = whole.seconds - whole.wait_seconds
+        rows = {
+            "start-up": phases["start-up"],
+            "waiting for data": waiting,
+            "copying to the device": copy,
+            "transforming": transform,
+            "computing": computing,
+            "evaluation": phases["evaluation"],
+            "saving checkpoints": phases["checkpoint"],
+        }
+        total = sum(phases.values())
+        rows |= {"the rest": total - sum(rows.values()), "the whole run": total}
+        columns = [
+            ["phase", *rows],
+            ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],
+            ["share", *(f"{100 * seconds / total:.0f} %" for seconds in rows.values())],
+        ]
+        parts = ("step", "waiting", "computing")
+        figures = [self.timer.step_ms(50, 95, 100, part=part) for part in parts]
+        step = [["milliseconds", *parts]]
+        step += [
+            [heading, *(f"{values[number]:.1f}" for values in figures)]
+            for number, heading in enumerate(("median", "95 %", "worst"))
+        ]
+        lines = [*table(columns), "", *table(step), ""]
+        lines.append(
+            f"First batch after {first:.2f} s; memory {self._memory / 2**30:.2f} GiB at most, with all workers"
+        )
+        if measured.workers:
+            busy, cpu, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "collate"))
+            lines.append(
+                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one takes {busy:.1f} ms for "
+                f"a batch: computing {cpu:.1f} ms, collating {collate:.1f} ms"
+            )
+        return "\n".join([*lines, verdict.sentence])
+
+
+def memory_in_use() -> int:
+    """Returns the bytes of memory of this process and all its children; what they share counts once."""
+    total, this = 0, psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # it has exited meanwhile
+            total += process.memory_full_info().pss
+    return total

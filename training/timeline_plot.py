@@ -1,0 +1,123 @@
+"""A recorded timeline as a picture, and as a file for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
+
+INK, PALE = "#222222", "#8a8a8a"
+COLORS = {
+    "wait": "#d62728",
+    "compute": "#2c7fb8",
+    "read": "#a1d99b",
+    "collate": "#31a354",
+    "copy": "#fdae6b",
+    "transform": "#9e9ac8",
+}
+MEANINGS = {
+    "wait": "waiting for a batch",
+    "compute": "training step",
+    "read": "reading samples",
+    "collate": "collating",
+    "copy": "copying to the device",
+    "transform": "transform",
+}
+MOST_STEPS = 24  # of the picture; timeline.json has all
+
+
+def lanes_of(spans: Sequence[Span]) -> list[str]:
+    """The lanes from top to bottom, as a batch passes through them: workers, preloader, device, training."""
+    order = [PRELOADER, COPY_STREAM, GPU, TRAINING]
+    lanes = {span.lane for span in spans}
+    workers = sorted(lanes - set(order), key=lambda lane: (len(lane), lane))
+    return [*workers, *(lane for lane in order if lane in lanes)]
+
+
+def trace(spans: Sequence[Span]) -> str:
+    """The Chrome trace: a thread per lane, microseconds from the first span, arrows along the way of each batch."""
+    lanes, zero = lanes_of(spans), min((span.start for span in spans), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": lane}}
+        for number, lane in enumerate(lanes)
+    ]
+    begun: set[tuple[int, int]] = set()
+    for span in spans:
+        place = {"pid": 0, "tid": lanes.index(span.lane), "ts": 1e6 * (span.start - zero)}
+        epoch, number = span.batch or (None, None)
+        event = {"name": span.activity, "ph": "X", "dur": 1e6 * (span.end - span.start), **place}
+        events.append({**event, "args": {"epoch": epoch, "batch": number}})
+        if span.batch is not None and span.activity not in ("wait", "collate"):
+            flow = {"name": "batch", "cat": "batch", "id": f"{epoch}.{number}", **place}
+            events.append({**flow, "ph": "t" if span.batch in begun else "s"})
+            begun.add(span.batch)
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def draw_timeline(spans: Sequence[Span]) -> bytes:
+    """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
+
+    Numbers are those of batches in their epoch, and a line leads from where a batch was read to its step.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
+    steps = [span for span in spans if span.lane == consumer and span.activity == "compute"][:MOST_STEPS]
+    waits = [span for span in spans if span.lane == consumer and span.activity == "wait"]
+    start = min((span.start for span in [*waits[:1], *steps[:1]]), default=0.0)
+    end = steps[-1].end if steps else start + 1e-3
+    spans = [span for span in spans if span.end > start and span.start < end]
+    lanes = lanes_of(spans)
+    figure = Figure((14, 1.9 + 0.62 * max(1, len(lanes))), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    waiting = sum(
+        min(span.end, end) - max(span.start, start) for span in waits if span.end > start and span.start < end
+    )
+    axes.set_title(_title(waiting / (end - start), len(steps)), loc="left", fontsize=13, weight="bold", color=INK)
+    for span in spans:
+        row, left = lanes.index(span.lane), max(span.start, start)
+        width = min(span.end, end) - left
+        bar = {"left": 1000 * (left - start), "width": 1000 * width, "color": COLORS[span.activity]}
+        axes.barh(row, height=0.62, edgecolor="white", linewidth=0.5, **bar)
+        if span.batch is not None and span.activity in ("read", "compute") and width > 0.012 * (end - start):
+            middle = 1000 * (left + width / 2 - start)
+            axes.text(middle, row, str(span.batch[1]), ha="center", va="center", fontsize=8, color=INK)
+    for line in _paths(spans, lanes, consumer, start, end):
+        axes.plot(*line, color=PALE, linewidth=0.7, zorder=0)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_xlim(0, 1000 * (end - start))
+    axes.set_xlabel("milliseconds; the numbers are those of batches, and a line follows a batch to its step")
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    shown = [activity for activity in COLORS if any(span.activity == activity for span in spans)]
+    handles = [Patch(color=COLORS[activity], label=MEANINGS[activity]) for activity in shown]
+    handles.append(Patch(facecolor="white", edgecolor=PALE, label="nothing to do"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _title(waiting: float, steps: int) -> str:
+    if waiting < 0.05:
+        return f"{steps} training steps: batches are there in time, waiting takes {waiting:.0%}"
+    return f"{steps} training steps: waiting for batches (red) takes {waiting:.0%} of the time"
+
+
+def _paths(
+    spans: Sequence[Span], lanes: Sequence[str], consumer: str, start: float, end: float
+) -> list[tuple[list[float], list[float]]]:
+    """For each batch a line from the end of its reading to the start of its step: times in ms, and rows."""
+    read = {span.batch: span for span in spans if span.activity in ("read", "collate")}
+    paths = []
+    for step in spans:
+        if step.lane == consumer and step.activity == "compute" and step.batch in read:
+            origin = read[step.batch]
+            rows = [lanes.index(origin.lane) + 0.31, lanes.index(consumer) - 0.31]
+            paths.append(([1000 * (max(time, start) - start) for time in (origin.end, step.start)], rows))
+    return paths

@@ -1,0 +1,83 @@
+"""Short measurements after a run, while its model is still there: free data, and the change that the verdict suggests.
+
+The run's weights are saved by then, so that some more steps harm nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice, repeat
+from typing import Any
+
+import torch
+
+from training.stopping import StopSignals
+from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 3, 5, 500
+LONGEST = 5  # a measurement that needs more than so many times the seconds that it may take is left out
+
+
+class Trials:
+    """Measures seconds a step, for about `seconds` each.
+
+    `make_loader(overrides)` makes a training loader, and the number of batches that it loads ahead.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        signals: StopSignals,
+        seconds: float,
+        make_loader: Callable[[tuple[str, ...]], AbstractContextManager[tuple[Any, int]]],
+    ) -> None:
+        self._trainer, self._signals, self._seconds, self._make = trainer, signals, seconds, make_loader
+
+    def free(self, step_seconds: float) -> float | None:
+        """A step on a batch that is there already; `step_seconds` is what a step of the run took."""
+        return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS)
+
+    def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
+        """A step with the changed loader, after the batches that it loads ahead; None if it cannot be used."""
+        if self._trainer.processes.world_size > 1:  # an error in one of them would leave the others waiting
+            return None
+        try:
+            with self._make(overrides) as (loader, ahead):
+                return self._measure(_endless(loader), step_seconds, WARM_UP_STEPS + ahead)
+        except Exception as error:  # the run is done, whatever happens here
+            log.debug("%s could not be tried: %s", " ".join(overrides), error)
+            return None
+
+    def _measure(self, batches: Iterator[Any], step_seconds: float, uncounted: int) -> float | None:
+        trainer, step = self._trainer, self._trainer.step
+        if (uncounted + LEAST_STEPS) * step_seconds > LONGEST * self._seconds:
+            return None
+        count = max(LEAST_STEPS, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
+        began = 0.0
+        try:
+            for number, batch in enumerate(islice(batches, uncounted + count)):
+                if number == uncounted:
+                    _wait_for(trainer.device)
+                    began = time.perf_counter()
+                trainer.train_step(batch)
+                if trainer.processes.agree(self._signals.received)[0]:
+                    return None
+            _wait_for(trainer.device)
+            return (time.perf_counter() - began) / count
+        finally:
+            trainer.step = step
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,224 @@
+"""Names what bounded a run, from what was measured: a pure function, so that it can be checked on made-up figures.
+
+What a step loses because of its data is its duration less the duration with free data, measured after the run. That
+also sees what waiting cannot: on a CPU, workers take cores from the step. The loss is then split among its causes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from loaders import LoaderConfig
+
+LEAST_LOSS = 0.1  # share of a step that free data would save; below it, training counts as compute-bound
+# Shares of a whole run from which on these count as its bottleneck, if nothing else takes more.
+PHASES = {"start-up": 0.3, "evaluation": 0.3, "checkpoint": 0.1}
+BUSY = 0.6  # share of the time that workers read: above, samples are the limit, and below, handing batches over
+
+SENTENCES = {
+    "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
+    "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch had come",
+    "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
+    "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
+    "cores": "cores are short: workers and the training step share {cores}, so that computing takes {computing:.1f} ms "
+    "a step, and {free:.1f} ms while no worker runs",
+    "reading": "data-bound: samples wait for a disk or a network: a batch takes a worker {reading:.1f} ms, of which it "
+    "computes {cpu:.1f} ms",
+    "decoding": "data-bound: computing the samples of a batch takes a worker {reading:.1f} ms, and a step with free "
+    "data {free:.1f} ms",
+    "gil": "data-bound: the samples' Python code takes turns, because {workers} threads share one interpreter (the GIL)",
+    "uneven": "data-bound: a few slow samples hold up the others: batches come in order, a batch takes {reading:.1f} ms "
+    "on average with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
+    "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
+    "transform": "data-bound: the transform of whole batches takes {transform:.1f} ms a step",
+    "copy": "data-bound: copying batches to the device takes {copy:.1f} ms a step",
+    "loader": "data-bound: handing batches over is the limit: workers are idle {idle:.0%} of the time, but training "
+    "waits {waiting:.1f} ms a step",
+    "restarts": "data-bound: {deaths} workers died, and training waited for their batches to be read again",
+}
+HINTS = {
+    "start-up": "make the dataset's first samples cheaper, or train longer per start",
+    "checkpoint": "save less often: train.checkpoint_every=10min",
+    "cores": "make samples cheaper, give the run more cores, or keep the set on the device (loader=resident)",
+    "reading": "move the data to a faster disk, or pack small files into one (scripts/pack_images.py)",
+    "decoding": "make a sample cheaper: smaller files, or decoded ones (scripts/pack_images.py)",
+    "gil": "read in processes: loader=prefetch",
+    "uneven": "load further ahead: raise loader.prefetch_factor",
+    "collate": "let the dataset write whole batches (read_batch), or make collate_fn cheaper",
+    "transform": "make augmentation and transform cheaper",
+    "copy": "copy less: uint8 in place of floats",
+    "loader": "let a batch carry less, or make it larger",
+    "restarts": "see the log for why they died",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measured. Seconds are those of one training step, on average, where nothing else is said."""
+
+    loader: LoaderConfig
+    cores: int  # that this process may use
+    steps: int
+    phases: dict[str, float]  # seconds of the whole run: start-up, training, evaluation, checkpoint, rest
+    step: float  # waiting and all else included
+    waiting: float = 0.0  # in next(), without what the training thread copied and transformed there
+    copy: float = 0.0  # in the training thread
+    transform: float = 0.0
+    free: float | None = None  # a step with free data, workers idle; None: not measured
+    cpu: float = 0.0  # of all threads of the training process
+    workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
+    # What the preloader's thread did for a batch: waited for the loader, copied, transformed. Zeros without a thread.
+    ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def computing(self) -> float:
+        return self.step - self.waiting - self.copy - self.transform
+
+    @property
+    def num_workers(self) -> int:
+        return max(1, self.workers.get("num_workers", 0))
+
+    def of_batch(self, key: str) -> float:
+        """Seconds of a worker for one batch: key is busy, cpu or collate."""
+        return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the seconds that a worker takes for a batch."""
+        squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
+        return math.sqrt(max(0.0, squares - self.of_batch("busy") ** 2))
+
+    @property
+    def idle(self) -> float:
+        """Share of the time in which workers had nothing to do."""
+        return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a run: `bottleneck` is a key of SENTENCES, `gain` the factor that is left at best."""
+
+    bottleneck: str
+    sentence: str
+    gain: float
+    changes: tuple[str, ...] = ()  # the overrides to try
+
+    def with_change(self, changes: tuple[str, ...], gain: float) -> Verdict:
+        """Returns the verdict with a change that was tried: `gain` is the factor that was measured."""
+        tried = f"{self.sentence}. Try {' '.join(changes)}: {gain:.2f} times as fast, when it was tried for a moment"
+        return replace(self, sentence=tried, gain=gain, changes=changes)
+
+
+def diagnose(measured: Measured) -> Verdict:
+    """Returns what bounds the run, and how much could be gained if it cost nothing."""
+    losses = losses_of(measured)
+    lost = sum(losses.values())
+    total = sum(measured.phases.values()) or 1.0
+    data = lost * measured.steps / total if lost > LEAST_LOSS * measured.step else 0.0
+    shares = {
+        phase: share for phase, least in PHASES.items() if (share := measured.phases.get(phase, 0) / total) > least
+    }
+    phase = max(shares, key=shares.__getitem__, default="")
+    if phase and shares[phase] > data:
+        return _verdict(measured, phase, 1 / (1 - shares[phase]), shares[phase])
+    if not data:
+        return _verdict(measured, "step", max(1.0, measured.step / (measured.step - lost)))
+    cause = max(losses, key=losses.__getitem__)
+    return _verdict(measured, cause, measured.step / (measured.step - lost))
+
+
+def losses_of(measured: Measured) -> dict[str, float]:
+    """Seconds that a step loses because of its data, by their cause."""
+    free = measured.computing if measured.free is None else min(measured.free, measured.step)
+    waits = dict.fromkeys(("loader", "copy", "transform"), 0.0)
+    ahead = sum(measured.ahead)
+    for name, seconds in zip(waits, measured.ahead, strict=True):  # what the training thread waits for
+        waits[name] = measured.waiting * (seconds / ahead if ahead else float(name == "loader"))
+    losses = {
+        "cores": max(0.0, measured.computing - free),
+        "copy": measured.copy + waits["copy"],
+        "transform": measured.transform + waits["transform"],
+    }
+    cause = cause_of_waiting(measured)
+    losses[cause] = losses.get(cause, 0.0) + waits["loader"]
+    excess = sum(losses.values()) - (measured.step - free)  # free data may save less: computing was slower there
+    largest = max(losses, key=losses.__getitem__)
+    losses[largest] = max(0.0, losses[largest] - max(0.0, excess))
+    return losses
+
+
+def cause_of_waiting(measured: Measured) -> str:
+    """Why the loader's batches come late."""
+    reading, cpu = measured.of_batch("busy"), measured.of_batch("cpu")
+    if measured.workers.get("retry_wait_seconds", 0.0) > 0.5 * measured.workers.get("wait_seconds", 0.0) > 0:
+        return "restarts"
+    if measured.idle > 1 - BUSY and reading < BUSY * measured.waiting:
+        return "uneven" if measured.deviation > 0.5 * reading else "loader"
+    if measured.idle > 1 - BUSY and measured.num_workers > 1:
+        return "uneven" if measured.deviation > 0.3 * reading else "loader"
+    if measured.of_batch("collate") > 0.5 * reading:
+        return "collate"
+    used = measured.cpu + (0.0 if measured.loader.name == "threads" else cpu)  # of all cores, in a step
+    if measured.loader.name == "threads" and cpu < 0.75 * reading and 0.6 * measured.step < used < 1.4 * measured.step:
+        return "gil"
+    if measured.num_workers > measured.cores and used > 0.85 * measured.cores * measured.step:
+        return "cores"
+    if cpu < 0.5 * reading and used < 0.85 * measured.cores * measured.step:
+        return "reading"
+    return "decoding"
+
+
+def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
+    """Overrides that may help against the bottleneck, the most promising first."""
+    loader, workers = measured.loader, measured.num_workers
+    if bottleneck in ("step", *PHASES) or loader.name == "cached":
+        return []
+    if loader.name == "torch" and bottleneck not in ("copy", "transform"):
+        return [("loader=prefetch",)]
+    more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
+    changes: dict[str, list[tuple[str, ...]]] = {
+        "gil": [("loader=prefetch",)],
+        "reading": [(f"loader.num_workers={4 * workers}",)],
+        "decoding": [(more,)] if workers < measured.cores else [],
+        "cores": [("loader=resident",), (fewer,)] if workers > 1 else [("loader=resident",)],
+        "uneven": [(f"loader.prefetch_factor={4 * max(1, _integer(loader.prefetch_factor))}",)],
+        "loader": [("loader=threads",), ("loader=resident",)],
+        "collate": [(more,)] if workers < measured.cores else [],
+    }
+    return changes.get(bottleneck, [])
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 2
+
+
+def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.0) -> Verdict:
+    free = measured.computing if measured.free is None else measured.free
+    milliseconds = {
+        "step": measured.step,
+        "free": free,
+        "computing": measured.computing,
+        "waiting": measured.waiting,
+        "transform": measured.transform or measured.ahead[2],
+        "copy": measured.copy or measured.ahead[1],
+        "reading": measured.of_batch("busy"),
+        "cpu": measured.of_batch("cpu"),
+        "collate": measured.of_batch("collate"),
+        "deviation": measured.deviation,
+    }
+    sentence = SENTENCES[bottleneck].format(
+        **{name: 1000 * seconds for name, seconds in milliseconds.items()},
+        phase=phase,
+        phase_seconds=measured.phases.get(bottleneck, 0.0),
+        cores=measured.cores,
+        workers=measured.num_workers,
+        idle=measured.idle,
+        deaths=measured.workers.get("deaths", 0),
+    )
+    if bottleneck not in ("step", *PHASES):
+        sentence += f". With free data, training would be {gain:.2f} times as fast"
+    if hint := HINTS.get(bottleneck):
+        sentence += f": {hint}"
+    return Verdict(bottleneck, sentence, gain)
