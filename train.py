@@ -54,7 +54,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         report = Report(config, processes.device)
         record = Record(folder, processes.is_main)
-        train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
+        with report.phase("start-up"):
+            train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
         normalize = Normalize(train_set.mean, train_set.std)
         augment = Augment(normalize, len(train_set.classes), **config.augment)
         make = partial(make_loader, config, processes)
@@ -98,10 +99,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         total = processes.total(report.timer.run())
         if total.steps:
-            trials = Trials(
-                trainer, signals, config.timing.trial_seconds, partial(try_loader, config, make_train_loader)
-            )
-            report.finish(total, train_loader, trials)
+            try_changes = partial(try_loader, config, make_train_loader)
+            report.finish(total, train_loader, Trials(trainer, signals, config.timing.trial_seconds, try_changes))
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
@@ -156,7 +155,6 @@ def train_epoch(
             break
     if losses:
         log_steps(trainer, losses, record, report, bar)
-    report.look_at_memory()
     trainer.epoch += 1
 
 

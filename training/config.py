@@ -168,10 +168,8 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
         value = yaml.safe_load(text)
         if key == "loader":
             preset = yaml.safe_load((CONF / "loader" / f"{value}.yaml").read_text())
-            kept = (
-                {} if 0 in (preset["num_workers"], values["num_workers"]) else {"num_workers": values["num_workers"]}
-            )
-            values = preset | kept
+            keeps = preset["num_workers"] and values["num_workers"]
+            values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
         else:
             values[key.removeprefix("loader.")] = value
     return LoaderConfig(**values)

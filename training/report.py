@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,15 +26,16 @@ WORTH = 1.05  # a change that was tried is suggested if it is at least so many t
 class Report:
     """A run's clock, and what it shows at the end.
 
-    The clock always runs for one phase: start-up at first, and inside `with report.phase("evaluation")` that one.
+    The clock always runs for one phase: set-up at first, and inside `with report.phase("evaluation")` that one.
     """
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self._config, timing = config, config.timing
         self.timeline = Timeline(device) if timing.timeline else None
         self.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
-        self._phase, self._changed = "start-up", time.perf_counter()
-        self._seconds = dict.fromkeys(("start-up", "training", "evaluation", "checkpoint", "the rest"), 0.0)
+        self._phase, self._changed = "set-up", time.perf_counter()
+        phases = ("set-up", "start-up", "training", "evaluation", "checkpoint", "the rest")
+        self._seconds = dict.fromkeys(phases, 0.0)
         self._cpu_seconds = 0.0  # of this process, while training
         self._memory = 0
         self._verdict: Verdict | None = None  # what `finish` found
@@ -65,19 +67,15 @@ class Report:
         )
 
     def begin_training(self) -> None:
-        """Ends the start-up; what belongs to no phase is now the rest."""
+        """Ends the set-up; what belongs to no phase is now the rest."""
         self._change("the rest")
-
-    def look_at_memory(self) -> None:
-        """Notes how much memory this process and its workers use now; the report shows the most."""
-        self._memory = max(self._memory, memory_in_use())
 
     def finish(self, total: Window, loader: Preloader, trials: Trials) -> None:
         """Finds what bounded the run: measures steps with free data, and tries the changes that promise most.
 
         `total` are the run's steps, `loader` the training loader, which is closed here.
         """
-        self.look_at_memory()
+        self._memory = peak_memory()
         stats = loader.stats()
         loader.close()  # its workers would take cores from what is measured
         step = total.seconds / total.steps
@@ -103,7 +101,7 @@ class Report:
         }
 
     def _measured(self, total: Window, stats: dict[str, Any], depth: int, free: float | None) -> Measured:
-        steps = max(1, self.timer.whole().steps)
+        steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
         batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
         inline = batch if depth == 0 else dict.fromkeys(batch, 0.0)
         return Measured(
@@ -117,7 +115,8 @@ class Report:
             transform=inline["transform"],
             free=free,
             cpu=self._cpu_seconds / steps,
-            workers=stats.get("workers", {}),
+            num_workers=max(1, workers.get("num_workers") or self._config.loader.num_workers),
+            workers=workers,
             ahead=(0.0, 0.0, 0.0) if depth == 0 else tuple(batch.values()),
         )
 
@@ -138,7 +137,8 @@ class Report:
         waiting = max(0.0, whole.wait_seconds - first - copy - transform)
         computing = whole.seconds - whole.wait_seconds
         rows = {
-            "start-up": phases["start-up"],
+            "set-up": phases["set-up"],
+            "dataset and first batch": phases["start-up"],
             "waiting for data": waiting,
             "copying to the device": copy,
             "transforming": transform,
@@ -162,20 +162,21 @@ class Report:
         ]
         lines = [*table(columns), "", *table(step), ""]
         lines.append(
-            f"First batch after {first:.2f} s; memory {self._memory / 2**30:.2f} GiB at most, with all workers"
+            f"First batch after {first:.2f} s; memory at most {self._memory / 2**30:.2f} GiB, workers included"
         )
         if measured.workers:
             busy, cpu, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "collate"))
             lines.append(
-                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one takes {busy:.1f} ms for "
-                f"a batch: computing {cpu:.1f} ms, collating {collate:.1f} ms"
+                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one takes {busy:.1f} ms "
+                f"for a batch: computing {cpu:.1f} ms, collating {collate:.1f} ms"
             )
         return "\n".join([*lines, verdict.sentence])
 
 
-def memory_in_use() -> int:
-    """Returns the bytes of memory of this process and all its children; what they share counts once."""
-    total, this = 0, psutil.Process()
+def peak_memory() -> int:
+    """Returns bytes: the most that this process used, and what its workers use now; what they share counts once."""
+    this = psutil.Process()
+    total = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - this.memory_info().rss
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.Error):  # it has exited meanwhile
             total += process.memory_full_info().pss

@@ -74,15 +74,13 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     lanes = lanes_of(spans)
     figure = Figure((14, 1.9 + 0.62 * max(1, len(lanes))), dpi=120, layout="constrained")
     axes = figure.subplots()
-    waiting = sum(
-        min(span.end, end) - max(span.start, start) for span in waits if span.end > start and span.start < end
-    )
+    waiting = sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in waits)
     axes.set_title(_title(waiting / (end - start), len(steps)), loc="left", fontsize=13, weight="bold", color=INK)
     for span in spans:
         row, left = lanes.index(span.lane), max(span.start, start)
         width = min(span.end, end) - left
-        bar = {"left": 1000 * (left - start), "width": 1000 * width, "color": COLORS[span.activity]}
-        axes.barh(row, height=0.62, edgecolor="white", linewidth=0.5, **bar)
+        color, left_ms = COLORS[span.activity], 1000 * (left - start)
+        axes.barh(row, 1000 * width, 0.62, left_ms, color=color, edgecolor="white", linewidth=0.5)
         if span.batch is not None and span.activity in ("read", "compute") and width > 0.012 * (end - start):
             middle = 1000 * (left + width / 2 - start)
             axes.text(middle, row, str(span.batch[1]), ha="center", va="center", fontsize=8, color=INK)

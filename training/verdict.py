@@ -22,15 +22,15 @@ SENTENCES = {
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch had come",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
-    "cores": "cores are short: workers and the training step share {cores}, so that computing takes {computing:.1f} ms "
+    "cores": "short of cores: workers and the training step share {cores}, so that computing takes {computing:.1f} ms "
     "a step, and {free:.1f} ms while no worker runs",
-    "reading": "data-bound: samples wait for a disk or a network: a batch takes a worker {reading:.1f} ms, of which it "
-    "computes {cpu:.1f} ms",
+    "reading": "data-bound: samples wait for a disk or a network: a batch takes a worker {reading:.1f} ms, in which "
+    "it computes for {cpu:.1f} ms",
     "decoding": "data-bound: computing the samples of a batch takes a worker {reading:.1f} ms, and a step with free "
     "data {free:.1f} ms",
-    "gil": "data-bound: the samples' Python code takes turns, because {workers} threads share one interpreter (the GIL)",
-    "uneven": "data-bound: a few slow samples hold up the others: batches come in order, a batch takes {reading:.1f} ms "
-    "on average with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
+    "gil": "data-bound: the samples' Python code takes turns: {workers} threads share one interpreter lock (the GIL)",
+    "uneven": "data-bound: a few slow samples hold up the others, as batches come in order: a batch takes "
+    "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
     "transform": "data-bound: the transform of whole batches takes {transform:.1f} ms a step",
     "copy": "data-bound: copying batches to the device takes {copy:.1f} ms a step",
@@ -68,6 +68,7 @@ class Measured:
     transform: float = 0.0
     free: float | None = None  # a step with free data, workers idle; None: not measured
     cpu: float = 0.0  # of all threads of the training process
+    num_workers: int = 1  # threads or processes; 1 if the training or the preloader's thread reads
     workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
     # What the preloader's thread did for a batch: waited for the loader, copied, transformed. Zeros without a thread.
     ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -76,19 +77,15 @@ class Measured:
     def computing(self) -> float:
         return self.step - self.waiting - self.copy - self.transform
 
-    @property
-    def num_workers(self) -> int:
-        return max(1, self.workers.get("num_workers", 0))
-
     def of_batch(self, key: str) -> float:
-        """Seconds of a worker for one batch: key is busy, cpu or collate."""
+        """Seconds of a worker for one batch: key is busy, cpu, queued or collate."""
         return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the seconds that a worker takes for a batch."""
+        """Standard deviation of the seconds that a worker takes for a batch, without those that it queues for a core."""
         squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
-        return math.sqrt(max(0.0, squares - self.of_batch("busy") ** 2))
+        return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
 
     @property
     def idle(self) -> float:
@@ -117,9 +114,8 @@ def diagnose(measured: Measured) -> Verdict:
     lost = sum(losses.values())
     total = sum(measured.phases.values()) or 1.0
     data = lost * measured.steps / total if lost > LEAST_LOSS * measured.step else 0.0
-    shares = {
-        phase: share for phase, least in PHASES.items() if (share := measured.phases.get(phase, 0) / total) > least
-    }
+    shares = {phase: measured.phases.get(phase, 0.0) / total for phase in PHASES}
+    shares = {phase: share for phase, share in shares.items() if share > PHASES[phase]}
     phase = max(shares, key=shares.__getitem__, default="")
     if phase and shares[phase] > data:
         return _verdict(measured, phase, 1 / (1 - shares[phase]), shares[phase])
@@ -160,14 +156,14 @@ def cause_of_waiting(measured: Measured) -> str:
         return "uneven" if measured.deviation > 0.3 * reading else "loader"
     if measured.of_batch("collate") > 0.5 * reading:
         return "collate"
-    used = measured.cpu + (0.0 if measured.loader.name == "threads" else cpu)  # of all cores, in a step
-    if measured.loader.name == "threads" and cpu < 0.75 * reading and 0.6 * measured.step < used < 1.4 * measured.step:
+    in_threads = measured.loader.name == "threads"
+    used = measured.cpu + (0.0 if in_threads else cpu)  # of all cores, in a step
+    blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the interpreter's lock
+    if blocked > 0.5 * (reading - measured.of_batch("queued")):
+        return "gil" if in_threads and used > 0.6 * measured.step else "reading"
+    if in_threads and blocked > 0.2 * reading and used < 1.4 * measured.step:
         return "gil"
-    if measured.num_workers > measured.cores and used > 0.85 * measured.cores * measured.step:
-        return "cores"
-    if cpu < 0.5 * reading and used < 0.85 * measured.cores * measured.step:
-        return "reading"
-    return "decoding"
+    return "cores" if measured.num_workers > measured.cores else "decoding"
 
 
 def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:

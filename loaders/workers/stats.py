@@ -25,8 +25,9 @@ class Stats:
     copied_batches: int = 0  # copied out of their slot because all slots were leased
     read_batches: int = 0  # by workers, including those that nobody wanted any more
     worker_busy_seconds: float = 0.0
-    worker_busy_squares: float = 0.0  # the sum of squares, for the spread of a batch's time
+    worker_busy_squares: float = 0.0  # the sum of squares, without queueing for a core: the spread of a batch's time
     worker_cpu_seconds: float = 0.0  # the part of being busy in which the worker's thread computed
+    worker_queued_seconds: float = 0.0  # the part of being busy in which it was ready to compute and had no core
     worker_collate_seconds: float = 0.0  # the part of being busy that collate_fn took
     worker_wait_seconds: float = 0.0
     wait_seconds: float = 0.0  # of the consumer
@@ -39,8 +40,9 @@ class Stats:
     def count_work(self, work: Work) -> None:
         self.read_batches += 1
         self.worker_busy_seconds += work.seconds
-        self.worker_busy_squares += work.seconds**2
+        self.worker_busy_squares += (work.seconds - work.queued_seconds) ** 2
         self.worker_cpu_seconds += work.cpu_seconds
+        self.worker_queued_seconds += work.queued_seconds
         self.worker_collate_seconds += work.collate_seconds
         self.worker_wait_seconds += work.wait_seconds
 

@@ -771,8 +771,8 @@ def test_stats_add_up(pool, monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     skipped = [(4, "ValueError: bad")]
-    pool.answers(0, needed=100, overflowed=True, work=Work(0.0, 2.0, 1.0, 0.5, 3.0))
-    work = Work(0.0, 0.5, 0.25, 0.0, 0.25)
+    pool.answers(0, needed=100, overflowed=True, work=Work(0.0, 2.0, 1.0, 0.125, 0.5, 3.0))
+    work = Work(0.0, 0.5, 0.25, 0.0, 0.0, 0.25)
     pool.answers(1, needed=10, is_pickled=True, work=work, payload=Reading(1, skipped))
     dispatcher = started(pool, tasks(0, 1))
     rest(dispatcher)
@@ -784,8 +784,9 @@ def test_stats_add_up(pool, monkeypatch):
         "pickled_batches": 1,
         "read_batches": 2,
         "worker_busy_seconds": 2.5,
-        "worker_busy_squares": 4.25,
+        "worker_busy_squares": 1.875**2 + 0.5**2,
         "worker_cpu_seconds": 1.25,
+        "worker_queued_seconds": 0.125,
         "worker_collate_seconds": 0.5,
         "worker_wait_seconds": 3.25,
         "wait_seconds": 2.0,
