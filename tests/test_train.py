@@ -12,10 +12,12 @@ from hydra import compose, initialize_config_dir
 
 import train as train_module
 from data.array_dataset import ArrayDataset
+from loaders import timing
 from train import CONF, run
 from training.config import ConfigError
 from training.launch import is_expected
 from training.stopping import Stopped
+from training.verdict import Verdict
 
 SMALL = [
     "data=synthetic",
@@ -27,6 +29,7 @@ SMALL = [
     "train.log_interval=3",
     "loader.num_workers=0",
     "loader=torch",
+    "timing.trial_seconds=0",
 ]
 
 
@@ -69,6 +72,42 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("step-0000008.pt", "step-0000016.pt", "last.pt", "best.pt")
     }
+
+
+def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
+    summary = train(tmp_path, "timing.timeline=16", "timing.warmup_steps=0", "loader.num_workers=2")
+    assert summary["bottleneck"] and summary["verdict"]
+    text = (tmp_path / "report.md").read_text()
+    for part in ("set-up", "waiting for data", "computing", "evaluation", "the whole run", summary["verdict"]):
+        assert part in text
+    assert "![" in text and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert {"worker 0", "worker 1", "training loop"} <= {
+        event["args"]["name"] for event in events if event["ph"] == "M"
+    }
+
+
+def test_what_is_measured_after_a_run_changes_nothing_that_it_saved(tmp_path, undisturbed):
+    tried = train(tmp_path, "timing.trial_seconds=0.05")
+    assert_equal_weights(undisturbed, tmp_path)
+    assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
+
+
+@pytest.mark.parametrize("speed, says", [(4.0, "Try loader=prefetch: 4.00 times as fast"), (1.0, "data-bound")])
+def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp_path, monkeypatch, speed, says):
+    monkeypatch.setattr("train.Trials.free", lambda _, step: step / 10)
+    monkeypatch.setattr("train.Trials.change", lambda _, overrides, step: step / speed)
+    monkeypatch.setattr("training.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    summary = train(tmp_path)
+    assert says in summary["verdict"]
+    assert summary["try"] == (["loader=prefetch"] if speed > 1 else [])
+    assert summary["gain"] == (pytest.approx(4.0) if speed > 1 else 10.0)
+
+
+def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    monkeypatch.setattr("train.changed_loader", lambda *_: 1 / 0)
+    assert train(tmp_path)["try"] == []
 
 
 def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path):
@@ -300,7 +339,7 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("number", "inside", "name"),
     [
-        pytest.param(signal.SIGTERM, train_module.StepTimer, "batches", id="before the first step"),
+        pytest.param(signal.SIGTERM, timing.StepTimer, "batches", id="before the first step"),
         pytest.param(signal.SIGINT, train_module.Trainer, "train_step", id="in a step"),
         pytest.param(signal.SIGTERM, train_module.Trainer, "evaluate", id="in an evaluation"),
         pytest.param(signal.SIGUSR1, torch, "save", id="while saving"),

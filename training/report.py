@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from loaders import Preloader
-from loaders.timeline import Timeline
+from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
 from training.config import Config
 from training.table import table
@@ -53,6 +53,8 @@ class Report:
     def _change(self, name: str) -> str:
         before, now, cpu = self._phase, time.perf_counter(), time.process_time()
         self._seconds[before] += now - self._changed
+        if self.timeline is not None and before in ("evaluation", "checkpoint"):
+            self.timeline.add(TRAINING, before, self._changed, now, None)
         self._phase, self._changed = name, now
         self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
         return before

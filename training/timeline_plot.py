@@ -17,6 +17,8 @@ COLORS = {
     "collate": "#31a354",
     "copy": "#fdae6b",
     "transform": "#9e9ac8",
+    "evaluation": "#d9d9d9",
+    "checkpoint": "#969696",
 }
 MEANINGS = {
     "wait": "waiting for a batch",
@@ -25,6 +27,8 @@ MEANINGS = {
     "collate": "collating",
     "copy": "copying to the device",
     "transform": "transform",
+    "evaluation": "evaluation",
+    "checkpoint": "saving a checkpoint",
 }
 MOST_STEPS = 24  # of the picture; timeline.json has all
 
@@ -75,7 +79,9 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     figure = Figure((14, 1.9 + 0.62 * max(1, len(lanes))), dpi=120, layout="constrained")
     axes = figure.subplots()
     waiting = sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in waits)
-    axes.set_title(_title(waiting / (end - start), len(steps)), loc="left", fontsize=13, weight="bold", color=INK)
+    training = waiting + sum(span.end - span.start for span in steps)
+    axes.set_title(_title(waiting / (training or 1.0), len(steps)), loc="left", fontsize=13, weight="bold", color=INK)
+    centered: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for span in spans:
         row, left = lanes.index(span.lane), max(span.start, start)
         width = min(span.end, end) - left
@@ -83,11 +89,12 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
         axes.barh(row, 1000 * width, 0.62, left_ms, color=color, edgecolor="white", linewidth=0.5)
         if span.batch is not None and span.activity in ("read", "compute") and width > 0.012 * (end - start):
             middle = 1000 * (left + width / 2 - start)
-            axes.text(middle, row, str(span.batch[1]), ha="center", va="center", fontsize=8, color=INK)
+            ink = "white" if span.activity == "compute" else INK
+            axes.text(middle, row, str(span.batch[1]), color=ink, **centered)
     for line in _paths(spans, lanes, consumer, start, end):
         axes.plot(*line, color=PALE, linewidth=0.7, zorder=0)
     axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(lanes)) - 0.5, -0.5)
     axes.set_xlim(0, 1000 * (end - start))
     axes.set_xlabel("milliseconds; the numbers are those of batches, and a line follows a batch to its step")
     axes.tick_params(length=0)

@@ -3,8 +3,8 @@ import weakref
 import pytest
 import torch
 
-from loaders import LoaderConfig, Preloader
-from loaders.timing import StepTimer, Window, verdict
+from loaders import Preloader
+from loaders.timing import StepTimer, Window
 
 CPU = torch.device("cpu")
 
@@ -140,6 +140,7 @@ def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock
     seconds = sum(waits) + 101 - first
     assert timer.summary(timer.run()) == {
         "images_per_second": pytest.approx(8 * (101 - first) / seconds),
+        "images_per_second_quartiles": timer.quartiles(timer.run().images_per_second),
         "data_wait_fraction": pytest.approx(sum(waits) / seconds),
         "first_batch_seconds": 0.0,
         "step_ms_p50": pytest.approx(1000 * (101 + first)),
@@ -217,26 +218,31 @@ def test_a_window_reads_as_a_sentence():
     assert "0 images/s" in str(Window(0, 0, 0.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("fraction", "settings", "says"),
-    [
-        (0.01, {}, ["compute-bound", "1 %", "a faster loader cannot help"]),
-        (0.05, {"num_workers": 1}, ["nearly compute-bound", "5 %", "raise loader.num_workers (it is 1", "4 cores"]),
-        (0.1, {"num_workers": 1}, ["nearly compute-bound", "10 %", "raise loader.num_workers (it is 1", "4 cores"]),
-        (0.62, {"num_workers": 1}, ["data-bound", "62 %", "raise loader.num_workers (it is 1", "4 cores"]),
-        (0.62, {"num_workers": 4}, ["data-bound", "cheaper to read", "sweep loader.num_workers"]),
-        (0.62, {"name": "torch"}, ["data-bound", "62 %", "try loader=prefetch"]),
-        (0.62, {"name": "resident"}, ["data-bound", "62 %", "make augmentation and transform cheaper"]),
-        (0.01, {"name": "resident"}, ["compute-bound", "a faster loader cannot help"]),
-        (0.01, {"name": "cached"}, ["loader=cached: this is what training costs with free data", "1 %"]),
-        (0.62, {"name": "cached"}, ["loader=cached: this is what training costs with free data", "62 %"]),
-    ],
-)
-def test_the_verdict_names_the_bottleneck_and_what_to_try(fraction, settings, says):
-    sentence = verdict(fraction, LoaderConfig(**settings), cores=4)
-    assert [words for words in says if words not in sentence] == []
-    assert sentence.startswith(says[0])
-    assert ("num_workers" in sentence) == any("num_workers" in words for words in says)
+def test_percentiles_of_waiting_and_computing_are_kept_apart(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    run(timer, clock, 1.0, 2.0, 3.0, step=4.0)
+    assert timer.step_ms(50, 100) == [6000.0, 7000.0]
+    assert timer.step_ms(50, 100, part="waiting") == [2000.0, 3000.0]
+    assert timer.step_ms(50, 100, part="computing") == [4000.0, 4000.0]
+
+
+def test_quartiles_tell_a_steady_run_from_one_that_varied(clock):
+    steady, varied = StepTimer(CPU, warmup_steps=1), StepTimer(CPU, warmup_steps=1)
+    run(steady, clock, 50.0, *[1.0] * 40)
+    run(varied, clock, 50.0, *[1.0] * 20, *[5.0] * 20)
+    assert steady.quartiles(2.0) == [2.0, 2.0, 2.0]
+    low, _, high = varied.quartiles(varied.run().images_per_second)
+    assert (low, high) == (1.0, 2.0)
+    assert StepTimer(CPU, warmup_steps=0).quartiles(0.0) == [0.0, 0.0, 0.0]
+
+
+def test_what_follows_an_ended_step_belongs_to_no_step(clock):
+    timer = StepTimer(CPU, warmup_steps=0)
+    for _ in timer.batches(loader(clock, 1.0, 1.0)):
+        clock.passes(3.0)
+        timer.end_step()
+        clock.passes(100.0)  # a checkpoint
+    assert timer.run() == timer.whole() == Window(2, 16, 8.0, 2.0)
 
 
 @pytest.mark.cuda

@@ -1,0 +1,147 @@
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from loaders import Preloader, TorchLoader, WorkerLoader, timeline
+from loaders.timeline import PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
+from loaders.timing import StepTimer
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+class PlainIterable(list):
+    pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=0.0, cpu=0.0)
+    stand_in = SimpleNamespace(perf_counter=lambda: clock.now, thread_time=lambda: clock.cpu)
+    monkeypatch.setattr(timeline, "time", stand_in)
+    return clock
+
+
+def test_a_worker_clock_tells_computing_waiting_and_idling_apart(clock, monkeypatch):
+    reads = iter([(1.0, 0.5), (1.5, 0.75)])
+    monkeypatch.setattr(timeline._SchedulerClock, "read", lambda _: next(reads))
+    work_clock = WorkClock()
+    clock.now = 2.0
+    work_clock.begin()
+    clock.now = 5.0
+    assert work_clock.end(0.25) == Work(2.0, 3.0, 0.5, 0.25, 0.25, 2.0)
+
+
+def test_cpu_seconds_are_those_of_the_calling_thread():
+    work_clock = WorkClock()
+    work_clock.begin()
+    other = threading.Thread(target=lambda: sum(range(3_000_000)))
+    other.start()
+    other.join()
+    others = work_clock.end(0.0)
+    work_clock.begin()
+    sum(range(3_000_000))
+    assert work_clock.end(0.0).cpu_seconds > 2 * others.cpu_seconds
+
+
+def test_without_scheduler_statistics_a_thread_counts_its_cpu_time(clock, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(timeline.os, "open", refuse)
+    work_clock = WorkClock()
+    work_clock.begin()
+    clock.cpu = 2.0
+    assert work_clock.end(0.0)[2:4] == (2.0, 0.0)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="no scheduler statistics")
+def test_a_dropped_clock_leaves_no_open_file():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        work_clock = WorkClock()
+        work_clock.begin()
+        work_clock.end(0.0)
+    del work_clock
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
+    recorded = Timeline()
+    recorded.add("worker 0", "read", 0.0, 1.0, (0, 0))
+    clock.now = 2.0
+    recorded.begin()
+    recorded.add("worker 0", "read", 1.5, 2.5, (0, 1))
+    recorded.add("worker 1", "read", 1.0, 2.25, (0, 2))
+    clock.now = 3.0
+    recorded.close()
+    recorded.add("worker 0", "read", 2.5, 2.9, (0, 3))
+    assert [span.batch for span in recorded.spans()] == [(0, 2), (0, 1)]
+    assert not recorded.is_open
+
+
+def test_collating_is_shown_at_the_end_of_a_workers_batch():
+    recorded = Timeline()
+    recorded.add_work("worker 1", Work(began=1.0, seconds=3.0, collate_seconds=0.5), 0, 7)
+    assert recorded.spans() == [
+        Span("worker 1", "read", 1.0, 3.5, (0, 7)),
+        Span("worker 1", "collate", 3.5, 4.0, (0, 7)),
+    ]
+
+
+LOADERS = {
+    "workers": lambda: WorkerLoader(Numbers(), 8, shuffle=True, seed=0, num_workers=2),
+    "threads": lambda: WorkerLoader(Numbers(), 8, seed=0, num_workers=2, worker_method="thread"),
+    "inline": lambda: WorkerLoader(Numbers(), 8, seed=0),
+    "torch": lambda: TorchLoader(Numbers(), 8, num_workers=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [("workers", 0), ("threads", 2), ("inline", 0), ("inline", 2), ("torch", 0)]
+)
+def test_each_batch_can_be_followed_from_its_worker_to_its_step(name, depth):
+    recorded = Timeline()
+    with Preloader(LOADERS[name](), "cpu", depth=depth, transform=lambda batch, _: batch) as preloader:
+        preloader.timeline = recorded
+        timer = StepTimer(torch.device("cpu"), 0, recorded, timeline_steps=6)
+        for _ in range(2):
+            for _ in timer.batches(preloader):
+                pass
+        assert preloader.timeline is recorded
+    batches = {(epoch, number) for epoch in range(2) for number in range(3)}
+    spans = recorded.spans()
+    for activity in ("read", "copy", "transform", "compute"):
+        assert {span.batch for span in spans if span.activity == activity} == batches
+    lanes = {span.lane for span in spans if span.activity == "transform"}
+    assert lanes == {PRELOADER if depth else TRAINING}
+    for batch in batches:
+        read, copied, step = (
+            next(span for span in spans if span.batch == batch and span.activity == activity)
+            for activity in ("read", "copy", "compute")
+        )
+        assert read.start <= read.end <= copied.start <= copied.end <= step.start <= step.end
+    assert not recorded.is_open
+
+
+def test_a_preloader_over_any_iterable_takes_a_timeline():
+    preloader = Preloader(PlainIterable([torch.zeros(2)]), "cpu", depth=0)
+    preloader.timeline = recorded = Timeline()
+    list(preloader)
+    assert [span.activity for span in recorded.spans()] == ["copy", "transform"]
+
+
+def test_a_timeline_begins_after_the_warm_up_and_ends_after_its_steps(clock):
+    recorded = Timeline()
+    timer = StepTimer(torch.device("cpu"), 2, recorded, timeline_steps=3)
+    for number, _ in enumerate(timer.batches([torch.zeros(1)] * 8)):
+        clock.now = float(number + 1)
+    assert (recorded.start, recorded.end) == (2.0, 5.0)

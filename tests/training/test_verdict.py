@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import pytest
+
+from loaders import LoaderConfig
+from training.verdict import HINTS, SENTENCES, Measured, candidates, diagnose
+
+STEP = 0.1
+
+
+def measured(name="prefetch", *, waiting=0.0, free=None, step=STEP, phases=None, workers=None, num_workers=2, **other):
+    """A run of 1,000 steps; `workers` are (seconds for a batch, of which computing, collating)."""
+    busy, cpu, collate = workers or (0.01, 0.01, 0.0)
+    stats = {"read_batches": 1000, "worker_busy_squares": 1000 * busy**2, "wait_seconds": 1000 * waiting}
+    stats |= {"worker_busy_seconds": 1000 * busy, "worker_cpu_seconds": 1000 * cpu}
+    stats |= {"worker_collate_seconds": 1000 * collate, **other.pop("stats", {})}
+    return Measured(
+        loader=LoaderConfig(name=name, num_workers=num_workers),
+        cores=4,
+        steps=1000,
+        phases={"training": 1000 * step, **(phases or {})},
+        step=step,
+        waiting=waiting,
+        free=free,
+        num_workers=num_workers,
+        workers=stats,
+        **other,
+    )
+
+
+CASES = {
+    "step": measured(free=0.095),
+    "cores": measured(free=0.06),
+    "too many workers": measured(waiting=0.06, free=0.04, workers=(0.75, 0.7, 0.0), num_workers=8),
+    "decoding": measured(waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.01)),
+    "reading": measured(waiting=0.06, free=0.04, workers=(0.19, 0.02, 0.01)),
+    "collate": measured(waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.15)),
+    "uneven": measured(waiting=0.06, free=0.04, workers=(0.05, 0.05, 0), stats={"worker_busy_squares": 1000 * 0.1**2}),
+    "loader": measured("torch", waiting=0.06, free=0.04, workers=(0.05, 0.05, 0.0)),
+    "gil": measured("threads", waiting=0.06, free=0.04, workers=(0.19, 0.05, 0.0), cpu=0.1),
+    "disk in threads": measured("threads", waiting=0.06, free=0.04, workers=(0.19, 0.01, 0.0), cpu=0.03),
+    "transform": measured(transform=0.05, free=0.05),
+    "transform ahead": measured(waiting=0.06, free=0.04, ahead=(0.01, 0.01, 0.08)),
+    "copy": measured(waiting=0.06, free=0.04, ahead=(0.01, 0.08, 0.01)),
+    "restarts": measured(waiting=0.06, free=0.04, stats={"retry_wait_seconds": 50.0, "deaths": 20}),
+    "evaluation": measured(free=0.095, phases={"evaluation": 90.0}),
+    "start-up": measured(free=0.095, phases={"start-up": 90.0}),
+    "checkpoint": measured(free=0.095, phases={"checkpoint": 30.0}),
+    "slow data and evaluation": measured(
+        waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.01), phases={"evaluation": 45.0}
+    ),
+}
+TRUTHS = {
+    "too many workers": "cores",
+    "disk in threads": "reading",
+    "transform ahead": "transform",
+    "slow data and evaluation": "decoding",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_names_the_bottleneck(case):
+    verdict = diagnose(CASES[case])
+    assert verdict.bottleneck == TRUTHS.get(case, case)
+    assert "{" not in verdict.sentence
+
+
+def test_the_gain_is_at_most_what_free_data_would_give():
+    assert diagnose(CASES["decoding"]).gain == pytest.approx(STEP / 0.04)
+    assert diagnose(CASES["cores"]).gain == pytest.approx(STEP / 0.06)
+    assert diagnose(CASES["evaluation"]).gain == pytest.approx(190 / 100)
+
+
+def test_queueing_for_a_core_is_no_waiting_for_a_disk():
+    busy = measured(waiting=0.06, free=0.04, workers=(0.19, 0.05, 0.0), stats={"worker_queued_seconds": 130.0})
+    assert diagnose(busy).bottleneck == "decoding"
+
+
+def test_without_a_measurement_of_free_data_waiting_counts():
+    assert diagnose(measured(waiting=0.02, workers=(0.19, 0.18, 0.0))).gain == pytest.approx(1 / 0.8)
+    assert diagnose(measured(waiting=0.001)).bottleneck == "step"
+
+
+def test_free_data_that_would_not_train_faster_make_no_bottleneck():
+    assert diagnose(measured(waiting=0.06, free=0.099, workers=(0.19, 0.18, 0.0))).bottleneck == "step"
+
+
+@pytest.mark.parametrize(
+    ("case", "first"),
+    [
+        ("loader", ("loader=prefetch",)),
+        ("gil", ("loader=prefetch",)),
+        ("decoding", ("loader.num_workers=4",)),
+        ("reading", ("loader.num_workers=8",)),
+        ("uneven", ("loader.prefetch_factor=8",)),
+        ("too many workers", ("loader=resident",)),
+    ],
+)
+def test_a_change_is_proposed_that_fits_the_bottleneck(case, first):
+    assert candidates(diagnose(CASES[case]).bottleneck, CASES[case])[0] == first
+
+
+def test_no_change_of_the_loader_is_proposed_where_it_cannot_help():
+    for case in ("step", "evaluation", "start-up", "checkpoint", "transform"):
+        assert candidates(diagnose(CASES[case]).bottleneck, CASES[case]) == []
+    full = replace(CASES["decoding"], num_workers=4)
+    assert candidates("decoding", full) == []
+
+
+def test_a_change_that_was_tried_is_a_command_with_its_gain():
+    verdict = diagnose(CASES["loader"]).with_change(("loader=prefetch",), 1.75)
+    assert "Try loader=prefetch: 1.75 times as fast" in verdict.sentence
+    assert (verdict.gain, verdict.changes) == (1.75, ("loader=prefetch",))
+
+
+def test_every_hint_belongs_to_a_bottleneck():
+    assert HINTS.keys() <= SENTENCES.keys()
