@@ -99,8 +99,9 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         total = processes.total(report.timer.run())
         if total.steps:
-            try_changes = partial(try_loader, config, make_train_loader)
-            report.finish(total, train_loader, Trials(trainer, signals, config.timing.trial_seconds, try_changes))
+            seconds = min(config.timing.trial_seconds, total.seconds / 10)
+            trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader))
+            report.finish(total, train_loader, trials)
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
