@@ -52,7 +52,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
 
-        record = Record(folder, processes.is_main)
+        record = cleanup.enter_context(Record(folder, processes.is_main, config))
         train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
         normalize = Normalize(train_set.mean, train_set.std)
         augment = Augment(normalize, len(train_set.classes), **config.augment)

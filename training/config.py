@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
 
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -88,7 +90,10 @@ class TrainConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment."""
+    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment.
+
+    `logger` has a section for each chosen logger.
+    """
 
     data: dict[str, Any]
     augment: dict[str, float]
@@ -98,6 +103,7 @@ class Config:
     train: TrainConfig
     device: str
     seed: int
+    logger: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
@@ -105,6 +111,10 @@ class Config:
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
+        for name in self.logger:
+            check_choice("logger", name, LOGGERS, ConfigError)
+            if find_spec(name) is None:
+                raise ConfigError(f"logger={name} needs {name}, which is not installed: pip install {name}")
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -166,9 +176,10 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
         for override in groups:
             key = override.key_or_group
-            for choice in _values(override):
-                if choice is not None:  # null leaves out an optional group such as debug
-                    check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
+            for value in _values(override):
+                for choice in value if isinstance(value, list) else [value]:  # logger=[tensorboard,wandb]
+                    if choice is not None:  # null leaves out an optional group such as debug
+                        check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
         try:
             known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:

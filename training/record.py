@@ -6,6 +6,7 @@ import json
 import math
 import platform
 import subprocess
+from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,25 +15,39 @@ from typing import Any
 import numpy
 import torch
 
+from training.config import Config
 from training.files import write_whole
+from training.loggers import Loggers, Run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """The files of one run's folder, by default a new one under outputs/. Only the main process writes them."""
+    """The files of one run's folder, by default a new one under outputs/, and the loggers that `config` chooses.
 
-    def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
+    Only the main process writes them. Leaving its `with` block without a summary tells the loggers that the run failed.
+    """
+
+    def __init__(self, folder: Path | str | None = None, writes: bool = True, config: Config | None = None) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
-        self._writes = writes
+        self._writes, self._config = writes, config
+        self._loggers = Loggers()
         self.accuracies: dict[int, float] = {}  # test accuracy after which step
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loggers.finish()
+
     def begin(self, step: int) -> None:
-        """Removes what an earlier run in this folder wrote after `step`, from which training goes on."""
+        """Removes what an earlier run in this folder wrote after `step`, from which training goes on; starts loggers."""
         if not self._writes:
             return
+        if self._config is not None:
+            self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
         (self.folder / "summary.json").unlink(missing_ok=True)
         path = self.folder / "metrics.jsonl"
         if not path.exists():
@@ -50,6 +65,7 @@ class Record:
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(values) + "\n")
+            self._loggers.metrics(values)
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that has ended in this folder, if one has."""
@@ -63,6 +79,7 @@ class Record:
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
         if self._writes:
             write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            self._loggers.finish(summary)
         return summary
 
 
