@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,7 +68,9 @@ class TensorBoard:
     def __init__(self, run: Run, **options: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._config = {key: value if isinstance(value, (int, float)) else str(value) for key, value in flat(run.config).items()}
+        self._config = {
+            key: value if isinstance(value, (int, float)) else str(value) for key, value in flat(run.config).items()
+        }
         # TensorBoard hides what an earlier run in this folder wrote from purge_step on.
         self._writer = SummaryWriter(str(run.folder), purge_step=run.step + 1, **options)
 
@@ -104,7 +106,9 @@ class WandB:
             reinit="finish_previous",
             dir=run.folder,
             config=run.config,
-            settings=wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS),  # train.log has the terminal's lines
+            settings=wandb.Settings(
+                console="off", finish_timeout=UPLOAD_SECONDS
+            ),  # train.log has the terminal's lines
             **{"name": run.name, "group": run.sweep and run.sweep.name, **options},
         )
         run.keep_id("wandb", identifier)
@@ -120,7 +124,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, on the server that MLFLOW_TRACKING_URI names, or in a file of the run's or the sweep's folder."""
+    """A run of MLflow: on the server that MLFLOW_TRACKING_URI names, else in a file in the run's or sweep's folder."""
 
     def __init__(self, run: Run, experiment: str | None) -> None:
         # Otherwise each call waits for minutes for a server that is down; read when mlflow sends a request.
@@ -138,11 +142,15 @@ class MLflow:
             self._client.update_run(self._id, status="RUNNING")
             return
         name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        with suppress(MlflowException):  # it exists; two jobs of a sweep may begin at the same time
-            self._client.create_experiment(name)
-        found = self._client.get_experiment_by_name(name)
+        try:
+            experiment = self._client.create_experiment(name)
+        except MlflowException:  # it exists; asking first would let two jobs of a sweep create it
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            experiment = found.experiment_id
         tags = {"sweep": run.sweep.name} if run.sweep else {}
-        self._id = self._client.create_run(found.experiment_id, run_name=run.name, tags=tags).info.run_id
+        self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
         run.keep_id("mlflow", self._id)
         self._client.log_batch(self._id, params=[Param(key, str(value)) for key, value in flat(run.config).items()])
 

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Record:
     """The files of one run's folder, by default a new one under outputs/, and the loggers that `config` chooses.
 
-    Only the main process writes them. Leaving its `with` block without a summary tells the loggers that the run failed.
+    Only the main process writes them. If its `with` block ends without a summary, the loggers call the run failed.
     """
 
     def __init__(self, folder: Path | str | None = None, writes: bool = True, config: Config | None = None) -> None:
@@ -43,20 +43,22 @@ class Record:
         self._loggers.finish()
 
     def begin(self, step: int) -> None:
-        """Removes what an earlier run in this folder wrote after `step`, from which training goes on; starts loggers."""
+        """Removes what an earlier run in this folder wrote after `step`, from which training goes on.
+
+        Then starts the loggers. Raises ConfigError for a key that a logger does not have.
+        """
         if not self._writes:
             return
-        if self._config is not None:
-            self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
         (self.folder / "summary.json").unlink(missing_ok=True)
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return
-        lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
-        write_whole(path, "".join(f"{line}\n" for line in lines))
-        for values in map(json.loads, lines):
-            if "test_accuracy" in values:
-                self.accuracies[values["step"]] = values["test_accuracy"]
+        if path.exists():
+            lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
+            write_whole(path, "".join(f"{line}\n" for line in lines))
+            for values in map(json.loads, lines):
+                if "test_accuracy" in values:
+                    self.accuracies[values["step"]] = values["test_accuracy"]
+        if self._config is not None:
+            self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
 
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""

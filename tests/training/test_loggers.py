@@ -59,7 +59,7 @@ def test_a_key_that_a_logger_does_not_have_is_refused(tmp_path, monkeypatch, wan
 
 
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])
-def test_a_logger_that_fails_is_left_out_with_one_warning_and_the_run_goes_on(tmp_path, monkeypatch, wandb, caplog, at):
+def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, monkeypatch, wandb, caplog, at):
     class Failing:
         def __init__(self, run: loggers.Run, **options) -> None:
             self.fail("start")
