@@ -130,27 +130,23 @@ class MLflow:
         # Otherwise each call waits for minutes for a server that is down; read when mlflow sends a request.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from filelock import FileLock  # torch needs it, too
         from mlflow.entities import Metric, Param
-        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
-        file = (run.sweep or run.folder) / "mlflow.db"
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{file}")
+        folder = run.sweep or run.folder
+        with FileLock(folder / ".mlflow.lock"):  # else the jobs of a sweep make the same tables at the same time
+            self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
+            name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+            found = self._client.get_experiment_by_name(name)
+            identifier = found.experiment_id if found else self._client.create_experiment(name)
         if earlier := run.earlier_id("mlflow"):
             self._id = earlier
             self._client.update_run(self._id, status="RUNNING")
             return
-        name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        try:
-            experiment = self._client.create_experiment(name)
-        except MlflowException:  # it exists; asking first would let two jobs of a sweep create it
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
-                raise
-            experiment = found.experiment_id
         tags = {"sweep": run.sweep.name} if run.sweep else {}
-        self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        self._id = self._client.create_run(identifier, run_name=run.name, tags=tags).info.run_id
         run.keep_id("mlflow", self._id)
         self._client.log_batch(self._id, params=[Param(key, str(value)) for key, value in flat(run.config).items()])
 

@@ -1,6 +1,7 @@
 """The real loggers, without a network: what they have kept is read back from their files."""
 
 import json
+import multiprocessing
 import shutil
 import struct
 from contextlib import suppress
@@ -20,6 +21,7 @@ from wandb.proto.wandb_internal_pb2 import Record as WandBRecord
 
 from train import CONF, run
 from training.config import checked
+from training.loggers import MLflow, Run
 from training.record import Record
 
 SMALL = "data=synthetic data.length=128 data.test_length=64 data.image_size=8 train.batch_size=32 train.epochs=1"
@@ -142,6 +144,27 @@ def test_the_runs_of_a_sweep_are_together_in_each_of_them(tmp_path, database):
     found = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"], f"tags.sweep = '{tmp_path.name}'")
     assert sorted(one.data.metrics["loss"] for one in found) == [0.0, 1.0]
     assert {one.info.status for one in found} == {"FAILED"}, "they ended without a summary"
+
+
+def test_two_jobs_of_a_sweep_that_begin_at_once_share_one_database(tmp_path):
+    (tmp_path / "multirun.yaml").touch()
+    context = multiprocessing.get_context("fork")  # which has imported mlflow
+    barrier = context.Barrier(2)
+    jobs = [context.Process(target=begin, args=(barrier, tmp_path / job)) for job in ("0", "1")]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(60)
+    assert [job.exitcode for job in jobs] == [0, 0]
+    found = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
+    assert {one.info.run_name for one in found} == {f"{tmp_path.name}/0", f"{tmp_path.name}/1"}
+
+
+def begin(barrier, folder: Path) -> None:
+    folder.mkdir()
+    settings = {"logger": {"mlflow": {"experiment": None}}}
+    barrier.wait(30)
+    MLflow(Run(folder, 0, settings), experiment=None).finish({})
 
 
 def test_a_server_that_is_down_does_not_end_the_run(tmp_path, monkeypatch, caplog):
