@@ -20,7 +20,7 @@ from training.command_line import flat
 from training.config import ConfigError
 from training.files import write_whole
 
-UPLOAD_SECONDS = 60  # how long the end of a run waits for a server; what is left can be uploaded later
+UPLOAD_SECONDS = 60  # how long the end of a run waits for an upload
 log = logging.getLogger(__name__)
 
 
@@ -99,6 +99,8 @@ class WandB:
                 "`wandb sync %s/wandb/offline-run-*` uploads it",
                 run.folder,
             )
+        # It leaves the terminal's lines to train.log. What it has not uploaded in time can be synced later.
+        settings = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
         identifier = run.earlier_id("wandb") or uuid4().hex
         self._run = wandb.init(
             id=identifier,
@@ -106,9 +108,7 @@ class WandB:
             reinit="finish_previous",
             dir=run.folder,
             config=run.config,
-            settings=wandb.Settings(
-                console="off", finish_timeout=UPLOAD_SECONDS
-            ),  # train.log has the terminal's lines
+            settings=settings,
             **{"name": run.name, "group": run.sweep and run.sweep.name, **options},
         )
         run.keep_id("wandb", identifier)
