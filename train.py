@@ -53,7 +53,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         torch.backends.cudnn.benchmark = True
 
         report = Report(config, processes.device)
-        record = Record(folder, processes.is_main)
+        record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
             train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
         normalize = Normalize(train_set.mean, train_set.std)

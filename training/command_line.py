@@ -78,7 +78,7 @@ def resume_command(folder: Path) -> str:
 
 def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
     """What is different in `config`: "train.epochs is 3, was 2"."""
-    ours, theirs = _flat(config), _flat(earlier)
+    ours, theirs = flat(config), flat(earlier)
     keys = [key for key in {**theirs, **ours} if key != "train.resume" and ours.get(key) != theirs.get(key)]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
@@ -154,10 +154,11 @@ def _is_set(key: str, given: dict[str, str]) -> bool:
     return key in given or key.partition(".")[0] in given or key == "train.resume"
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested dictionaries, by keys such as `train.epochs`."""
     if not isinstance(config, dict):
         return {prefix: config}
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+        values |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return values

@@ -10,7 +10,8 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -105,7 +107,10 @@ class TimingConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment."""
+    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment.
+
+    `logger` has a section for each chosen logger.
+    """
 
     data: dict[str, Any]
     augment: dict[str, float]
@@ -116,6 +121,7 @@ class Config:
     timing: TimingConfig
     device: str
     seed: int
+    logger: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
@@ -123,6 +129,10 @@ class Config:
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
+        for name in self.logger:
+            check_choice("logger", name, LOGGERS, ConfigError)
+            if find_spec(name) is None:
+                raise ConfigError(f"logger={name} needs {name}, which is not installed: pip install {name}")
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -201,9 +211,10 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
         for override in groups:
             key = override.key_or_group
-            for choice in _values(override):
-                if choice is not None:  # null leaves out an optional group such as debug
-                    check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
+            for value in _values(override):
+                for choice in value if isinstance(value, list) else [value]:  # logger=[tensorboard,wandb]
+                    if choice is not None:  # null leaves out an optional group such as debug
+                        check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
         try:
             known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:

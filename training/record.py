@@ -6,6 +6,7 @@ import json
 import math
 import platform
 import subprocess
+from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 import numpy
 import torch
 
+from training.config import Config
 from training.files import write_whole
+from training.loggers import Loggers, Run
 from training.report import Report
 from training.timeline_plot import draw_timeline, trace
 
@@ -22,28 +25,42 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """The files of one run's folder, by default a new one under outputs/. Only the main process writes them."""
+    """The files of one run's folder, by default a new one under outputs/, and the loggers that `config` chooses.
 
-    def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
+    Only the main process writes them. If its `with` block ends without a summary, the loggers call the run failed.
+    """
+
+    def __init__(self, folder: Path | str | None = None, writes: bool = True, config: Config | None = None) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
-        self._writes = writes
+        self._writes, self._config = writes, config
+        self._loggers = Loggers()
         self.accuracies: dict[int, float] = {}  # test accuracy after which step
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loggers.finish()
+
     def begin(self, step: int) -> None:
-        """Removes what an earlier run in this folder wrote after `step`, from which training goes on."""
+        """Removes what an earlier run in this folder wrote after `step`, from which training goes on.
+
+        Then starts the loggers. Raises ConfigError for a key that a logger does not have.
+        """
         if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return
-        lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
-        write_whole(path, "".join(f"{line}\n" for line in lines))
-        for values in map(json.loads, lines):
-            if "test_accuracy" in values:
-                self.accuracies[values["step"]] = values["test_accuracy"]
+        if path.exists():
+            lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
+            write_whole(path, "".join(f"{line}\n" for line in lines))
+            for values in map(json.loads, lines):
+                if "test_accuracy" in values:
+                    self.accuracies[values["step"]] = values["test_accuracy"]
+        if self._config is not None:
+            self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
 
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""
@@ -52,6 +69,7 @@ class Record:
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(values) + "\n")
+            self._loggers.metrics(values)
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that has ended in this folder, if one has."""
@@ -65,6 +83,7 @@ class Record:
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
         if self._writes:
             write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            self._loggers.finish(summary)
         return summary
 
     def report(self, report: Report) -> None:

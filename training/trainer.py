@@ -30,7 +30,7 @@ class Trainer:
 
     def __init__(self, config: Config, train_set: Any, processes: Processes) -> None:
         self.config, self.seed = config.train, config.seed
-        self.settings = asdict(config)
+        self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "logger")}
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
