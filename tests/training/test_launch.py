@@ -22,7 +22,7 @@ def test_a_run_writes_its_files_and_exits_with_0(train, tmp_path):
     done = train("hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
+    assert names == {"train.log", "metrics.jsonl", "summary.json", "report.md", "checkpoints", ".hydra"}
 
 
 def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path):
