@@ -66,7 +66,13 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
         write_config(case, Path(folder, "conf"))
         command = [sys.executable, "train.py", "--config-dir", f"{folder}/conf", "data=constructed"]
         model = case.model.get("of", "constructed")
-        command += [f"model={model}", *shlex.split(case.overrides), *extra, f"hydra.run.dir={folder}/run", "device=cpu"]
+        command += [
+            f"model={model}",
+            *shlex.split(case.overrides),
+            *extra,
+            f"hydra.run.dir={folder}/run",
+            "device=cpu",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)}
         began = time.perf_counter()
         try:
@@ -83,8 +89,11 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
 
 
 def write_config(case: Case, folder: Path) -> None:
-    """Writes the case's dataset and model as choices of the config groups data and model."""
-    parts = {"data": {"test_length": 256, **case.data}, "model": {"of": "Timed", **case.model}}
+    """Writes the case's dataset and model as choices of the config groups data and model.
+
+    Images are so small that torch runs the transform in one thread: with more, idle threads would spin for a while.
+    """
+    parts = {"data": {"test_length": 256, "image_size": 8, **case.data}, "model": {"of": "Timed", **case.model}}
     for group, part in parts.items():
         content = {"_target_": f"scripts.verdict_parts.{part.pop('of')}", **part}
         (folder / group).mkdir(parents=True)
@@ -138,7 +147,12 @@ def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) ->
     rows = []
     for name, case in cases.items():
         row = {key: middle([one[key] for one in rounds[name]]) for key in rounds[name][0]}
-        row |= {"loader": name, "truth": " | ".join(sorted(case.truth)), "without": case.without, "least": case.speedup}
+        row |= {
+            "loader": name,
+            "truth": " | ".join(sorted(case.truth)),
+            "without": case.without,
+            "least": case.speedup,
+        }
         if not check:
             row["right"] = "-" if row["said"] == "-" else "yes" if row["said"] in case.truth else "NO"
         rows.append(row)

@@ -54,7 +54,7 @@ CASES = {
     # from loader=workers 0.1, and a step 0.3. Reading takes 0.02.
     "tiny_batches": Case(
         {"loader"},
-        {"of": "Costly", "length": 20000, "image_size": 8},
+        {"of": "Costly", "length": 20000},
         {"step_ms": 0},
         "loader=torch loader.num_workers=2 train.batch_size=2 train.epochs=1",
         "loader=workers",
