@@ -1,8 +1,8 @@
 """Is a run's verdict right? Runs train.py on cases whose bottleneck is known by construction, and compares.
 
-python scripts/bench_verdict.py                        # the ten cases of verdict_cases.py; about 4 minutes
+python scripts/bench_verdict.py                        # the ten cases of verdict_cases.py; four minutes
 python scripts/bench_verdict.py --held-out --gains     # ten others; runs what each verdict says to try, too
-python scripts/bench_verdict.py --check                # the cases themselves: is the run faster without its bottleneck?
+python scripts/bench_verdict.py --check                # the cases themselves: how much faster without the bottleneck?
 
 Each case runs on two cores, so that the truth does not depend on the machine: the first two that this process may use
 (`taskset -c` chooses others). Gains are factors of images/s, or of the whole run's speed where the bottleneck lies
@@ -28,33 +28,35 @@ import yaml
 from tqdm import tqdm
 
 from data.errors import check_choice
-from scripts.bench_harness import BenchError, Row, parsed, report, run
+from scripts.bench_harness import BenchError, Columns, Row, parsed, report, run
 from scripts.verdict_cases import CASES, Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORES = 2
 CLOSE = 0.15  # an estimated gain is right if it is so close to the measured one, as a share of that
 WHOLE_RUN = {"checkpoint", "evaluation", "start-up"}  # not part of images/s
-COLUMNS = [
-    ("loader", "case", str),
-    ("truth", "truth", str),
-    ("said", "said", str),
-    ("right", "right", str),
-    ("try", "try", str),
-    ("estimated", "estimated gain", lambda value: factor(value)),
-    ("measured", "measured gain", lambda value: factor(value)),
-]
-CHECK_COLUMNS = [
-    ("loader", "case", str),
-    ("truth", "truth", str),
-    ("without", "without it", str),
-    ("measured", "times as fast", lambda value: factor(value)),
-    ("least", "at least", lambda value: factor(value)),
-]
 
 
 def factor(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+COLUMNS: Columns = [
+    ("case", "case", str),
+    ("truth", "truth", str),
+    ("said", "said", str),
+    ("right", "right", str),
+    ("try", "try", str),
+    ("estimated", "estimated gain", factor),
+    ("measured", "measured gain", factor),
+]
+CHECK_COLUMNS: Columns = [
+    ("case", "case", str),
+    ("truth", "truth", str),
+    ("without", "without it", str),
+    ("measured", "times as fast", factor),
+    ("least", "at least", factor),
+]
 
 
 def train(case: Case, extra: list[str]) -> dict[str, Any]:
@@ -64,15 +66,9 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         write_config(case, Path(folder, "conf"))
-        command = [sys.executable, "train.py", "--config-dir", f"{folder}/conf", "data=constructed"]
-        model = case.model.get("of", "constructed")
-        command += [
-            f"model={model}",
-            *shlex.split(case.overrides),
-            *extra,
-            f"hydra.run.dir={folder}/run",
-            "device=cpu",
-        ]
+        command = [sys.executable, "train.py", "--config-dir", f"{folder}/conf", f"hydra.run.dir={folder}/run"]
+        command += ["device=cpu", "data=constructed", f"model={case.model.get('of', 'constructed')}"]
+        command += [*shlex.split(case.overrides), *extra]
         environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)}
         began = time.perf_counter()
         try:
@@ -148,7 +144,7 @@ def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) ->
     for name, case in cases.items():
         row = {key: middle([one[key] for one in rounds[name]]) for key in rounds[name][0]}
         row |= {
-            "loader": name,
+            "case": name,
             "truth": " | ".join(sorted(case.truth)),
             "without": case.without,
             "least": case.speedup,
@@ -163,7 +159,7 @@ def totals(rows: list[Row], cases: dict[str, Case]) -> str:
     """The figures that count: verdicts that are right, and estimates that are close."""
     right = sum(row["right"] == "yes" for row in rows)
     lines = [f"{right} of {len(rows)} verdicts name the bottleneck"]
-    measured = [row for row in rows if cases[row["loader"]].is_data_bound and row["measured"] is not None]
+    measured = [row for row in rows if cases[row["case"]].is_data_bound and row["measured"] is not None]
     if measured:
         close = sum(is_close(row["estimated"], row["measured"]) for row in measured)
         lines.append(f"{close} of {len(measured)} data-bound estimates are within {100 * CLOSE:.0f} % of the gain")

@@ -77,9 +77,9 @@ CASES = {
         "data.native_ms=0",
         1.5,
     ),
-    # 24 small tensors a batch, for each of which the stock loader sends a file descriptor: 4 ms of CPU time in a worker
-    # and 4 in the training process, where reading and collating take 0.1 each. With loader=workers, which runs the same
-    # code of the dataset and of collate, it is 1 and 0.5.
+    # 24 small tensors a batch, for each of which the stock loader sends a file descriptor: 4 ms of CPU time in a
+    # worker and 4 in the training process, where reading and collating take 0.1 each. With loader=workers, which runs
+    # the same code of the dataset and of collate, it is 1 and 0.5.
     "stock_loader_many_fields": Case(
         {"loader"},
         {"of": "ManyFields", "length": 24000, "fields": 24},
@@ -88,7 +88,7 @@ CASES = {
         "loader=workers",
         1.6,
     ),
-    # A real network, 2 ms of data and 50 or more of computing.
+    # A real network, 1 ms of data and 50 or more of computing.
     "slow_step": Case(
         {"step"},
         {"of": "Costly", "length": 25600, "image_size": 32},

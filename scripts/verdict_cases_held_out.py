@@ -12,8 +12,8 @@ CASES = {
         "data.native_ms=0",
         1.5,
     ),
-    # Four workers deliver a batch every 64 ms in the first epoch, and at once in the four others, in which a step takes
-    # 10 ms. So the first epoch takes 6 of 10 s, and reading bounds the run though the typical step does not wait.
+    # Four workers deliver a batch every 64 ms in the first epoch, and at once in the four others, in which a step
+    # takes 10 ms. So the first epoch takes 6 of 10 s: reading bounds the run, though the typical step does not wait.
     "cold_cache": Case(
         {"reading"},
         {"of": "Cold", "length": 3200, "wait_ms": 8.0},
