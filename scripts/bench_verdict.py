@@ -5,8 +5,9 @@ python scripts/bench_verdict.py --held-out --gains     # ten others; runs what e
 python scripts/bench_verdict.py --check                # the cases themselves: how much faster without the bottleneck?
 
 Each case runs on two cores, so that the truth does not depend on the machine: the first two that this process may use
-(`taskset -c` chooses others). Gains are factors of images/s, or of the whole run's speed where the bottleneck lies
-outside of training. Runs to compare take turns; with --repeat the figures are medians.
+(`taskset -c` chooses others). They must be idle: other programs take cores and change the truth. Gains are factors of
+images/s, or of the whole run's speed, imports included, where the bottleneck lies outside of training. Runs to compare
+take turns; with --repeat the figures are medians. A verdict whose advice makes train.py fail is wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from scripts.verdict_cases import CASES, Case
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORES = 2
 CLOSE = 0.15  # an estimated gain is right if it is so close to the measured one, as a share of that
+FAILED: Row = {"said": "failed", "try": "-", "estimated": None, "measured": None, "seconds": None, "verdict": None}
 WHOLE_RUN = {"checkpoint", "evaluation", "start-up"}  # not part of images/s
 
 
@@ -138,11 +140,15 @@ def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) ->
         for _ in range(repeat):
             for name, case in cases.items():
                 bar.set_description(name)
-                rounds[name].append(checked(case) if check else judged(case, with_gains))
+                try:
+                    rounds[name].append(checked(case) if check else judged(case, with_gains))
+                except BenchError as error:  # the other cases are worth their time
+                    tqdm.write(f"{name}: {error}", file=sys.stderr)
+                    rounds[name].append(FAILED)
                 bar.update()
     rows = []
     for name, case in cases.items():
-        row = {key: middle([one[key] for one in rounds[name]]) for key in rounds[name][0]}
+        row = {key: middle([one.get(key) for one in rounds[name]]) for key in rounds[name][0]}
         row |= {
             "case": name,
             "truth": " | ".join(sorted(case.truth)),

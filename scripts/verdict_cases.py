@@ -37,7 +37,7 @@ CASES = {
         {"step_ms": 10},
         "loader=workers loader.num_workers=1 train.batch_size=32 train.epochs=1",
         "data.python_ms=0",
-        4.0,
+        3.0,
     ),
     # A batch sleeps for 32 * 10 = 320 ms, so two workers deliver one every 160 ms, and a step takes 5. No CPU is used.
     "slow_disk": Case(
@@ -95,7 +95,7 @@ CASES = {
         {"of": "small_cnn", "width": 16},
         "loader=prefetch loader.num_workers=1 train.batch_size=128 train.epochs=1",
         "model.width=1",
-        1.5,
+        1.4,
     ),
     # Reading takes no time, collating 60 ms a batch in each of two workers, and a step 5.
     "slow_collate": Case(

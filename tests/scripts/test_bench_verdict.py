@@ -78,6 +78,20 @@ def test_a_verdict_is_compared_with_the_truth_and_its_gain_with_the_measured_one
     assert ("1 of 1 data-bound estimates are within 15 % of the gain" in printed) == bool(said)
 
 
+def test_a_case_that_fails_is_wrong_and_the_others_are_still_run(monkeypatch, capsys):
+    def train(case: Case, extra: list[str]) -> dict:
+        if case.truth == {"reading"}:
+            raise bench.BenchError("train.py failed")
+        return {**SUMMARY, "bottleneck": "decoding", "try": [], "gain": 1.0}
+
+    monkeypatch.setattr(bench, "train", train)
+    monkeypatch.setattr(bench.os, "sched_setaffinity", lambda *_: None)
+    bench.main(["--cases", "slow_disk,python_too_few_workers"])
+    printed = capsys.readouterr()
+    assert "1 of 2 verdicts name the bottleneck" in printed.out
+    assert "slow_disk: train.py failed" in printed.err
+
+
 def test_the_gain_outside_of_training_is_that_of_the_whole_run():
     after = {"images_per_second": 100.0, "seconds": 2.0}
     assert bench.gain(CASES["slow_evaluation"], SUMMARY, after) == 4
