@@ -91,7 +91,7 @@ CASES = {
     # A real network, 1 ms of data and 50 or more of computing.
     "slow_step": Case(
         {"step"},
-        {"of": "Costly", "length": 25600, "image_size": 32},
+        {"of": "Costly", "length": 32000, "image_size": 32},
         {"of": "small_cnn", "width": 16},
         "loader=prefetch loader.num_workers=1 train.batch_size=128 train.epochs=1",
         "model.width=1",
