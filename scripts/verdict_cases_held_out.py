@@ -79,8 +79,8 @@ CASES = {
         "augment.erase=0 augment.mixup=0",
         1.3,
     ),
-    # 40 samples of 12,800 kill the worker, and the next one takes 0.3 s to open the data again, in which the other gets
-    # at most four batches ahead: 12 s for restarts, against 2 in which the steps, and the workers beside them, compute.
+    # 40 samples of 12,800 kill the worker, and the next one takes 0.3 s to open the data again, in which the other
+    # gets at most four batches ahead: 12 s for restarts, against 2 in which steps and samples compute.
     "crashing_workers": Case(
         {"restarts"},
         {"of": "Opening", "length": 12800, "open_ms": 300.0, "crash_every": 320, "native_ms": 0.3},
