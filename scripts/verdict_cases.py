@@ -1,0 +1,127 @@
+"""Ten runs of train.py whose bottleneck is known by construction; ten others are in verdict_cases_held_out.py.
+
+All run on 2 cores. In the comments a batch's time is that of one worker. `without` takes away what should be the
+bottleneck and nothing else: `bench_verdict.py --check` measures how much faster the run then is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Where waiting for a loader that does nothing else than load would end: more or other workers, or another loader.
+DATA_BOUND = {"decoding", "gil", "loader", "reading", "uneven"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dataset and a model of verdict_parts.py, with the overrides of train.py, and the words that are true of it."""
+
+    truth: set[str]
+    data: dict[str, Any]  # a class of verdict_parts.py ("of"), and its arguments
+    model: dict[str, Any]  # the arguments of Timed, or a choice of conf/model/ ("of")
+    overrides: str
+    without: str  # overrides that take the bottleneck away
+    speedup: float  # at least so many times the images/s, or the whole run's speed, without the bottleneck
+
+    @property
+    def is_data_bound(self) -> bool:
+        return self.truth <= DATA_BOUND
+
+
+CASES = {
+    # A batch takes 32 * 2 = 64 ms and a step 10: the only worker never rests, and a second core is free.
+    "python_too_few_workers": Case(
+        {"decoding"},
+        {"of": "Costly", "length": 6400, "python_ms": 2.0},
+        {"step_ms": 10},
+        "loader=workers loader.num_workers=1 train.batch_size=32 train.epochs=1",
+        "data.python_ms=0",
+        3.0,
+    ),
+    # A batch sleeps for 32 * 10 = 320 ms, so two workers deliver one every 160 ms, and a step takes 5. No CPU is used.
+    "slow_disk": Case(
+        {"reading"},
+        {"of": "Costly", "length": 3200, "wait_ms": 10.0},
+        {"step_ms": 5},
+        "loader=workers loader.num_workers=2 train.batch_size=32 train.epochs=1",
+        "data.wait_ms=0",
+        8.0,
+    ),
+    # Every 100th sample sleeps for 400 ms. With 16 samples in a batch that is one batch in six, and at most 8 batches
+    # are loaded ahead, so four workers mostly wait for one another. The same sleep in equal parts keeps all four busy.
+    "one_in_a_hundred": Case(
+        {"uneven"},
+        {"of": "Uneven", "length": 4000, "every": 100, "wait_ms": 4.0},
+        {"step_ms": 5},
+        "loader=workers loader.num_workers=4 train.batch_size=16 train.epochs=1",
+        "data.every=1",
+        1.6,
+    ),
+    # Samples of Python code in threads of one process: they take turns, and 32 ms a batch is all that they deliver.
+    "python_in_threads": Case(
+        {"gil"},
+        {"of": "Costly", "length": 9600, "python_ms": 1.0},
+        {"step_ms": 5},
+        "loader=threads loader.num_workers=4 train.batch_size=32 train.epochs=1",
+        "loader=workers",
+        1.4,
+    ),
+    # A batch takes 64 ms of a core, a step 30 ms of both. Eight workers can always have a batch ready, so there is no
+    # waiting, but two cores need (64 + 60) / 2 = 62 ms for what takes 30 without the samples' work.
+    "too_many_workers": Case(
+        {"cores"},
+        {"of": "Costly", "length": 12800, "native_ms": 1.0},
+        {"step_ms": 30, "threads": 2},
+        "loader=workers loader.num_workers=8 train.batch_size=64 train.epochs=1",
+        "data.native_ms=0",
+        1.5,
+    ),
+    # 24 small tensors a batch, for each of which the stock loader sends a file descriptor: 4 ms of CPU time in a
+    # worker and 4 in the training process, where reading and collating take 0.1 each. With loader=workers, which runs
+    # the same code of the dataset and of collate, it is 1 and 0.5.
+    "stock_loader_many_fields": Case(
+        {"loader"},
+        {"of": "ManyFields", "length": 24000, "fields": 24},
+        {"step_ms": 0.5},
+        "loader=torch loader.num_workers=2 train.batch_size=16 train.epochs=1",
+        "loader=workers",
+        1.6,
+    ),
+    # A real network, 1 ms of data and 50 or more of computing.
+    "slow_step": Case(
+        {"step"},
+        {"of": "Costly", "length": 32000, "image_size": 32},
+        {"of": "small_cnn", "width": 16},
+        "loader=prefetch loader.num_workers=1 train.batch_size=128 train.epochs=1",
+        "model.width=1",
+        1.4,
+    ),
+    # Reading takes no time, collating 60 ms a batch in each of two workers, and a step 5.
+    "slow_collate": Case(
+        {"collate"},
+        {"of": "SlowCollate", "length": 12800, "collate_ms": 60.0},
+        {"step_ms": 5},
+        "loader=workers loader.num_workers=2 train.batch_size=32 train.epochs=1",
+        "data.collate_ms=0",
+        3.0,
+    ),
+    # Three times a second of training and 4 s of evaluation.
+    "slow_evaluation": Case(
+        {"evaluation"},
+        {"of": "SlowTest", "length": 3200, "wait_ms": 4.0, "test_length": 2000},
+        {"step_ms": 10},
+        "loader=workers loader.num_workers=2 train.batch_size=32 train.epochs=3",
+        "data.wait_ms=0",
+        1.5,
+    ),
+    # Each worker opens the data for 7 s (of its own core), then training takes 3.
+    "slow_start": Case(
+        {"start-up"},
+        {"of": "Opening", "length": 9600, "open_ms": 7000.0},
+        {"step_ms": 10},
+        "loader=workers loader.num_workers=2 train.batch_size=32 train.epochs=1",
+        "data.open_ms=0",
+        1.5,
+    ),
+}
