@@ -7,6 +7,7 @@ from .build import LoaderConfig, LoaderConfigError, build_loader
 from .preload.preloader import Preloader
 from .randomness import Random
 from .resident_loader import ResidentLoader
+from .timeline import Timeline
 from .timing import StepTimer
 from .torch_loader import TorchLoader
 from .worker_loader import WorkerLoader
@@ -21,6 +22,7 @@ __all__ = [
     "Random",
     "ResidentLoader",
     "StepTimer",
+    "Timeline",
     "TorchLoader",
     "WorkerFailure",
     "WorkerLoader",
