@@ -69,6 +69,10 @@ class _SchedulerClock:
         with suppress(OSError):  # no Linux, or a sandbox
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
+    def __reduce__(self) -> Any:
+        """Makes a copy open its own file."""
+        return _SchedulerClock, ()
+
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -1,5 +1,7 @@
 import os
+import pickle
 import threading
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +74,15 @@ def test_a_dropped_clock_leaves_no_open_file():
         work_clock.end(0.0)
     del work_clock
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_copy_of_a_clock_closes_no_file_of_the_other():
+    work_clock = WorkClock()
+    work_clock.begin()
+    deepcopy(work_clock).begin()
+    pickle.loads(pickle.dumps(work_clock)).begin()
+    assert work_clock._scheduler.read()[0] > 0
+    os.fstat(work_clock._scheduler._fd)
 
 
 def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
