@@ -144,6 +144,15 @@ def test_a_batch_is_page_locked_once_and_copied_without_waiting(gpu):
     assert batch.pinned
 
 
+def test_an_object_that_moves_itself_is_asked_not_to_wait(gpu):
+    class Moving:
+        def to(self, *given, **how):
+            return given, how
+
+    prepared, _ = copier().prepare([Moving()], Random(0))
+    assert prepared == [((torch.device("cuda:1"),), {"non_blocking": True})]
+
+
 def test_without_a_side_stream_nothing_is_page_locked(gpu):
     batch = tensor(1, 2)
     copier(side_stream=False).prepare(batch, Random(0))
@@ -171,7 +180,7 @@ def test_host_batches_are_let_go_in_order_as_soon_as_their_copies_are_done(gpu, 
         del batch
     first, second = gpu.side[0].recorded[::2] if side_stream else gpu.current.recorded
     first.is_done = True
-    stage.release_copied()
+    stage.prepare("no tensor", Random(0))
     assert [batch() is not None for batch in held] == [False, True]
     stage.release_copied(wait=True)
     assert [batch() is not None for batch in held] == [False, False]
@@ -218,7 +227,7 @@ def test_without_an_event_there_is_nothing_to_wait_for(gpu):
 @pytest.mark.parametrize(
     "convert", ["to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"]
 )
-@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse ... tensor support is in beta")
 def test_the_memory_of_a_sparse_tensor_is_that_of_its_parts(gpu, monkeypatch, convert):
     size = ((2, 2),) if convert.endswith(("bsr", "bsc")) else ()
     sparse = getattr(torch.eye(4), convert)(*size)

@@ -159,3 +159,48 @@ def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
     with caplog.at_level(logging.WARNING, logger="loaders"):
         Preloader(Busy([1]), "cpu", 0).close()
     assert "could not be closed: generator already executing" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("before_its_end", [True, False])
+def test_the_state_after_an_epoch_names_the_epoch_that_set_epoch_has_named(depth, before_its_end):
+    with Preloader(TorchLoader([1, 2], 1), "cpu", depth) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        if before_its_end:
+            loader.set_epoch(5)
+        assert len(list(iterator)) == 1
+        if not before_its_end:
+            loader.set_epoch(5)
+        assert loader.state_dict()["epoch"] == 5
+
+
+def test_a_loader_that_refuses_its_state_refuses_it_in_the_middle_of_an_epoch_too():
+    class Refusing(Resumable):
+        def state_dict(self) -> dict:
+            raise ValueError("this order cannot be resumed")
+
+    loader = Preloader(Refusing(), "cpu", 0)
+    next(loader)
+    with pytest.raises(ValueError, match="this order cannot be resumed"):
+        loader.state_dict()
+
+
+def test_a_loaded_state_forgets_where_a_broken_off_epoch_was_and_which_epoch_was_named():
+    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1)
+    state = {**loader.state_dict(), "epoch": 7, "samples": 2}
+    next(loader)
+    loader.set_epoch(5)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert len(list(loader)) == 1
+
+
+def test_a_closed_preloader_tells_what_its_consumer_had_received():
+    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 2)
+    iterator = iter(loader)
+    assert loader.state_dict()["samples"] == 0
+    next(iterator)
+    assert loader.state_dict()["samples"] == 1
+    loader.close()
+    assert loader.state_dict()["samples"] == 1
