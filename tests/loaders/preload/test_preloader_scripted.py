@@ -8,6 +8,7 @@ import torch
 from loaders import Preloader, TorchLoader
 from loaders.base import INTERRUPTED
 from loaders.preload import preloader as module
+from loaders.randomness import Random
 
 
 class Resumable:
@@ -34,6 +35,7 @@ def drawn(loader) -> list[float]:
 
 def test_without_seed_rank_and_state_the_transform_draws_as_with_those_of_0():
     plain = drawn([torch.zeros(1)] * 3)
+    assert plain[0] == pytest.approx(Random(0, 0, 0, 0).uniform(1).item())
     assert plain == drawn(Resumable(seed=0, rank=0))
     for other in (Resumable(seed=1), Resumable(rank=1), Resumable(epoch=1), Resumable(samples=2)):
         assert not set(plain[:1]) & set(drawn(other)[:1])
@@ -204,3 +206,15 @@ def test_a_closed_preloader_tells_what_its_consumer_had_received():
     assert loader.state_dict()["samples"] == 1
     loader.close()
     assert loader.state_dict()["samples"] == 1
+
+
+def test_the_state_of_a_broken_off_epoch_is_forgotten_when_the_next_begins():
+    with Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1) as loader:
+        next(loader)
+        assert len(list(loader)) == 3
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_between_epochs_set_epoch_is_passed_on_at_once():
+    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
+        Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1).set_epoch(-1)
