@@ -135,9 +135,13 @@ def test_descriptor_0_is_a_pidfd_too(start, noted, monkeypatch):
     worker = start(Context())
     pidfd, worker.pidfd = worker.pidfd, 0
     assert worker.descriptors()[1] == 0
-    worker.kill()
-    assert noted[-1] == (0, signal.SIGKILL)
-    worker.pidfd = pidfd
+    closed: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closed.append)
+        worker.close()
+    assert noted[1] == (0, signal.SIGKILL)
+    assert closed == [0]
+    os.close(pidfd)
 
 
 def test_a_process_without_descriptors_left_does_not_start_a_worker(start, monkeypatch):
@@ -158,19 +162,22 @@ def test_a_worker_that_has_gone_meanwhile_is_killed_without_a_word(start, monkey
     worker.kill()
 
 
+@pytest.mark.skipif(not HAS_PIDFD, reason="a system without pidfd")
 def test_close_kills_reaps_and_forgets_the_process_and_closes_everything(noted):
     before = os.listdir("/proc/self/fd")
     worker = WorkerProcess(Context())
     theirs = Connection(worker._end.dup(), blocking=False)
     worker.start("reader", 7, setup())
+    pidfd = worker.pidfd
     reading, writing = os.pipe()
     theirs.send(b"a result", [reading])
     for fd in (reading, writing):
         os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) > len(before)
     worker.close()
     theirs.close()
-    assert worker.process.calls[-1] == "join"
-    assert noted[-1] == ("forget", worker.process)
+    assert noted[1:] == [(pidfd, signal.SIGKILL), ("forget", worker.process)]
+    assert worker.process.calls == ["join"]
     assert os.listdir("/proc/self/fd") == before
     worker.close()  # repeatedly, as after an error in start()
     assert worker.pidfd == -1
@@ -218,8 +225,9 @@ def test_a_task_for_a_dead_worker_is_kept_so_that_it_is_retried(start):
 
 def test_a_full_socket_takes_no_task(start):
     worker, message = start(), pickle.dumps(bytes(10_000))
-    while worker.submit(len(worker.tasks), Task([1]), message):
+    while (taken := worker.submit(len(worker.tasks), Task([1]), message)) is True:
         pass
+    assert taken is False
     assert select.select([], [worker.connection], [], 0)[1] == []
     assert len(worker.tasks) < 1000
 
