@@ -247,11 +247,17 @@ def test_a_restart_that_fails_leaves_nothing_open_and_can_be_tried_again(make, m
     pool = make()
     ready(pool).process.die(0)
     death(pool)
-    before = os.listdir("/proc/self/fd")
+    before, failed = os.listdir("/proc/self/fd"), []
+
+    def refuse(worker: Worker, *_) -> None:
+        failed.append(worker)
+        raise ValueError("no")
+
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "start", lambda *_: exec("raise ValueError('no')"))
+        patch.setattr(Worker, "start", refuse)
         with pytest.raises(ValueError, match="no"):
             pool.submit(0, 0, task(1), None)
+    assert failed[0].is_closed
     assert os.listdir("/proc/self/fd") == before
     assert pool.submit(0, 0, task(1), None)
     assert len(Worker.made) == 2
@@ -312,6 +318,16 @@ def test_the_batch_of_a_result_lies_in_its_slot_or_in_memory_of_its_own(make):
         reading = pool.open(result, None if slot is None else SimpleNamespace(array=slot))
         assert (reading.batch.tolist(), reading.skipped) == (image.tolist(), [3])
         buffer.close()
+
+
+def test_the_memory_of_a_batch_without_a_slot_is_freed_with_its_last_array(make):
+    fd = write_shared(b"x" * 5000)
+    watched = os.dup(fd)
+    reading = make().open(Result(0, (pickle.dumps(([], [])), fd), overflowed=True), None)
+    assert reading.batch == []
+    del reading
+    assert os.fstat(watched).st_blocks == 0
+    os.close(watched)
 
 
 def test_a_batch_whose_descriptor_was_lost_is_an_error_in_words(make):
