@@ -77,8 +77,8 @@ def test_a_system_without_worker_processes_reads_inline_and_says_so(built, monke
     monkeypatch.setattr(worker_loader, "HAS_PROCESSES", False)
     module.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
-        assert built(num_workers=2, seed=0).dispatcher[0] == "InlinePool"
-        assert built(num_workers=2, seed=0, worker_method="thread").dispatcher[0] == "ThreadPool"
+        assert built(num_workers=1, seed=0).dispatcher[0] == "InlinePool"
+        assert built(num_workers=1, seed=0, worker_method="thread").dispatcher[0] == "ThreadPool"
     (said,) = caplog.messages
     assert said.startswith("worker processes need Linux")
 
@@ -232,6 +232,21 @@ def test_without_a_pool_that_persists_each_epoch_has_its_engine_and_closes_it(en
     loader = seeded(3, **settings)
     assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
     assert [engine.calls for engine in engines] == [["begin", "close"]] * 2
+    assert [next(engine.tasks, None) for engine in engines] == [None, None], "nothing is loaded ahead"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_newer_epoch_ends_the_older_where_workers_persist(engines, num_workers, persistent):
+    loader = seeded(8, num_workers=num_workers, persistent_workers=persistent)
+    older, newer = iter(loader), iter(loader)
+    assert next(newer) == [0, 1]
+    if persistent:
+        with pytest.raises(RuntimeError):
+            next(older)
+    else:
+        assert next(older) == [0, 1]
+    loader.close()
 
 
 @pytest.mark.parametrize("settings", [{"sampler": range(3)}, {"in_order": False}])

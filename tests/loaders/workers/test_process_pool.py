@@ -57,7 +57,7 @@ class Poll:
 
 
 class Process:
-    """Dies when it is told to; its sentinel is readable then."""
+    """Dies when it is told to; its sentinel is readable then, unless a child of it holds that open."""
 
     def __init__(self) -> None:
         self.pid, self.exitcode = 4321, None
@@ -67,10 +67,12 @@ class Process:
     def is_alive(self) -> bool:
         return self.exitcode is None
 
-    def die(self, exitcode: int) -> None:
+    def die(self, exitcode: int, has_child: bool = False) -> None:
         if self.exitcode is None:
             self.exitcode = exitcode
+        if self.life >= 0 and not has_child:
             os.close(self.life)
+            self.life = -1
 
     def join(self, seconds: float | None = None) -> None:
         self.joined.append(seconds)
@@ -401,8 +403,19 @@ def test_a_dead_worker_is_polled_no_more_and_the_next_reads_no_row(make):
 def test_without_pidfds_the_pool_looks_now_and_then_whether_workers_live(make, polls, monkeypatch):
     monkeypatch.setattr(Worker, "has_pidfd", False)
     pool = make()
-    pool._wait_and_receive([])
+    pool.submit(0, 0, task(1), None)
+    events: list = []
+    pool._wait_and_receive(events)
     assert polls[0].waits == [pytest.approx(1000 * LOOK_SECONDS)]
+    assert not events
+    Worker.made[0].answers(0)
+    Worker.made[0].process.die(3, has_child=True)
+    result, event = pool.receive()
+    assert (result.number, event.worker) == (0, 0)
+    pool.submit(0, 1, task(1), None)
+    Worker.made[1].process.die(3, has_child=True)
+    assert death(pool).reason.endswith("exited unexpectedly with exit code 3.")
+    assert len(polls[0].waits) == 3
     monkeypatch.setattr(Worker, "has_pidfd", True)
     pool = make()
     pool._wait_and_receive([])
