@@ -317,6 +317,38 @@ def test_a_new_length_restarts_workers_that_have_a_copy_of_the_dataset(engines, 
     loader.close()
 
 
+class Understated(list):
+    """Says that it has half of its indices."""
+
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+
+def test_a_sampler_that_gives_more_than_its_length_runs_until_its_end(engines):
+    loader = WorkerLoader(Numbers(12), 2, seed=0, num_workers=1, sampler=Understated([4, 5, 6, 7, 8, 9, 10, 11]))
+
+    def place() -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["samples"]
+
+    assert place() == (0, 0)
+    places = [place() for _ in iter(loader)]
+    assert places == [(0, 2), (0, 4), (0, 4), (0, 4)]  # its length is the most that a state can tell
+    assert place() == (1, 0)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples": 2})
+    assert place() == (3, 2)
+    assert not loader._runner.is_running
+
+
+def test_a_sampler_that_gives_its_length_is_at_its_end_after_its_last_batch(engines):
+    loader = WorkerLoader(Numbers(8), 2, seed=0, num_workers=1, sampler=[4, 5, 6, 7])
+    iterator = iter(loader)
+    for place in ((0, 2), (1, 0)):
+        next(iterator)
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == place
+
+
 def test_a_runner_that_is_copied_has_no_engine_and_tasks_of_its_own(engines):
     loader = seeded(4, num_workers=1, persistent_workers=True)
     next(iter(loader))

@@ -19,7 +19,7 @@ from loaders.workers import process_pool, worker_process
 from loaders.workers.batch_buffer import SharedBatchBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, Death, PoolClosed, Result
-from loaders.workers.process_main import READY, STARTED
+from loaders.workers.process_main import LEAVING, READY, STARTED
 from loaders.workers.process_pool import LONGEST_SECONDS, LOOK_SECONDS, SETUP_FACTOR, START_SECONDS, ProcessPool
 from loaders.workers.reader import Reader
 from loaders.workers.serialize import dump
@@ -75,7 +75,7 @@ class Process:
             self.life = -1
 
     def join(self, seconds: float | None = None) -> None:
-        self.joined.append(seconds)
+        self.joined.append((seconds, self.exitcode))
 
 
 class Worker(WorkerProcess):
@@ -216,17 +216,18 @@ def test_the_first_set_up_of_a_worker_has_no_limit(make):
         pool.receive()
 
 
-def test_a_later_set_up_is_limited_by_the_longest_so_far(make, clock):
-    pool = make()
-    for seconds in (7.0, 2.0):
+@pytest.mark.parametrize("set_ups", [(7.0, 2.0), (2.0, 7.0), (0.25,)])
+def test_a_later_set_up_is_limited_by_the_longest_so_far(make, clock, set_ups):
+    pool, longest = make(), max(set_ups)
+    for seconds in set_ups:
         ready(pool, seconds).process.die(1)
         death(pool)
         pool.submit(0, 0, task(1), None)
     Worker.made[-1].says(STARTED)
     began = clock.now
     event = death(pool)
-    assert event.reason.endswith(f"did not start in {START + 7 * SETUP_FACTOR:g} s.")
-    assert clock.now == began + START + 7 * SETUP_FACTOR
+    assert event.reason.endswith(f"did not start in {START + longest * SETUP_FACTOR:g} s.")
+    assert clock.now == began + START + longest * SETUP_FACTOR
 
 
 def test_a_worker_that_cannot_start_is_an_error_that_tells_which_and_ends_the_others(make, exits, monkeypatch):
@@ -367,7 +368,7 @@ def test_a_dead_worker_is_reaped_and_told_in_torchs_words(make, monkeypatch, cod
     pool._control.rows[0] = 5
     worker.process.die(code)
     assert death(pool) == Death(0, f"DataLoader worker (pid 4321) {reason}", 5)
-    assert worker.process.joined == [BUSY_SECONDS]
+    assert worker.process.joined == [(BUSY_SECONDS, code)]
     assert worker.is_closed
 
 
@@ -437,7 +438,7 @@ def test_the_timeout_counts_from_when_a_worker_began_its_task(make, clock, polls
     began = clock.now
     assert death(pool).reason == "DataLoader timed out after 5 seconds."
     assert clock.now == pytest.approx(began + 5), "it began the second when it had answered the first"
-    assert worker.process.exitcode == -signal.SIGKILL
+    assert worker.process.joined == [(BUSY_SECONDS, -signal.SIGKILL)], "it was killed before it was waited for"
 
 
 def test_a_task_that_waits_for_its_workers_set_up_begins_after_it(make, clock):
@@ -481,6 +482,15 @@ def test_a_worker_that_reads_a_whole_batch_has_the_timeout_once(make, clock):
     began = clock.now
     assert death(pool).row == 1
     assert clock.now == began + 5
+
+
+def test_a_worker_that_says_that_it_is_leaving_is_noted(make):
+    pool = make()
+    Worker.made[0].says(LEAVING)
+    events: list = []
+    pool._wait_and_receive(events)
+    assert Worker.made[0].is_leaving
+    assert not events
 
 
 def test_the_earliest_limit_of_all_workers_counts_and_none_is_too_long_for_poll(make, clock, polls):
