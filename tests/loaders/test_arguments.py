@@ -68,6 +68,31 @@ def test_arguments_that_make_none_are_refused(settings, message):
         WorkerLoader(Numbers(8), 2, num_workers=1, **settings)
 
 
+def test_arguments_can_be_read_back_as_libraries_do_that_build_a_loader_anew():
+    given = {
+        "seed": 3,
+        "rank": 1,
+        "world_size": 2,
+        "pad": False,
+        "last_batch": "keep",
+        "prefetch_batches": 5,
+        "worker_method": "thread",
+        "on_error": "skip",
+        "max_restarts": 7,
+        "num_workers": 1,
+        "timeout": 4,
+    }
+    loader = WorkerLoader(Numbers(8), 2, **given)
+    assert {name: getattr(loader, name) for name in given} == given
+
+
+def test_without_workers_arguments_that_concern_only_them_are_ignored():
+    given = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "fork", "timeout": 5}
+    loader = WorkerLoader(Numbers(8), 2, seed=0, **given)
+    assert (loader.prefetch_factor, loader.persistent_workers) == (None, False)
+    assert (loader.multiprocessing_context, loader.timeout) == (None, 0)
+
+
 def test_the_least_value_of_each_setting_is_taken():
     LoaderConfig(num_workers=0, prefetch_factor=1, preload_depth=0, timeout=0)
 

@@ -394,6 +394,9 @@ def test_a_dead_worker_is_polled_no_more_and_the_next_reads_no_row(make):
     worker.process.die(1)
     assert death(pool).row == 7
     assert set(pool._polled.values()) == {0}
+    pool.submit(0, 5, task(1), None)
+    Worker.made[0].answers(5)
+    assert [event.number for event in pool.receive()] == [5]
     pool.submit(1, 0, task(1), None)
     assert pool._control.rows[1] == NO_ROW
     assert sorted(pool._polled.values()) == [0, 0, 1, 1]
