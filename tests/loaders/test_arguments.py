@@ -93,6 +93,12 @@ def test_without_workers_arguments_that_concern_only_them_are_ignored():
     assert (loader.multiprocessing_context, loader.timeout) == (None, 0)
 
 
+def test_without_batching_each_sample_is_a_batch():
+    with WorkerLoader(Numbers(3), batch_size=None, seed=0) as loader:
+        assert len(loader) == 3
+        assert list(loader) == [0, 1, 2]
+
+
 def test_the_least_value_of_each_setting_is_taken():
     LoaderConfig(num_workers=0, prefetch_factor=1, preload_depth=0, timeout=0)
 

@@ -426,6 +426,23 @@ def test_without_pidfds_the_pool_looks_now_and_then_whether_workers_live(make, p
     assert polls[1].waits == [pytest.approx(1000 * START)]
 
 
+def test_what_a_worker_without_a_pidfd_sends_as_it_dies_is_received_first(make, monkeypatch):
+    monkeypatch.setattr(Worker, "has_pidfd", False)
+    pool = make()
+    pool.submit(0, 0, task(1), None)
+    worker = Worker.made[0]
+
+    def dies_when_it_is_looked_at() -> bool:
+        if worker.process.exitcode is None:
+            worker.answers(0)
+            worker.process.die(3, has_child=True)
+        return False
+
+    worker.process.is_alive = dies_when_it_is_looked_at
+    result, event = pool.receive()
+    assert (result.number, event.worker) == (0, 0)
+
+
 # Time limits
 
 
