@@ -46,6 +46,13 @@ def test_workers_are_asked_to_exit_if_nobody_waits_for_them(loader):
     assert stock.calls == ["shut down"]
 
 
+def test_workers_are_asked_to_exit_before_the_first_batch(loader):
+    stock = loader._loader
+    iter(loader)
+    loader.close()
+    assert stock.calls == ["shut down"]
+
+
 def test_workers_are_asked_to_exit_after_a_batch(loader):
     stock, iterator = loader._loader, iter(loader)
     assert next(iterator) == "first"

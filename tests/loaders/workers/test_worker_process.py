@@ -105,7 +105,8 @@ def test_a_process_that_cannot_start_changes_no_signal_and_leaves_nothing_open(n
     assert os.listdir("/proc/self/fd") == descriptors
     assert not noted
     assert context.made[0].calls == []
-    WorkerProcess(context).close()  # whose process was not even made
+    unstarted = WorkerProcess(context)
+    unstarted.close()
     assert os.listdir("/proc/self/fd") == descriptors
 
 
@@ -173,8 +174,11 @@ def test_close_kills_reaps_and_forgets_the_process_and_closes_everything(noted):
     theirs.send(b"a result", [reading])
     for fd in (reading, writing):
         os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) > len(before)
+    siblings = worker.connection.socket.dup()  # a worker that is forked later has it too
     worker.close()
+    with pytest.raises(BlockingIOError):
+        siblings.recv(1)  # it keeps no memory of a result alive
+    siblings.close()
     theirs.close()
     assert noted[1:] == [(pidfd, signal.SIGKILL), ("forget", worker.process)]
     assert worker.process.calls == ["join"]
