@@ -71,9 +71,12 @@ def test_the_length_of_an_epoch_is_its_iterators_if_it_knows_one():
 
 
 def test_a_batch_that_an_exception_lost_on_its_way_is_missed(monkeypatch):
+    def interrupted(*_) -> None:
+        raise KeyboardInterrupt
+
     iterator = iter(Preloader([1, 2, 3], "cpu", 0))
     with monkeypatch.context() as patch:
-        patch.setattr(module.DeviceCopier, "hand_over", lambda *_: exec("raise KeyboardInterrupt"))
+        patch.setattr(module.DeviceCopier, "hand_over", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     with pytest.raises(RuntimeError) as missed:
