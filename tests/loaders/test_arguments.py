@@ -135,3 +135,8 @@ def test_batches_for_a_gpu_and_for_nothing_else_are_page_locked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert built("workers", device="cuda").loader.pin_memory
+
+
+def test_a_loader_without_a_seed_has_torchs_length():
+    assert len(WorkerLoader(Numbers(5), 2)) == 3
+    assert len(WorkerLoader(Numbers(5), 2, drop_last=True)) == 2

@@ -143,10 +143,11 @@ def test_only_torchs_way_gives_tasks_in_turn(built, seed, in_order):
 class Engine:
     """Delivers its tasks' indices at once."""
 
+    stats = None
+
     def __init__(self) -> None:
         self.processes, self.calls = ["a process"], []
         self.is_interrupted, self.deliveries, self.tasks = False, 0, iter(())
-        self.stats = None
 
     def begin(self, tasks) -> None:
         self.tasks, self.deliveries = iter(tasks), 0
@@ -415,3 +416,23 @@ def test_only_batches_are_pinned_and_errors_come_out_as_they_are(engines, monkey
     assert outcomes(iter(loader)) == [("pinned", [0, 1]), "an error"]
     loader.holds_batches_until_copied = True
     assert outcomes(iter(loader)) == [[0, 1], "an error"]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize(("pin_memory", "has_cuda"), [(False, True), (True, False)])
+def test_nothing_is_pinned_that_was_not_asked_for_or_without_a_gpu(engines, monkeypatch, seed, pin_memory, has_cuda):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(module, "pin_memory", lambda batch: pytest.fail("it was pinned"))
+    loader = WorkerLoader(Numbers(3), 2, num_workers=1, seed=seed, pin_memory=pin_memory)
+    assert outcomes(iter(loader)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_the_figures_are_those_of_the_newest_engine_until_the_loader_is_closed(engines, monkeypatch, seed):
+    monkeypatch.setattr(Engine, "stats", SimpleNamespace(as_dict=lambda: {"batches": 2}), raising=False)
+    loader = WorkerLoader(Numbers(3), 2, num_workers=1, seed=seed)
+    assert loader.stats() == {}
+    list(loader)
+    assert loader.stats() == {"workers": {"batches": 2}}
+    loader.close()
+    assert loader.stats() == {}
