@@ -79,8 +79,7 @@ def test_a_closed_loader_keeps_no_persistent_iterator():
 def test_next_after_a_state_is_loaded_begins_there(persistent):
     with WorkerLoader(Numbers(6), 2, seed=0, persistent_workers=persistent) as loader:
         state = {**loader.state_dict(), "samples": 2}
-        assert [next(loader).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-        next(loader)
+        assert [next(loader).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
         loader.load_state_dict(state)
         assert next(loader).tolist() == [2, 3]
 
