@@ -1,4 +1,4 @@
-"""Which iterator next(loader) continues, and lengths that are not known, without a worker."""
+"""Which iterator next(loader) continues, who reads iterable datasets, and lengths that are not known."""
 
 import gc
 import logging

@@ -420,6 +420,7 @@ def test_only_batches_are_pinned_and_errors_come_out_as_they_are(engines, monkey
 
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize(("pin_memory", "has_cuda"), [(False, True), (True, False)])
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 def test_nothing_is_pinned_that_was_not_asked_for_or_without_a_gpu(engines, monkeypatch, seed, pin_memory, has_cuda):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     monkeypatch.setattr(module, "pin_memory", lambda batch: pytest.fail("it was pinned"))
