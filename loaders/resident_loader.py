@@ -122,15 +122,21 @@ class ResidentLoader(EpochLoader):
         """Reads all samples, in the dataset's order, a batch at a time."""
         length, step = len(self.dataset), self._order.batch_size
         reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
-        whole: Any = None
+        whole, fields = None, ""
         # The first batch has one sample, to learn its size.
         for start, stop in pairwise([0, *range(1, length, step), length]):
             task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
             with preserved_globals():  # the model's own draws must not change with the loader
                 part = reader.read(task, BatchBuffer()).batch
+            names = repr(move(part, lambda _: "tensor"))
             if whole is None:
-                whole = self._make_room(part)
+                whole, fields = self._make_room(part), names
                 warn_of_reading_once(type(self.dataset).__name__)
+            if names != fields:
+                raise ValueError(
+                    f"samples {start} to {stop - 1} are {names} where sample 0 is {fields}: loader=resident needs "
+                    "samples of the same fields in the same order"
+                )
             for number, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
                 if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
                     raise ValueError(

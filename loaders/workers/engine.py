@@ -100,7 +100,7 @@ class EpochRunner(Epochs):
         self.engine: Dispatcher | None = None  # the shared one
         self.one_at_a_time = one_at_a_time  # a new epoch's iterator ends the one before
         self._is_shared = one_at_a_time and loader.has_pool
-        self._reads_ahead = self._is_shared and loader.in_order and own_order is not None
+        self._reads_ahead = self._is_shared and loader.in_order
 
     @property
     def is_running(self) -> bool:

@@ -157,7 +157,7 @@ class ProcessPool(Pool):
         for worker_id, worker in enumerate(self._workers):
             if worker is None:
                 continue
-            if worker.pidfd < 0 and not worker.process.is_alive() and not self._drain(worker_id, worker, events):
+            if worker.pidfd < 0 and not self._drain(worker_id, worker, events):
                 events.append(self._reap(worker_id))
             elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
                 self._kill_timed_out(worker_id, worker, events)

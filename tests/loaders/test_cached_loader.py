@@ -126,3 +126,12 @@ def test_the_transform_runs_once_for_each_batch_that_is_kept(device):
     assert {batch.device.type for batch in batches} == {device}
     assert contents(batches[:COUNT]) == [[row + 1000 for row in batch] for batch in epoch_of(0, 50)[:COUNT]]
     assert len(calls) == COUNT
+
+
+def test_close_lets_go_of_the_batches_and_ends_the_epoch(make):
+    loader = make(Numbers(50))
+    iterator = iter(loader)
+    loader.close()
+    assert loader.stats() == {"cached": {"batches": 0}}
+    with pytest.raises(RuntimeError):
+        next(iterator)

@@ -211,3 +211,17 @@ def test_a_copy_of_a_running_loader_stands_where_it_stands_and_runs_epochs_of_it
         assert other.state_dict() == loader.state_dict()
         assert contents(other) == expected[1]
         assert [first.tolist(), *(batch.tolist() for batch in loader._iterator)] == expected[0]
+
+
+class Stopping(Numbers):
+    """Sample 2 ends an iteration."""
+
+    def __getitem__(self, index: int) -> int:
+        return next(iter([])) if index == 2 else index
+
+
+def test_stop_iteration_in_a_dataset_is_an_error_that_names_the_batch(make):
+    iterator = iter(make(Stopping(6)))
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match=r"the dataset raised StopIteration while reading \[2, 3\]"):
+        next(iterator)

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -238,3 +239,19 @@ def test_the_file_lies_where_there_is_more_room(roomier, tmp_path, monkeypatch):
 def test_free_bytes_are_those_that_users_may_take(tmp_path):
     room = os.statvfs(tmp_path)
     assert shared_memory._free_bytes(str(tmp_path)) == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)
+
+
+def test_reading_leaves_the_memory_to_others_that_read_it_later():
+    fd = write_shared(b"for two")
+    read = [read_shared(one).tobytes() for one in (os.dup(fd), fd)]  # the first array is gone before the second
+    assert read == [b"for two"] * 2
+
+
+def test_the_interpreters_exit_ends_no_mapping_because_arrays_may_still_be_used(fd, monkeypatch):
+    made: list = []
+    finalize = weakref.finalize
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_memory.weakref, "finalize", lambda *given: made.append(finalize(*given)) or made[-1])
+        mapping = Mapping(fd, 0, PAGE)
+    assert mapping.size == PAGE
+    assert [end.atexit for end in made] == [False]

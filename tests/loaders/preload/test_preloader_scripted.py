@@ -1,0 +1,223 @@
+"""Preloader over loaders that do what a test's script says: what it keeps, counts and passes on."""
+
+import logging
+
+import pytest
+import torch
+
+from loaders import Preloader, TorchLoader
+from loaders.base import INTERRUPTED
+from loaders.preload import preloader as module
+from loaders.randomness import Random
+
+
+class Resumable:
+    """Counts its own epochs, from `epoch` on; its batches are the numbers from 0."""
+
+    def __init__(self, epoch: int = 0, samples: int = 0, **attributes) -> None:
+        self.state = {"epoch": epoch, "samples": samples, "global_batch_size": 2}
+        vars(self).update(attributes)
+
+    def __iter__(self):
+        return iter([torch.zeros(1)] * 3)
+
+    def state_dict(self) -> dict:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = dict(state)
+
+
+def drawn(loader) -> list[float]:
+    """What the transform draws in an epoch."""
+    return [batch.item() for batch in Preloader(loader, "cpu", 0, lambda _, random: torch.tensor(random.uniform(1)))]
+
+
+def test_without_seed_rank_and_state_the_transform_draws_as_with_those_of_0():
+    plain = drawn([torch.zeros(1)] * 3)
+    assert plain[0] == pytest.approx(Random(0, 0, 0, 0).uniform(1).item())
+    assert plain == drawn(Resumable(seed=0, rank=0))
+    for other in (Resumable(seed=1), Resumable(rank=1), Resumable(epoch=1), Resumable(samples=2)):
+        assert not set(plain[:1]) & set(drawn(other)[:1])
+
+
+def test_a_resumed_epoch_goes_on_with_the_random_numbers_of_its_batches():
+    assert drawn(Resumable(samples=2))[:2] == drawn(Resumable())[1:]
+
+
+def test_a_loader_with_half_of_a_state_has_none():
+    class Half(Resumable):
+        load_state_dict = None
+
+        def __getattribute__(self, name):
+            if name == "load_state_dict":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    assert hasattr(Preloader(Resumable(), "cpu", 0), "load_state_dict")
+    assert not hasattr(Preloader(Half(), "cpu", 0), "state_dict")
+
+
+def test_a_loaders_dataset_and_samplers_are_the_preloaders():
+    loader = Preloader(Resumable(dataset="the dataset", sampler="its sampler", batch_sampler="of batches"), "cpu", 0)
+    assert (loader.dataset, loader.sampler, loader.batch_sampler) == ("the dataset", "its sampler", "of batches")
+
+
+def test_the_length_of_an_epoch_is_its_iterators_if_it_knows_one():
+    inner = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 0)
+    assert len(iter(Preloader(inner, "cpu", 0))) == 3
+    with pytest.raises(TypeError, match="number of batches is unknown"):
+        len(iter(Preloader((number for number in range(3)), "cpu", 0)))
+
+
+def test_a_batch_that_an_exception_lost_on_its_way_is_missed(monkeypatch):
+    def interrupted(*_) -> None:
+        raise KeyboardInterrupt
+
+    iterator = iter(Preloader([1, 2, 3], "cpu", 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.DeviceCopier, "hand_over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    with pytest.raises(RuntimeError) as missed:
+        next(iterator)
+    assert str(missed.value) == INTERRUPTED
+
+
+def test_the_seconds_that_the_consumer_waits_add_up(monkeypatch):
+    clock = iter([1.0, 3.0, 10.0, 14.0])
+    loader = Preloader([1, 2], "cpu", 0)
+    iterator = iter(loader)
+    monkeypatch.setattr(module, "time", type("Clock", (), {"perf_counter": staticmethod(lambda: next(clock))}))
+    assert [next(iterator), next(iterator)] == [1, 2]
+    assert loader.stats()["preloader"]["wait_seconds"] == 6
+
+
+class Queue:
+    """A producer whose queue has one batch less after each."""
+
+    def __init__(self, make) -> None:
+        self.make, self.queued = make, 5
+        self.calls: list = []
+
+    def get(self):
+        self.queued -= 1
+        return self.make()
+
+    def close(self, unblock=None) -> None:
+        self.calls.append("close")
+
+    def stop(self, deadline: float, unblock) -> None:
+        self.calls.append(("stop", deadline))
+        unblock()
+
+
+@pytest.fixture
+def queues(monkeypatch):
+    """The producers that are made, in place of threads."""
+    made: list[Queue] = []
+    monkeypatch.setattr(module, "ThreadProducer", lambda make: made.append(Queue(make)) or made[-1])
+    return made
+
+
+def test_stats_tell_the_mean_number_of_queued_batches(queues):
+    loader = Preloader([1, 2, 3], "cpu", 3)
+    assert loader.stats()["preloader"]["mean_queued"] == 0
+    iterator = iter(loader)
+    means = [loader.stats()["preloader"]["mean_queued"] for _ in iterator]
+    assert means == [4.0, 3.5, 3.0]
+
+
+def test_the_end_of_an_epoch_closes_its_producer(queues):
+    loader = Preloader([1], "cpu", 1)
+    assert list(loader) == [1]
+    assert queues[0].calls == ["close"]
+    loader.close()
+
+
+def test_at_the_interpreters_exit_the_thread_is_stopped_and_the_loader_closed(queues, monkeypatch):
+    class Closing(list):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    registered: list = []
+    monkeypatch.setattr(module, "stop_at_exit", registered.append)
+    inner = Closing([1, 2])
+    loader = Preloader(inner, "cpu", 1)
+    loader.stop(deadline=7.0)  # no epoch has begun
+    assert not registered
+    iter(loader)
+    assert registered == [loader]
+    loader.stop(deadline=7.0)
+    assert queues[0].calls == [("stop", 7.0)]
+    assert inner.closed
+    Preloader([1], "cpu", 1).stop(deadline=7.0)  # without close()
+
+
+def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
+    class Busy(list):
+        def close(self) -> None:
+            raise ValueError("generator already executing")
+
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        Preloader(Busy([1]), "cpu", 0).close()
+    assert "could not be closed: generator already executing" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("before_its_end", [True, False])
+def test_the_state_after_an_epoch_names_the_epoch_that_set_epoch_has_named(depth, before_its_end):
+    with Preloader(TorchLoader([1, 2], 1), "cpu", depth) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        if before_its_end:
+            loader.set_epoch(5)
+        assert len(list(iterator)) == 1
+        if not before_its_end:
+            loader.set_epoch(5)
+        assert loader.state_dict()["epoch"] == 5
+
+
+def test_a_loader_that_refuses_its_state_refuses_it_in_the_middle_of_an_epoch_too():
+    class Refusing(Resumable):
+        def state_dict(self) -> dict:
+            raise ValueError("this order cannot be resumed")
+
+    loader = Preloader(Refusing(), "cpu", 0)
+    next(loader)
+    with pytest.raises(ValueError, match="this order cannot be resumed"):
+        loader.state_dict()
+
+
+def test_a_loaded_state_forgets_where_a_broken_off_epoch_was_and_which_epoch_was_named():
+    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1)
+    state = {**loader.state_dict(), "epoch": 7, "samples": 2}
+    next(loader)
+    loader.set_epoch(5)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert len(list(loader)) == 1
+
+
+def test_a_closed_preloader_tells_what_its_consumer_had_received():
+    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 2)
+    iterator = iter(loader)
+    assert loader.state_dict()["samples"] == 0
+    next(iterator)
+    assert loader.state_dict()["samples"] == 1
+    loader.close()
+    assert loader.state_dict()["samples"] == 1
+
+
+def test_the_state_of_a_broken_off_epoch_is_forgotten_when_the_next_begins():
+    with Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1) as loader:
+        next(loader)
+        assert len(list(loader)) == 3
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_between_epochs_set_epoch_is_passed_on_at_once():
+    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
+        Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1).set_epoch(-1)

@@ -1,0 +1,142 @@
+"""What a left-out argument means, the least that one may be, and which loader build_loader makes of a config."""
+
+import inspect
+
+import pytest
+import torch
+from example_datasets import Numbers
+
+from loaders import LoaderConfig, ResidentLoader, TorchLoader, WorkerLoader, build_loader
+from loaders.cached_loader import CachedLoader
+
+LEFT_OUT = {
+    "num_workers": 0,
+    "timeout": 0,
+    "drop_last": False,
+    "pin_memory": False,
+    "rank": 0,
+    "world_size": 1,
+    "pad": True,
+    "last_batch": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("loader", "own"),
+    [
+        (WorkerLoader, {"shuffle": None, "seed": None, "prefetch_factor": None, "max_restarts": 3}),
+        (TorchLoader, {"shuffle": False, "seed": 0, "prefetch_factor": 2}),
+        (ResidentLoader, {"shuffle": False, "seed": 0, "augment": True}),
+    ],
+)
+def test_an_argument_that_is_left_out_means_the_same_in_every_loader(loader, own):
+    defaults = {name: argument.default for name, argument in inspect.signature(loader).parameters.items()}
+    assert defaults == {**defaults, **{name: LEFT_OUT[name] for name in LEFT_OUT.keys() & defaults}, **own}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_restarts": 0},
+        {"num_workers": 1, "worker_method": "thread"},
+        {"num_workers": 1, "multiprocessing_context": "fork"},
+        {"num_workers": 1, "prefetch_batches": 1},
+        {"num_workers": 1, "prefetch_batches": 3, "prefetch_factor": 2},
+        {"num_workers": 1, "prefetch_factor": 1},
+        {"on_error": "skip"},
+        {"generator": torch.Generator()},
+        {"seed": 0, "rank": 1, "world_size": 2},
+    ],
+)
+def test_arguments_that_make_sense_are_taken(settings):
+    WorkerLoader(Numbers(8), 2, **settings).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_restarts": True}, "max_restarts=True: give a number from 0"),
+        ({"max_restarts": "3"}, "max_restarts='3': give a number from 0"),
+        ({"prefetch_batches": 3, "prefetch_factor": 1}, "leave out prefetch_factor, which counts each worker's"),
+        ({"prefetch_batches": 3, "prefetch_factor": 3}, "leave out prefetch_factor, which counts each worker's"),
+        ({"rank": 1}, "rank=1 and world_size=1 need a seed, from which all ranks compute the same order"),
+        ({"world_size": 2}, "rank=0 and world_size=2 need a seed, from which all ranks compute the same order"),
+    ],
+)
+def test_arguments_that_make_none_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WorkerLoader(Numbers(8), 2, num_workers=1, **settings)
+
+
+def test_arguments_can_be_read_back_as_libraries_do_that_build_a_loader_anew():
+    given = {
+        "seed": 3,
+        "rank": 1,
+        "world_size": 2,
+        "pad": False,
+        "last_batch": "keep",
+        "prefetch_batches": 5,
+        "worker_method": "thread",
+        "on_error": "skip",
+        "max_restarts": 7,
+        "num_workers": 1,
+        "timeout": 4,
+    }
+    loader = WorkerLoader(Numbers(8), 2, **given)
+    assert {name: getattr(loader, name) for name in given} == given
+
+
+def test_without_workers_arguments_that_concern_only_them_are_ignored():
+    given = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "fork", "timeout": 5}
+    loader = WorkerLoader(Numbers(8), 2, seed=0, **given)
+    assert (loader.prefetch_factor, loader.persistent_workers) == (None, False)
+    assert (loader.multiprocessing_context, loader.timeout) == (None, 0)
+
+
+def test_without_batching_each_sample_is_a_batch():
+    with WorkerLoader(Numbers(3), batch_size=None, seed=0) as loader:
+        assert len(loader) == 3
+        assert list(loader) == [0, 1, 2]
+
+
+def test_the_least_value_of_each_setting_is_taken():
+    LoaderConfig(num_workers=0, prefetch_factor=1, preload_depth=0, timeout=0)
+
+
+def built(name: str, device: str = "cpu", **options):
+    config = LoaderConfig(name, num_workers=1, preload_depth=0)
+    with build_loader(config, Numbers(8), batch_size=2, seed=0, device=device, **options) as preloader:
+        return preloader
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("torch", TorchLoader), ("resident", ResidentLoader), ("workers", WorkerLoader), ("threads", WorkerLoader)],
+)
+def test_each_name_of_a_config_makes_its_own_loader(name, kind):
+    loader = built(name).loader
+    assert isinstance(loader, kind)
+    if kind is WorkerLoader:
+        assert loader.worker_method == ("thread" if name == "threads" else "multiprocessing")
+        assert loader.persistent_workers
+
+
+def test_only_shuffled_batches_are_repeated_and_they_are_prepared_once():
+    assert isinstance(built("cached").loader, WorkerLoader)
+    cached = built("cached", shuffle=True)
+    assert isinstance(cached.loader, CachedLoader)
+    assert cached.depth == 0
+    assert isinstance(built("workers", shuffle=True).loader, WorkerLoader)
+
+
+def test_batches_for_a_gpu_and_for_nothing_else_are_page_locked(monkeypatch):
+    assert not built("workers").loader.pin_memory
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert built("workers", device="cuda").loader.pin_memory
+
+
+def test_a_loader_without_a_seed_has_torchs_length():
+    assert len(WorkerLoader(Numbers(5), 2)) == 3
+    assert len(WorkerLoader(Numbers(5), 2, drop_last=True)) == 2
