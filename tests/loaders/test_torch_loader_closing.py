@@ -8,14 +8,15 @@ from example_datasets import Numbers
 
 from loaders import TorchLoader
 from loaders import torch_loader as module
+from loaders.timeline import Work
 
 
 class Stock:
-    """Torch's DataLoader and its iterator: gives (number, batch), and notes what is done to its workers."""
+    """Torch's DataLoader and its iterator: gives (number, batch, worker, work), and notes what is done to its workers."""
 
     def __init__(self, *_, **__) -> None:
         self.calls: list[str] = []
-        self.script: list = [(0, "first"), (1, "second")]
+        self.script: list = [(0, "first", 0, Work()), (1, "second", 0, Work())]
         self._workers = [SimpleNamespace(terminate=lambda: self.calls.append("terminate"))]
         self._iterator = self
 

@@ -258,13 +258,13 @@ def test_a_tensor_on_the_host_is_not_recorded(gpu, monkeypatch):
 
 
 def test_the_hosts_seconds_add_up(gpu, monkeypatch):
-    clock = iter([1.0, 3.0, 10.0, 14.0])
+    clock = iter([1.0, 3.0, 4.0, 10.0, 14.0, 22.0])
     monkeypatch.setattr(device_copy.time, "perf_counter", lambda: next(clock))
     stage = copier()
-    assert stage.busy_seconds == 0
+    assert (stage.copy_seconds, stage.transform_seconds) == (0, 0)
     stage.prepare(tensor(1), Random(0))
     stage.prepare(tensor(2), Random(0))
-    assert stage.busy_seconds == 6
+    assert (stage.copy_seconds, stage.transform_seconds) == (2 + 4, 1 + 8)
 
 
 class OnHost:
