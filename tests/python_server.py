@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml")
+# The first optimizer imports the last two, by way of torch._dynamo. That itself is left out: it imports triton, which
+# complains when an interpreter exits and leaves frozen objects behind.
+PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml", "sympy", "torch.distributed.fsdp")
 LARGEST_REQUEST = 1 << 17  # bytes
 
 
@@ -36,15 +38,27 @@ class PythonServer:
             self._process = subprocess.Popen(command, pass_fds=[servers.fileno()], start_new_session=True)
 
     def start(
-        self, *arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
+        self,
+        *arguments: object,
+        cwd: Path = ROOT,
+        env: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+        output: TextIO | None = None,
     ) -> Program:
-        """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments."""
+        """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments.
+
+        What it prints goes to `output`, if that is given, else to the pipes that `communicate` reads.
+        """
         request = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd),
             "env": dict(os.environ) if env is None else env,
         }
-        ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
+        (out, their_out), (err, their_err) = [
+            (None, os.dup(output.fileno())) if output else os.pipe() for _ in range(2)
+        ]
+        status, their_status = os.pipe()
+        theirs = [their_out, their_err, their_status]
         if stdin == subprocess.PIPE:
             reads, writes = os.pipe()
         else:
@@ -52,7 +66,7 @@ class PythonServer:
         socket.send_fds(self._control, [json.dumps(request).encode()], [reads, *theirs])
         for fd in (reads, *theirs):
             os.close(fd)
-        return Program(arguments, writes, *ours)
+        return Program(arguments, writes, out, err, status)
 
     def run(
         self, *arguments: object, timeout: float, check: bool = False, **options
@@ -72,10 +86,13 @@ class PythonServer:
 class Program:
     """A program that the server has started, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments: tuple, stdin: int | None, stdout: int, stderr: int, status: int) -> None:
+    def __init__(
+        self, arguments: tuple, stdin: int | None, stdout: int | None, stderr: int | None, status: int
+    ) -> None:
         self.args, self.returncode = arguments, None
         self.stdin: TextIO | None = None if stdin is None else os.fdopen(stdin, "w")
-        self.stdout, self.stderr, self._status = (os.fdopen(fd) for fd in (stdout, stderr, status))
+        self.stdout, self.stderr = (None if fd is None else os.fdopen(fd) for fd in (stdout, stderr))
+        self._status = os.fdopen(status)
         self.pid = int(self._status.readline())
 
     def wait(self, timeout: float | None = None) -> int:
@@ -84,6 +101,11 @@ class Program:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = int(self._status.readline())
             self._status.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -96,7 +118,7 @@ class Program:
             with file:
                 texts[number] = file.read()
 
-        files = [(number, file) for number, file in enumerate((self.stdout, self.stderr)) if not file.closed]
+        files = [(number, file) for number, file in enumerate((self.stdout, self.stderr)) if file and not file.closed]
         threads = [threading.Thread(target=read, args=args, daemon=True) for args in files]
         for thread in threads:
             thread.start()

@@ -63,8 +63,7 @@ def test_raw_images_are_the_files_resized_once(photographs, write_pack):
         assert torch.equal(part, packed[:, 3:15, 2:12])
 
 
-@pytest.mark.parametrize("form", ["raw", "jpeg"])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(("form", "context"), [("raw", "fork"), ("jpeg", "spawn")])
 def test_workers_read_a_pack(photographs, write_pack, form, context):
     pack = Packed(True, write_pack(photographs, "--format", form), image_size=24)
     expected = read_batch(pack, 4)

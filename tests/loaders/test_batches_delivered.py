@@ -222,7 +222,7 @@ def test_a_preloader_passes_on_a_memoryview_of_the_stock_loader():
 # The default device
 
 
-@pytest.fixture(params=["meta", "cuda"])
+@pytest.fixture
 def default_device(request):
     """Makes another device the default, as a program does that builds its model there."""
     torch.set_default_device(request.param)
@@ -230,7 +230,9 @@ def default_device(request):
     torch.set_default_device(None)
 
 
-@preloaded
+@pytest.mark.parametrize(
+    ("default_device", "depth"), [("meta", None), ("cuda", 0), ("meta", 2)], indirect=["default_device"]
+)
 @pytest.mark.parametrize("kind", [Images, Written])
 def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader, default_device):
     with over(kind(40), seed=0, shuffle=True, depth=depth, **reader) as loader:
@@ -241,6 +243,7 @@ def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader,
             assert sorted(torch.cat([batch["label"] for batch in batches]).tolist()) == list(range(40))
 
 
+@pytest.mark.parametrize("default_device", ["meta", "cuda"], indirect=True)
 @pytest.mark.parametrize("kind", [Images, Written, Arrays])
 def test_a_resident_set_is_on_its_device_whatever_the_default_device(kind, default_device):
     with ResidentLoader(kind(40), 8, shuffle=True, device="cpu") as loader:

@@ -60,7 +60,9 @@ def in_child(function: Callable[[], object], bound: float) -> str:
 
 
 def undisturbed(kind: str) -> list:
-    with LOADERS[kind]() as loader:
+    if "unseeded" in kind:
+        return [list(range(start, start + 4)) for start in range(0, 80, 4)]
+    with loader_over(num_workers=0) as loader:
         return contents(loader)
 
 

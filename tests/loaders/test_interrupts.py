@@ -24,7 +24,7 @@ from loaders import Preloader, WorkerLoader
 
 PACKAGE = str(Path(loaders.__file__).parent)
 BATCHES = 12
-MANY = pytest.mark.parametrize("count", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+MANY = pytest.mark.parametrize("count", [10, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 
 # An interrupt that comes inside a finaliser is printed by Python, and goes no further.
 pytestmark = [

@@ -27,9 +27,21 @@ GIVEN = {
 }
 
 
-@pytest.fixture(params=GIVEN.values(), ids=GIVEN)
-def given(request):
-    return request.param
+# A sampler is iterated where the loader is used, and the order is read alike however it was made: not every way of
+# handing one over is tried with every kind of worker.
+PAIRS = {
+    "sampler-inline": (GIVEN["sampler"], {"num_workers": 0}),
+    "batch_sampler-inline": (GIVEN["batch_sampler"], {"num_workers": 0}),
+    "batch_sampler-processes": (GIVEN["batch_sampler"], {"num_workers": 2}),
+    "sampler-threads": (GIVEN["sampler"], {"num_workers": 2, "worker_method": "thread"}),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"given", "reader"} <= set(metafunc.fixturenames):
+        metafunc.parametrize(("given", "reader"), PAIRS.values(), ids=PAIRS)
+    elif "given" in metafunc.fixturenames:
+        metafunc.parametrize("given", GIVEN.values(), ids=GIVEN)
 
 
 def seeded(dataset=None, **settings) -> WorkerLoader:
@@ -145,12 +157,12 @@ def test_a_sampler_changed_between_epochs_gives_the_new_order_in_the_next_one(gi
 
 
 def test_independent_iterators_over_a_sampler_do_not_disturb_each_other(given, reader):
-    def loader() -> WorkerLoader:
+    def loader(**reader) -> WorkerLoader:
         return seeded(**given(RandomSampler(range(LENGTH))), persistent_workers=False, **reader)
 
     with loader() as one_by_one:
         expected = [contents(one_by_one), contents(one_by_one)]
-    with loader() as both:
+    with loader(**reader) as both:
         first, second = iter(both), iter(both)
         pairs = [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
     assert [list(batches) for batches in zip(*pairs, strict=True)] == expected
@@ -226,7 +238,7 @@ def test_the_order_of_a_random_sampler_depends_on_seed_and_epoch_alone(random_sa
     epochs, _ = two_epochs_among_draws(seeded(**given(random_sampler()), **reader), 1)
     assert epochs == two_epochs_among_draws(seeded(**given(random_sampler()), num_workers=0), 2)[0]
     assert epochs[0] != epochs[1]
-    assert epochs != two_epochs_among_draws(seeded(**given(random_sampler()), seed=9, **reader), 1)[0]
+    assert epochs != two_epochs_among_draws(seeded(**given(random_sampler()), seed=9), 1)[0]
 
 
 def test_a_random_sampler_takes_nothing_from_the_global_generators(random_sampler, given, reader):

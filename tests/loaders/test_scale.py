@@ -1,7 +1,7 @@
 """A large job without the machines: 1,024 ranks that share 1,000,000,000 samples.
 
 No test reads all samples. Which rows a rank takes is arithmetic, so it is checked for all ranks on some batches, and
-by addition for the epoch. That the shuffle is a permutation is checked by its inverse, on some millions of samples.
+by addition for the epoch. That the shuffle is a permutation is checked by its inverse, on a million samples.
 """
 
 import json
@@ -84,10 +84,10 @@ def test_padding_repeats_fewer_samples_than_there_are_ranks(world_size):
     assert len(last) - REST < world_size
 
 
-def test_no_two_of_millions_of_positions_have_the_same_sample():
+def test_no_two_of_a_million_positions_have_the_same_sample():
     key, dice = fold(9, 3), np.random.default_rng(0)
-    at = np.unique(np.concatenate([np.arange(10**6), dice.integers(LENGTH, size=10**6)]))
-    parts = np.array_split(at, 500)  # small enough for the processor's cache
+    at = np.unique(np.concatenate([np.arange(10**6 // 2), dice.integers(LENGTH, size=10**6 // 2)]))
+    parts = np.array_split(at, 250)  # small enough for the processor's cache
     images = [permute(part, LENGTH, key) for part in parts]
     indices = np.concatenate(images)
     assert 0 <= indices.min() < indices.max() < LENGTH
@@ -188,7 +188,7 @@ def permuted(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("number", [0, 1, 123_456, BATCHES - 3])
+@pytest.mark.parametrize("number", [0, 123_456, BATCHES - 3])
 @pytest.mark.parametrize("last_batch", ["drop", "rollover"])
 def test_a_rank_starts_and_resumes_anywhere_in_an_epoch_at_the_cost_of_a_few_batches(
     make, last_batch, number, permuted

@@ -63,7 +63,7 @@ class Objects(Counted):
 
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_stopped_worker_that_should_receive_a_large_task_is_replaced_after_the_timeout(seed, in_thread, bound):
-    size = 300_000  # indices a batch: more than a megabyte, and than any pipe holds
+    size = 150_000  # indices a batch: more than a megabyte, and than any pipe holds
     dataset = Indices(6 * size)
     with WorkerLoader(dataset, size, num_workers=1, prefetch_factor=1, seed=seed, timeout=1) as loader:
         iterator = iter(loader)

@@ -100,7 +100,8 @@ def fork(tmp_path: Path) -> Fork:
 
 def test_train_runs_where_the_caller_is_and_test_in_the_root(fork: Fork, tmp_path: Path):
     assert fork.run("train", "a b", "c=1", cwd=tmp_path).stdout == f"{tmp_path}: {fork.root}/train.py a b c=1\n"
-    assert fork.run("test", "-k", "x y", cwd=tmp_path).stdout == f"{fork.root}: -m pytest -k x y\n"
+    tested = fork.run("test", "-k", "x y", cwd=tmp_path).stdout
+    assert tested.startswith(f"{fork.root}: -m pytest ") and tested.endswith(" -k x y\n")
 
 
 def test_installs_once_and_is_silent_afterwards(fork: Fork):
@@ -175,7 +176,7 @@ def test_a_venv_of_the_users_own_is_used_if_it_fits_and_is_left_as_it_is(fork: F
     for _ in range(2):
         result = fork.run("test", "-x")
         assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout == f"{fork.root}: -m pytest -x\n"
+        assert result.stdout.startswith(f"{fork.root}: -m pytest ") and result.stdout.endswith(" -x\n")
     assert {path.name for path in fork.venv.iterdir()} == {"bin", "keepsake"}
     assert fork.installs() == []
 

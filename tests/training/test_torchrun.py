@@ -1,11 +1,10 @@
-"""Runs of several processes, as torchrun starts them, against the same run in one process."""
+"""Runs of several processes against the same run in one process; torchrun restarts them."""
 
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from python_server import PythonServer
+from torch.distributed import TCPStore
 
 from training.config import ConfigError
 from training.processes import meet, start_processes
@@ -30,28 +31,44 @@ SETTINGS = [
 
 
 class Run:
-    """A run of `processes` processes in `folder`/out; 0 starts train.py without torchrun."""
+    """A run in `folder`/out, of one process or of several.
 
-    def __init__(self, folder: Path, *overrides: str, processes: int = 2, restarts: int = 3) -> None:
+    The tests start several processes as torchrun does, because torchrun itself imports torch anew in each of them;
+    `torchrun=True` starts torchrun, which restarts them.
+    """
+
+    def __init__(
+        self, python: PythonServer, folder: Path, *overrides: str, processes: int = 2, torchrun: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.out = folder / "out"
-        command = [str(ROOT / "train.py"), f"hydra.run.dir={self.out}", *SETTINGS, *overrides]
-        if processes:
-            torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
-            command = [*torchrun, "--monitor-interval=0.1", *command]
-        self.output = (folder / "output.txt").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self.out, self._torchrun = folder / "out", torchrun
+        self._output = (folder / "output.txt").open("a+")
+        command = [ROOT / "train.py", f"hydra.run.dir={self.out}", *SETTINGS, *overrides]
+        ranks = [{"OMP_NUM_THREADS": "1"}]
+        if torchrun:
+            limits = [f"--nproc-per-node={processes}", "--max-restarts=3", "--monitor-interval=0.1"]
+            command = ["-c", "from torch.distributed.run import main; main()", *limits, *command]
+        elif processes > 1:
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            about = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._store.port, "WORLD_SIZE": processes}
+            about |= {"LOCAL_WORLD_SIZE": processes, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RUN_ID": "1"}
+            ranks = [{**ranks[0], **about, "RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+        self.programs = [
+            python.start(
+                *command,
+                cwd=folder,
+                env={**os.environ, **{name: str(value) for name, value in rank.items()}},
+                output=self._output,
+            )
+            for rank in ranks
+        ]
 
     def ranks(self) -> list[psutil.Process]:
-        """The processes that torchrun started, by rank, or as many as there are at the moment."""
+        """The processes by rank, or as many as there are at the moment."""
         try:
-            children = psutil.Process(self.process.pid).children()
+            if not self._torchrun:
+                return [psutil.Process(program.pid) for program in self.programs]
+            children = psutil.Process(self.programs[0].pid).children()
             return sorted((c for c in children if "RANK" in c.environ()), key=lambda c: int(c.environ()["RANK"]))
         except psutil.Error:
             return []
@@ -63,23 +80,32 @@ class Run:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + LONG
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < end, self.text()
+        while True:
+            over = any(program.poll() is not None for program in self.programs)
+            if condition():
+                return
+            assert not over and time.monotonic() < end, self.text()
             time.sleep(0.002)
 
     def text(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
+        self._output.seek(0)
+        return self._output.read()
 
-    def wait(self) -> int:
+    def send_signal(self, number: int) -> None:
+        for program in self.programs:
+            program.send_signal(number)
+
+    def wait(self) -> list[int]:
+        """The exit codes."""
         try:
-            return self.process.wait(LONG)
+            return [program.wait(LONG) for program in self.programs]
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            for program in self.programs:
+                program.kill()
             pytest.fail(f"the run did not end: {self.text()}")
 
     def finish(self) -> "Run":
-        assert self.wait() == 0, self.text()
+        assert not any(self.wait()), self.text()
         return self
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -95,14 +121,14 @@ def same_bits(one: Run, other: Run) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Run:
+def undisturbed(python, tmp_path_factory) -> Run:
     """A run of two processes that nothing interrupts."""
-    return Run(tmp_path_factory.mktemp("undisturbed")).finish()
+    return Run(python, tmp_path_factory.mktemp("undisturbed")).finish()
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory) -> Run:
-    return Run(tmp_path_factory.mktemp("single"), processes=0).finish()
+def single(python, tmp_path_factory) -> Run:
+    return Run(python, tmp_path_factory.mktemp("single"), processes=1).finish()
 
 
 def test_two_processes_train_as_one_does_with_the_same_batches(undisturbed, single):
@@ -163,8 +189,8 @@ def test_a_process_that_does_not_come_is_named():
         meet(torch.distributed.HashStore(), 0, 3, timedelta(seconds=0))
 
 
-def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(tmp_path, undisturbed):
-    run = Run(tmp_path, "train.checkpoint_every=10")
+def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(python, tmp_path, undisturbed):
+    run = Run(python, tmp_path, "train.checkpoint_every=10", torchrun=True)
     run.wait_for_step(30)
     run.ranks()[1].kill()
     run.finish()
@@ -173,44 +199,44 @@ def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(tmp_path, u
     assert steps == sorted(set(steps)), "no step is in metrics.jsonl twice"
 
 
-def test_a_run_killed_between_its_last_evaluation_and_its_summary_writes_that(tmp_path):
-    run = Run(tmp_path, "data.length=160").finish()
+def test_a_run_killed_between_its_last_evaluation_and_its_summary_writes_that(python, tmp_path):
+    run = Run(python, tmp_path, "data.length=160").finish()
     summary = run.out / "summary.json"
     accuracy = json.loads(summary.read_text())["test_accuracy"]
     summary.unlink()
-    Run(tmp_path, "data.length=160", restarts=0).finish()
+    Run(python, tmp_path, "data.length=160").finish()
     assert json.loads(summary.read_text())["test_accuracy"] == accuracy
 
 
-def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(tmp_path, single):
-    run = Run(tmp_path, "train.checkpoint_every=10")
+def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(python, tmp_path, single):
+    run = Run(python, tmp_path, "train.checkpoint_every=10")
     run.wait_for_step(10)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait() != 0
+    run.send_signal(signal.SIGTERM)
+    assert all(run.wait())
     assert "stopped by SIGTERM; saved the checkpoint of step" in run.text()
-    again = Run(tmp_path, processes=0).finish()
+    again = Run(python, tmp_path, processes=1).finish()
     assert "resuming after step" in again.text()
     theirs = single.weights()
     for name, tensor in again.weights().items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
 
 
-def test_a_rank_that_hangs_ends_the_run_with_a_sentence(tmp_path):
-    run = Run(tmp_path, "train.process_timeout=3", "train.checkpoint_every=10", restarts=0)
+def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
+    run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10")
     run.wait_for_step(10)
     stopped = run.ranks()[1]
     stopped.suspend()
     run.wait_for(lambda: "error: rank 0 lost another process" in run.text())
-    stopped.kill()  # else torchrun waits 30 seconds for it
-    assert run.wait() == 1 and "train.process_timeout=3 seconds" in run.text()
+    stopped.kill()
+    assert run.wait()[0] == 1 and "train.process_timeout=3 seconds" in run.text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_after_kills_at_20_random_steps_the_weights_are_the_same_to_the_last_bit(tmp_path, undisturbed):
+def test_after_kills_at_20_random_steps_the_weights_are_the_same_to_the_last_bit(python, tmp_path, undisturbed):
     chance = random.Random(0)
     for number in range(20):
-        run = Run(tmp_path / str(number), "train.checkpoint_every=5")
+        run = Run(python, tmp_path / str(number), "train.checkpoint_every=5", torchrun=True)
         for _ in range(chance.choice([1, 1, 2])):
             run.wait_for_step(chance.randrange(5, 190))
             ranks = run.ranks()
@@ -222,14 +248,14 @@ def test_after_kills_at_20_random_steps_the_weights_are_the_same_to_the_last_bit
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_stopped_at_20_random_moments_a_run_goes_on_to_the_same_bits(tmp_path, undisturbed):
+def test_stopped_at_20_random_moments_a_run_goes_on_to_the_same_bits(python, tmp_path, undisturbed):
     chance, seconds = random.Random(1), []
     for number in range(20):
-        run = Run(tmp_path / str(number))
+        run = Run(python, tmp_path / str(number), torchrun=True)
         time.sleep(chance.uniform(1, 12))  # a random moment, not a moment at which something has happened
         sent = time.monotonic()
-        os.kill(run.process.pid, chance.choice([signal.SIGTERM, signal.SIGINT]))
+        run.send_signal(chance.choice([signal.SIGTERM, signal.SIGINT]))
         run.wait()
         seconds.append(time.monotonic() - sent)
-        assert same_bits(Run(tmp_path / str(number)).finish(), undisturbed), number
+        assert same_bits(Run(python, tmp_path / str(number), torchrun=True).finish(), undisturbed), number
     print(f"from the signal to the exit: at most {max(seconds):.1f} s")

@@ -44,7 +44,8 @@ def task(*indices: int) -> Task:
 
 
 def states() -> list:
-    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    _, words, place, *_ = np.random.get_state()
+    return [random.getstate(), (words.tolist(), place), torch.get_rng_state().tolist()]
 
 
 def test_tasks_are_read_in_order_and_only_when_a_result_is_asked_for():
