@@ -12,7 +12,7 @@ from loaders.timeline import Work
 
 
 class Stock:
-    """Torch's DataLoader and its iterator: gives (number, batch, worker, work), and notes what is done to its workers."""
+    """Torch's DataLoader and its iterator: gives (number, batch, worker, work), and notes what is done to workers."""
 
     def __init__(self, *_, **__) -> None:
         self.calls: list[str] = []
