@@ -181,7 +181,7 @@ def verdict(data_wait_fraction: float, config: Any, cores: int) -> str:
         advice = "try loader=prefetch, which loads and copies while the step computes"
     elif config.name == "resident":
         advice = "make augmentation and transform cheaper, or try loader=prefetch, which works while the step computes"
-    elif config.num_workers < cores:
+    elif config.num_workers != "auto" and config.num_workers < cores:
         advice = f"raise loader.num_workers (it is {config.num_workers}, and this machine has {cores} cores)"
     else:
         advice = "make a sample cheaper to read, or sweep loader.num_workers and loader.prefetch_factor"

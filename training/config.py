@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, UnionNode
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import DataError, check_choice, did_you_mean
@@ -203,7 +203,12 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if isinstance(default, DictConfig):
         raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
     kind = type(default)
-    wants = f"it takes {TYPES.get(kind, f'a {kind.__name__}')}, such as {key}={str(default).lower()}"
+    takes = TYPES.get(kind, f"a {kind.__name__}")
+    section, _, name = key.rpartition(".")
+    or_auto = isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode) if section else False
+    if or_auto:  # int | str
+        kind, takes = (str if value == "auto" else int), "an integer, or auto"
+    wants = f"it takes {takes}, such as {key}={str(default).lower()}"
     # The keys of data, model and optim are untyped: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
         raise ConfigError(f"{key}={value}: {wants}")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..background import check_owner
 from ..base import INTERRUPTED, Delivery
+from .autotune import Tuner
 from .in_flight import InFlight
 from .pool import Death, EngineError, Pool, Result
 from .reader import Reading
@@ -36,8 +37,10 @@ SPARE_SLOTS = 8
 
 
 class Dispatcher:
-    """Keeps `depth` tasks in flight, and delivers their batches; depth 0: submits a task when it is asked for one.
+    """Keeps tasks in flight, and delivers their batches.
 
+    `depth`: how many, given the number of workers that get tasks; 0: submits a task when it is asked for its batch.
+    `tuner`: says how many of the pool's workers get tasks; None: all.
     `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
     `in_order`: batches are delivered in the order of their tasks; else as soon as they are ready.
     `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or a
@@ -48,18 +51,20 @@ class Dispatcher:
         self,
         pool: Pool,
         ring: SlotRing,
-        depth: int,
+        depth: Callable[[int], int],
         *,
         round_robin: bool,
         in_order: bool,
         max_restarts: int,
         skips: bool,
+        tuner: Tuner | None = None,
     ) -> None:
         self.stats = Stats()
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
         self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
-        self._owner = os.getpid() if depth else None  # the calling thread's own reading goes on in a forked child
-        self._pool, self._ring = pool, ring
+        self._pool, self._ring, self._tuner = pool, ring, tuner
+        # The calling thread's own reading goes on in a forked child.
+        self._owner = os.getpid() if depth(self._active) else None
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
         self._max_restarts, self._skips = max_restarts, skips
         self._numbers = itertools.count()
@@ -72,8 +77,13 @@ class Dispatcher:
         self._tasks_error: BaseException | None = None  # raised by the iterator of tasks
 
     @property
+    def _active(self) -> int:
+        """How many workers get tasks."""
+        return self._pool.num_workers if self._tuner is None else self._tuner.workers
+
+    @property
     def processes(self) -> list[Any]:
-        return self._pool.processes
+        return [process for process in self._pool.processes if process is not None]
 
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
@@ -147,12 +157,12 @@ class Dispatcher:
         `sparing`: if the workers have enough to do and no slot is free, the last task is left for the next call and no
         slot is made: by then the consumer has probably dropped a batch, and its slot is free.
         """
-        depth = max(self._depth, least)
+        depth = max(self._depth(self._active), least)
         while self._waiting or (len(self._queue) < depth and self._take()):
             number = self._waiting[0]
             flight = self._in_flight[number]
             if flight.lease is None:
-                if sparing and len(self._queue) == depth > self._pool.num_workers and not self._ring.has_free():
+                if sparing and len(self._queue) == depth > self._active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
             if not self._pool.submit(flight.worker, number, flight.task, flight.lease):
@@ -169,8 +179,12 @@ class Dispatcher:
             return False
         if task is None:
             return False
-        loads, number = self._loads, next(self._numbers)
-        worker = next(self._turns) if self._round_robin else min(range(len(loads)), key=loads.__getitem__)
+        number = next(self._numbers)
+        new = self._tuner.new_workers if self._tuner is not None else ()
+        if self._round_robin:
+            worker = next(self._turns)
+        else:
+            worker = min(range(self._active), key=lambda worker: (self._loads[worker], worker not in new))
         self._in_flight[number] = InFlight(task, worker)
         self._queue.append(number)
         self._waiting.append(number)
@@ -190,10 +204,16 @@ class Dispatcher:
         if task is None or task.epoch != epoch:
             return None
         number = self._wait()
-        self.stats.wait_seconds += time.perf_counter() - began
+        ended = time.perf_counter()
+        self.stats.wait_seconds += ended - began
         self._queue.remove(number)
-        delivery = self._open(self._in_flight.pop(number))
+        ready = sum(1 for other in self._queue if self._in_flight[other].result is not None)
+        delivery = self._open(self._in_flight.pop(number), ready)
         self.deliveries += 1
+        if self._tuner is not None:
+            self._tuner.delivered(ended, ended - began, ready, len(self._queue), is_first=self.deliveries == 1)
+            self.stats.worker_changes = self._tuner.changes
+        self.stats.active_workers = self._active
         with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)
         return delivery
@@ -221,6 +241,8 @@ class Dispatcher:
         flight = self._in_flight[result.number]
         flight.result = result
         self._loads[flight.worker] -= 1
+        if self._tuner is not None:
+            self._tuner.new_workers.discard(flight.worker)
         self.stats.count_work(result)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
@@ -253,11 +275,10 @@ class Dispatcher:
         if flight.result is not None:
             self._pool.discard(flight.result)
 
-    def _open(self, flight: InFlight) -> Delivery:
+    def _open(self, flight: InFlight, ready: int) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
         assert result is not None
-        queued = sum(1 for other in self._queue if self._in_flight[other].result is not None)
-        self.stats.count_delivery(result, queued)
+        self.stats.count_delivery(result, ready)
         error = result.error
         if lease is not None and error is None and self._pool.writes_to_slots and not self._ring.has_spare():
             # Its slot is free at once: nobody ever waits for one.

@@ -112,7 +112,7 @@ def tasks(*numbers: int, epoch: int | None = None):
 
 def started(pool: ScriptedPool, given, ring: SlotRing | None = None, depth: int = 3, **settings) -> Dispatcher:
     how = {"round_robin": False, "in_order": True, "max_restarts": 2, "skips": False, **settings}
-    dispatcher = Dispatcher(pool, ring or SlotRing(0, 0), depth, **how)
+    dispatcher = Dispatcher(pool, ring or SlotRing(0, 0), lambda workers: depth, **how)
     dispatcher.begin(given)
     return dispatcher
 
