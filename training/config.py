@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,12 @@ class Config:
     augment: dict[str, float]
     model: dict[str, Any]
     optim: dict[str, Any]
-    loader: LoaderConfig
     train: TrainConfig
     device: str
     seed: int
+    loader: LoaderConfig = field(
+        default_factory=LoaderConfig
+    )  # a default, or OmegaConf 2.3 cannot merge its `int | str`
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
@@ -207,7 +209,7 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     section, _, name = key.rpartition(".")
     or_auto = isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode) if section else False
     if or_auto:  # int | str
-        kind, takes = (str if value == "auto" else int), "an integer, or auto"
+        kind, takes = (str if value == "auto" else int), "an integer or auto"
     wants = f"it takes {takes}, such as {key}={str(default).lower()}"
     # The keys of data, model and optim are untyped: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):

@@ -16,10 +16,11 @@ WAITS = 0.02  # share of its time that the consumer may wait before more workers
 GAIN, LOSS = 0.03, 0.02  # what more workers have to gain, and what fewer may cost, as shares of the throughput
 WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts so long, and each worker has read so many batches in it
 TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial: the median of the first if it is clear, else of more
-LOOK = 5  # windows of a look at the settled throughput
+LINEAR = 0.9  # if the throughput a worker is still this share of that with fewer, fewer need not be tried
+LOOK_SECONDS = 2.0  # of a look at the settled throughput, with as many windows as a trial
 CHANGED, WAITS_MORE = 0.25, 0.05  # a change of the throughput, or of the share of waiting, that calls for a new search
-PATIENCE, MOST_PATIENCE = 3, 48  # looks in a row that have to show it; doubled after each search that changed nothing
-AGAIN = 10  # a consumer that still waits is tried with more workers after `patience` times so many looks
+PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show it; doubled after each search that changed nothing
+AGAIN = 4  # a consumer that still waits is tried with more workers after `patience` times so many looks
 
 
 class Window(NamedTuple):
@@ -46,7 +47,7 @@ class Search:
     def __init__(self, most: int) -> None:
         self.most, self.workers = most, 1
         self.is_settled = False
-        self._found, self._patience = 0, PATIENCE
+        self._found, self._patience = 0, PATIENCE  # the number that the last search found
         self._begin()
 
     def note(self, window: Window) -> None:
@@ -58,7 +59,7 @@ class Search:
             self._judge()
 
     def _begin(self) -> None:
-        self.is_settled, self._is_shrinking = False, False
+        self.is_settled, self._is_shrinking, self._is_linear = False, False, False
         self._number, self._best = self.workers, Window(0, 1.0, 0.0)  # the best number so far, and how it did
         self._too_few, self._too_many = 0, self.most + 1  # numbers that did worse, or no better
         self._windows: list[Window] = []
@@ -79,7 +80,9 @@ class Search:
             self._number, self._too_many = self.workers, self._number
             self._best = max(self._best, middle, key=lambda window: window.rate)
         elif is_good:
-            self._too_few = self._number if self._best.batches else 0
+            if self._best.batches:
+                self._too_few = self._number
+                self._is_linear = middle.rate / self.workers >= LINEAR * self._best.rate / self._number
             self._number, self._best = self.workers, middle
         elif self._is_shrinking:
             self._too_few = self.workers
@@ -92,7 +95,7 @@ class Search:
         number, too_many = self._number, self._too_many
         if not self._is_shrinking and self._best.waits > WAITS and too_many - number > 1:
             self.workers = min(2 * number, self.most) if too_many > self.most else (number + too_many) // 2
-        elif number - self._too_few > 1:
+        elif number - self._too_few > 1 and not self._is_linear:
             self._is_shrinking = True
             self.workers = (self._too_few + number) // 2
         else:
@@ -103,7 +106,7 @@ class Search:
 
     def _look(self) -> None:
         """Begins another search when the figures have changed for long, or now and then while the consumer waits."""
-        if len(self._windows) < LOOK:
+        if len(self._windows) < TRIAL or sum(window.seconds for window in self._windows) < LOOK_SECONDS:
             return
         now, usual = _middle(self._windows), self._usual
         self._windows = []
@@ -114,7 +117,7 @@ class Search:
         is_odd = has_changed or abs(now.waits - usual.waits) > WAITS_MORE
         self._odd_looks = self._odd_looks + 1 if is_odd else 0
         self._looks += 1
-        could_gain = usual.waits > WAITS and self.workers < self.most
+        could_gain = usual.waits > WAITS and self.workers * (1 + 2 * GAIN) < self.most
         if self._odd_looks >= self._patience or (could_gain and self._looks >= AGAIN * self._patience):
             self._begin()
 
