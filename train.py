@@ -95,6 +95,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
+            active_workers=train_loader.stats().get("workers", {}).get("active_workers"),
             batch_size=config.train.batch_size,
             device=str(processes.device),
             processes=processes.world_size,

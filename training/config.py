@@ -97,9 +97,7 @@ class Config:
     train: TrainConfig
     device: str
     seed: int
-    loader: LoaderConfig = field(
-        default_factory=LoaderConfig
-    )  # a default, or OmegaConf 2.3 cannot merge its `int | str`
+    loader: LoaderConfig = field(default_factory=LoaderConfig)  # OmegaConf merges `int | str` only into a default
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
@@ -207,8 +205,7 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     kind = type(default)
     takes = TYPES.get(kind, f"a {kind.__name__}")
     section, _, name = key.rpartition(".")
-    or_auto = isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode) if section else False
-    if or_auto:  # int | str
+    if section and isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode):  # int | str
         kind, takes = (str if value == "auto" else int), "an integer or auto"
     wants = f"it takes {takes}, such as {key}={str(default).lower()}"
     # The keys of data, model and optim are untyped: a value must have the type of the default.
