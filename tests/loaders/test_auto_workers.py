@@ -6,9 +6,7 @@ import pytest
 import torch
 from example_datasets import Augmented, Numbers, contents
 
-from loaders import WorkerLoader
-
-SETTINGS = {"seed": 0, "num_workers": "auto", "persistent_workers": True}
+from loaders import Preloader, WorkerLoader
 
 
 class Scripted:
@@ -46,7 +44,16 @@ def test_with_auto_one_worker_is_started_and_more_when_they_are_wanted(monkeypat
         epoch = iter(loader)
         assert len(epoch._workers) == 1
         list(epoch)
-        assert len(epoch._workers or iter(loader)._workers) == 3
+        assert len(iter(loader)._workers) == 3
+
+
+def test_workers_are_added_from_a_preloaders_thread_too(monkeypatch):
+    monkeypatch.setattr("loaders.worker_loader.available_cores", lambda: 2)
+    monkeypatch.setattr("loaders.worker_loader.Tuner", Scripted)
+    loader = WorkerLoader(Numbers(40), batch_size=4, seed=0, num_workers="auto", persistent_workers=True)
+    with Preloader(loader, device="cpu", depth=2) as batches:
+        assert contents(batches) == contents(WorkerLoader(Numbers(40), batch_size=4, seed=0))
+        assert len(iter(loader)._workers) == 2
 
 
 def test_auto_is_refused_without_a_seed_and_any_other_word_always():
