@@ -105,6 +105,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         summary = record.summary(
             loader=config.loader.name,
             num_workers=config.loader.num_workers,
+            active_workers=train_loader.stats().get("workers", {}).get("active_workers"),
             batch_size=config.train.batch_size,
             device=str(processes.device),
             processes=processes.world_size,
@@ -131,7 +132,7 @@ def try_loader(config: Config, make: Any, overrides: tuple[str, ...]) -> Iterato
     """A training loader with changed settings, and how many batches it loads ahead."""
     changed = changed_loader(config.loader, overrides)
     with make(changed) as loader:
-        yield loader, changed.num_workers * changed.prefetch_factor + changed.preload_depth
+        yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
 
 
 def train_epoch(

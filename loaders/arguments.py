@@ -11,7 +11,13 @@ from .base import check_choice
 
 
 def check_arguments(
-    loader: Any, dataset: Any, timeout: float, context: Any, generator: Any, prefetch_factor: int | None
+    loader: Any,
+    dataset: Any,
+    num_workers: int | str,
+    timeout: float,
+    context: Any,
+    generator: Any,
+    prefetch_factor: int | str | None,
 ) -> None:
     """Raises ValueError for arguments of ours that cannot work, alone or with the other ones.
 
@@ -23,6 +29,12 @@ def check_arguments(
     seed, restarts, batches = loader.seed, loader.max_restarts, loader.prefetch_batches
     is_iterable = isinstance(dataset, IterableDataset)
     wrong = ""
+    for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor)):
+        if isinstance(value, str) and (value != "auto" or seed is None):
+            raise ValueError(
+                f"{name}={value!r}: give a number, or 'auto' if there is a seed: without one the batches "
+                "depend on the number of workers"
+            )
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         wrong = f"max_restarts={restarts!r}: give a number from 0"
     elif not math.isfinite(timeout):

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from .base import check_choice
 from .cached_loader import CachedLoader
+from .machine import available_cores
 from .preload.device_copy import Transform, present_device
 from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
@@ -19,6 +20,7 @@ from .worker_loader import WorkerLoader
 
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 ON_ERROR = ("raise", "skip")
+AUTO = ("num_workers", "prefetch_factor")  # keys that also take "auto"
 
 
 class LoaderConfigError(ValueError):
@@ -33,8 +35,8 @@ class LoaderConfig:
     """
 
     name: str = "prefetch"
-    num_workers: int = 2
-    prefetch_factor: int = 2
+    num_workers: int | str = "auto"
+    prefetch_factor: int | str = "auto"
     preload_depth: int = 2
     on_error: str = "raise"
     timeout: float = 0.0
@@ -47,9 +49,11 @@ class LoaderConfig:
                 f"loader.on_error=skip: loader={self.name} cannot leave out samples, use loader=workers"
             )
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
-            value = getattr(self, key)
-            if not least <= value < math.inf:
-                raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}")
+            value, or_auto = getattr(self, key), ", or auto" if key in AUTO else ""
+            if or_auto and value == "auto":
+                continue
+            if isinstance(value, str) or not least <= value < math.inf:
+                raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}{or_auto}")
 
 
 def build_loader(
@@ -71,7 +75,9 @@ def build_loader(
 
     `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset
     on the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a
-    thread. `cached` repeats the first batches of `prefetch`, if it shuffles. `last_batch`: "keep", "drop" or
+    thread. There is none on a CPU where workers read: nothing is left to overlap, and the thread would take time from
+    the step. `num_workers="auto"` is chosen while the loader is used, see WorkerLoader; `torch` then takes all
+    available cores. `cached` repeats the first batches of `prefetch`, if it shuffles. `last_batch`: "keep", "drop" or
     "rollover", see WorkerLoader; None leaves it to `drop_last`.
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
@@ -99,17 +105,23 @@ def build_loader(
         "timeout": config.timeout,
         "pin_memory": device.type == "cuda",
     }
+    loader: TorchLoader | WorkerLoader[Any]
     if config.name == "torch":
-        return Preloader(TorchLoader(dataset, **order, **reading), device, config.preload_depth, transform)
-    loader: WorkerLoader[Any] = WorkerLoader(
-        dataset,
-        persistent_workers=True,
-        worker_method="thread" if config.name == "threads" else "multiprocessing",
-        on_error=config.on_error,
-        **order,
-        **reading,
-    )
-    preloader = Preloader(loader, device, config.preload_depth, transform)
+        stock = {"num_workers": available_cores(), "prefetch_factor": 2}
+        reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
+        loader, has_workers = TorchLoader(dataset, **order, **reading), reading["num_workers"] > 0
+    else:
+        loader = WorkerLoader(
+            dataset,
+            persistent_workers=True,
+            worker_method="thread" if config.name == "threads" else "multiprocessing",
+            on_error=config.on_error,
+            **order,
+            **reading,
+        )
+        has_workers = loader.has_pool
+    depth = 0 if has_workers and device.type == "cpu" else config.preload_depth
+    preloader = Preloader(loader, device, depth, transform)
     if config.name == "cached" and shuffle:  # an evaluation needs every sample
         return Preloader(CachedLoader(preloader, **order), device, 0)
     return preloader

@@ -53,7 +53,7 @@ class TorchLoader(EpochLoader):
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
         self.timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
-        self._stats = Stats()
+        self._stats = Stats(active_workers=max(1, num_workers))
         self._source: _TorchSource | None = None
         self._loader: DataLoader[Any] | None = self._stock_loader()
 

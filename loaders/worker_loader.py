@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -18,14 +18,18 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import check_arguments
 from .base import Closeable, OptionalMethods, checked_last_batch, missing_attribute
+from .machine import available_cores
 from .order import Order, checked_seed
 from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
 from .timeline import Timeline
+from .workers.autotune import Tuner
 from .workers.dispatcher import Dispatcher
 from .workers.engine import EpochRunner, UnseededIterator, build_engine, warn_once
 from .workers.stats import Stats
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers serve, or with a seed none
+
+AUTO_PREFETCH_FACTOR = 4  # batches a worker: enough that a slow one does not soon keep the others from working
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -63,6 +67,10 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
     last_batch: "keep" or "drop" in place of drop_last, or "rollover": samples left over at the end of an epoch begin
         the next one's first batch, so every batch is full (see Order); needs a seed and the loader's own order.
+    num_workers: with a seed also "auto": as many processes or threads as serve the consumer best, found while it is
+        served, from 1 to the cores that this process may use (loaders.machine). The attribute, and that of
+        get_worker_info(), is then the largest number.
+    prefetch_factor: with a seed also "auto": 4, or less where so many batches would take an eighth of the memory.
     prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
     worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
@@ -82,6 +90,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     holds_batches_until_copied = False
     timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
 
+    tuner: Tuner | None  # chooses how many workers get tasks; None: all do
+    bounds_memory: bool  # whether batches loaded ahead take an eighth of the memory at most
+
     _iterators: weakref.WeakSet[Any]  # that are running
     _newest: Callable[[], Any]  # a weak reference to the newest iterator
     _current: Any  # the iterator behind next(loader)
@@ -94,7 +105,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -103,7 +114,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
         *,
-        prefetch_factor: int | None = None,
+        prefetch_factor: int | str | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
@@ -124,7 +135,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
         self._forget_iterators()
-        check_arguments(self, dataset, timeout, multiprocessing_context, generator, prefetch_factor)
+        check_arguments(self, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
+        self.tuner, self.bounds_memory = None, prefetch_factor == "auto"
+        if isinstance(num_workers, str):
+            num_workers = available_cores()
+            self.tuner = Tuner(num_workers)
+        if isinstance(prefetch_factor, str):
+            prefetch_factor = AUTO_PREFETCH_FACTOR
         last_batch = checked_last_batch(last_batch, drop_last)
         drop_last, rollover = last_batch == "drop", last_batch == "rollover"
         own_order, one_at_a_time = None, persistent_workers
@@ -244,7 +261,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         vars(self).update(state)
         self._forget_iterators()
         if self.seed is not None:  # copy.copy() gives that of the other loader, which runs its own epochs on it
-            self._runner = copy(self._runner)
+            self._runner, self.tuner = copy(self._runner), deepcopy(self.tuner)
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""

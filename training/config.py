@@ -24,11 +24,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, UnionNode
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
+from loaders.machine import available_cores
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
@@ -116,12 +117,12 @@ class Config:
     augment: dict[str, float]
     model: dict[str, Any]
     optim: dict[str, Any]
-    loader: LoaderConfig
     train: TrainConfig
     timing: TimingConfig
     device: str
     seed: int
     logger: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)  # OmegaConf merges `int | str` only into a default
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
@@ -171,7 +172,8 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
 def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConfig:
     """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
 
-    Another loader keeps the number of workers, if both have any.
+    Another loader keeps the number of workers, if both have any. "auto" becomes a number: it would still be searched
+    for while the loader is measured.
     """
     values = asdict(loader)
     for key, _, text in (override.partition("=") for override in overrides):
@@ -182,7 +184,8 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
             values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
         else:
             values[key.removeprefix("loader.")] = value
-    return LoaderConfig(**values)
+    numbers = {"num_workers": available_cores(), "prefetch_factor": 4}
+    return LoaderConfig(**values | {key: number for key, number in numbers.items() if values[key] == "auto"})
 
 
 def full_errors() -> bool:
@@ -249,7 +252,11 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if isinstance(default, DictConfig):
         raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
     kind = type(default)
-    wants = f"it takes {TYPES.get(kind, f'a {kind.__name__}')}, such as {key}={str(default).lower()}"
+    takes = TYPES.get(kind, f"a {kind.__name__}")
+    section, _, name = key.rpartition(".")
+    if section and isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode):  # int | str
+        kind, takes = (str if value == "auto" else int), "an integer or auto"
+    wants = f"it takes {takes}, such as {key}={str(default).lower()}"
     # The keys of data, model and optim are untyped: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
         raise ConfigError(f"{key}={value}: {wants}")

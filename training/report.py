@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from loaders import Preloader
+from loaders.machine import available_cores
 from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
 from training.config import Config
@@ -108,7 +109,7 @@ class Report:
         inline = batch if depth == 0 else dict.fromkeys(batch, 0.0)
         return Measured(
             loader=self._config.loader,
-            cores=len(psutil.Process().cpu_affinity()),
+            cores=available_cores(),
             steps=steps,
             phases=self.phases(),
             step=total.seconds / total.steps,
@@ -117,7 +118,7 @@ class Report:
             transform=inline["transform"],
             free=free,
             cpu=self._cpu_seconds / steps,
-            num_workers=max(1, workers.get("num_workers") or self._config.loader.num_workers),
+            num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
             ahead=(0.0, 0.0, 0.0) if depth == 0 else tuple(batch.values()),
         )

@@ -177,20 +177,19 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     if loader.name == "torch" and bottleneck not in ("copy", "transform"):
         return [("loader=prefetch",)]
     more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
+    is_fixed = loader.num_workers != "auto"
     changes: dict[str, list[tuple[str, ...]]] = {
         "gil": [("loader=prefetch",)],
         "reading": [(f"loader.num_workers={4 * workers}",)],
-        "decoding": [(more,)] if workers < measured.cores else [],
-        "cores": [("loader=resident",), (fewer,)] if workers > 1 else [("loader=resident",)],
-        "uneven": [(f"loader.prefetch_factor={4 * max(1, _integer(loader.prefetch_factor))}",)],
+        "decoding": [(more,)] if is_fixed and workers < measured.cores else [],
+        "cores": [("loader=resident",), (fewer,)] if is_fixed and workers > 1 else [("loader=resident",)],
+        "uneven": [
+            (f"loader.prefetch_factor={16 if loader.prefetch_factor == 'auto' else 4 * int(loader.prefetch_factor)}",)
+        ],
         "loader": [("loader=threads",), ("loader=resident",)],
-        "collate": [(more,)] if workers < measured.cores else [],
+        "collate": [(more,)] if is_fixed and workers < measured.cores else [],
     }
     return changes.get(bottleneck, [])
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) else 2
 
 
 def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.0) -> Verdict:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ..background import check_owner
 from ..base import INTERRUPTED, Delivery
 from ..timeline import Timeline
+from .autotune import FixedNumber, Tuner
 from .in_flight import InFlight
 from .pool import Death, EngineError, Pool, Result
 from .reader import Reading
@@ -37,8 +38,10 @@ SPARE_SLOTS = 8
 
 
 class Dispatcher:
-    """Keeps `depth` tasks in flight, and delivers their batches; depth 0: submits a task when it is asked for one.
+    """Keeps tasks in flight, and delivers their batches.
 
+    `depth`: how many, given the number of workers that get tasks; 0: submits a task when it is asked for its batch.
+    `tuner`: says how many of the pool's workers get tasks; None: all.
     `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
     `in_order`: batches are delivered in the order of their tasks; else as soon as they are ready.
     `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or a
@@ -49,20 +52,22 @@ class Dispatcher:
         self,
         pool: Pool,
         ring: SlotRing,
-        depth: int,
+        depth: Callable[[int], int],
         *,
         round_robin: bool,
         in_order: bool,
         max_restarts: int,
         skips: bool,
+        tuner: Tuner | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.stats = Stats()
         self._timeline = timeline
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
         self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
-        self._owner = os.getpid() if depth else None  # the calling thread's own reading goes on in a forked child
-        self._pool, self._ring = pool, ring
+        self._pool, self._ring, self._tuner = pool, ring, tuner or FixedNumber(pool.num_workers)
+        # The calling thread's own reading goes on in a forked child.
+        self._owner = os.getpid() if depth(self._tuner.workers) else None
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
         self._max_restarts, self._skips = max_restarts, skips
         self._numbers = itertools.count()
@@ -76,7 +81,7 @@ class Dispatcher:
 
     @property
     def processes(self) -> list[Any]:
-        return self._pool.processes
+        return [process for process in self._pool.processes if process is not None]
 
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
@@ -150,12 +155,13 @@ class Dispatcher:
         `sparing`: if the workers have enough to do and no slot is free, the last task is left for the next call and no
         slot is made: by then the consumer has probably dropped a batch, and its slot is free.
         """
-        depth = max(self._depth, least)
+        active = self._tuner.workers
+        depth = max(self._depth(active), least)
         while self._waiting or (len(self._queue) < depth and self._take()):
             number = self._waiting[0]
             flight = self._in_flight[number]
             if flight.lease is None:
-                if sparing and len(self._queue) == depth > self._pool.num_workers and not self._ring.has_free():
+                if sparing and len(self._queue) == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
             if not self._pool.submit(flight.worker, number, flight.task, flight.lease):
@@ -172,8 +178,12 @@ class Dispatcher:
             return False
         if task is None:
             return False
-        loads, number = self._loads, next(self._numbers)
-        worker = next(self._turns) if self._round_robin else min(range(len(loads)), key=loads.__getitem__)
+        number = next(self._numbers)
+        loads, tuner = self._loads, self._tuner
+        if self._round_robin:
+            worker = next(self._turns)
+        else:
+            worker = min(range(tuner.workers), key=lambda worker: (loads[worker], worker not in tuner.new_workers))
         self._in_flight[number] = InFlight(task, worker)
         self._queue.append(number)
         self._waiting.append(number)
@@ -193,10 +203,13 @@ class Dispatcher:
         if task is None or task.epoch != epoch:
             return None
         number = self._wait()
-        waited = time.perf_counter() - began
+        ended = time.perf_counter()
         self._queue.remove(number)
-        delivery = self._open(self._in_flight.pop(number), waited)
+        ready = sum(1 for other in self._queue if self._in_flight[other].result is not None)
+        delivery = self._open(self._in_flight.pop(number), ready, ended - began)
         self.deliveries += 1
+        self._tuner.delivered(ended, ended - began, ready, len(self._queue), is_first=self.deliveries == 1)
+        self.stats.active_workers, self.stats.worker_changes = self._tuner.workers, self._tuner.changes
         with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)
         return delivery
@@ -224,6 +237,7 @@ class Dispatcher:
         flight = self._in_flight[result.number]
         flight.result = result
         self._loads[flight.worker] -= 1
+        self._tuner.new_workers.discard(flight.worker)
         self.stats.count_work(result.work)
         if self._timeline is not None:
             self._timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
@@ -258,11 +272,10 @@ class Dispatcher:
         if flight.result is not None:
             self._pool.discard(flight.result)
 
-    def _open(self, flight: InFlight, waited: float) -> Delivery:
+    def _open(self, flight: InFlight, ready: int, waited: float) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
         assert result is not None
-        queued = sum(1 for other in self._queue if self._in_flight[other].result is not None)
-        self.stats.count_delivery(result, queued, waited)
+        self.stats.count_delivery(result, ready, waited)
         if flight.deaths or flight.task.without:
             self.stats.retry_wait_seconds += waited
         error = result.error

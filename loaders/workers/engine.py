@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..background import default_context
 from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, Position
+from ..machine import available_memory
 from ..order import Order
 from ..randomness import fold
 from ..samplers import length_of
@@ -32,6 +33,7 @@ from .thread_pool import ThreadPool
 log = logging.getLogger(__name__)
 
 Loader = Any  # a WorkerLoader, which imports this file
+MEMORY_SHARE = 8  # batches that prefetch_factor="auto" loads ahead take at most this part of the memory: an eighth
 
 
 def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
@@ -43,12 +45,19 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
     skips = loader.on_error == "skip"
     reader = Reader(loader.dataset, loader.collate_fn, batched, loader.seed, spec, skips)
-    depth = 0
-    if has_pool:
-        depth = loader.prefetch_batches or max(1, (loader.prefetch_factor or 0) * loader.num_workers)
     processes = loader.num_workers if has_pool and loader.worker_method == "multiprocessing" else 0
     page_locked = loader.pin_memory and loader.holds_batches_until_copied and torch.cuda.is_available()
-    ring = SlotRing(depth + SPARE_SLOTS if has_pool else 0, processes, page_locked)
+    total, each = loader.prefetch_batches, loader.prefetch_factor or 0
+    memory = available_memory() // MEMORY_SHARE if loader.bounds_memory else None
+    most_ahead = total or max(1, each * loader.num_workers)
+    ring = SlotRing(most_ahead + SPARE_SLOTS if has_pool else 0, processes, page_locked)
+
+    def depth(workers: int) -> int:
+        ahead = total or max(1, each * workers)
+        if memory is not None:  # one for each worker until the size of a batch is known
+            ahead = max(workers, min(ahead, memory // ring.capacity if ring.capacity else 0))
+        return ahead if has_pool else 0
+
     if spec is not None:
         ring.fit(batch_bytes(spec, loader.batch_size or 1))
     pool: Pool
@@ -59,7 +68,9 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
             base_seed = int(fold(loader.seed or 0, loader.rank) >> np.uint64(2))
         context = loader.multiprocessing_context or default_context()
         assert ring.fd is not None
-        pool = ProcessPool(reader, processes, context, base_seed, loader.worker_init_fn, ring.fd, loader.timeout)
+        started = loader.tuner.workers if loader.tuner else processes
+        settings = loader.worker_init_fn, ring.fd, loader.timeout, started
+        pool = ProcessPool(reader, processes, context, base_seed, *settings)
     elif has_pool:
         pool = ThreadPool(reader, loader.num_workers, loader.worker_init_fn, loader.timeout)
     else:
@@ -77,6 +88,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
         in_order=loader.in_order,
         max_restarts=loader.max_restarts,
         skips=skips,
+        tuner=loader.tuner if has_pool else None,
         timeline=loader.timeline,
     )
 

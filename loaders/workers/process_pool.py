@@ -42,7 +42,8 @@ SETUP_FACTOR = 10  # the set-up of a restarted worker may take this many times a
 
 
 class ProcessPool(Pool):
-    """`num_workers` processes that read tasks. One thread at a time drives the pool; another may close it.
+    """Up to `num_workers` processes that read tasks, `started` of them from the beginning, the others when they get
+    their first task. One thread at a time drives the pool; another may close it.
 
     `timeout` (seconds, 0 for none) counts from when a worker began a task; while it reads sample by sample, from when
     it began a sample.
@@ -59,6 +60,7 @@ class ProcessPool(Pool):
         init_fn: Callable[[int], None] | None,
         memory_fd: int,
         timeout: float,
+        started: int,
     ) -> None:
         self.num_workers = num_workers
         self.processes: list[Any] = [None] * num_workers
@@ -77,7 +79,7 @@ class ProcessPool(Pool):
         self._polled: dict[int, int] = {}  # descriptor -> worker
         stop_at_exit(self)
         try:
-            for worker_id in range(num_workers):
+            for worker_id in range(started):
                 self._start(worker_id)
         except BaseException:
             self.close()

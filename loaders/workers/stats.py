@@ -33,6 +33,8 @@ class Stats:
     wait_seconds: float = 0.0  # of the consumer
     retry_wait_seconds: float = 0.0  # the part of it in which a batch was read again because a worker had died
     queued: int = 0  # further batches that were ready at each delivery, summed
+    active_workers: int = 0  # how many get tasks now
+    worker_changes: int = 0  # how often num_workers="auto" changed that number
     deaths: int = 0  # of workers, including those killed because they hung
     skipped_samples: int = 0  # left out by on_error="skip"
     skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)

@@ -47,6 +47,20 @@ def test_preload_depth_adds_a_preloaders_thread_to_any_loader(build, name, depth
     assert build(name, preload_depth=depth).depth == depth
 
 
+@pytest.mark.parametrize("name", ["cached", "prefetch", "threads", "torch", "workers"])
+@pytest.mark.parametrize("num_workers", [1, "auto"])
+def test_on_a_cpu_with_workers_no_thread_competes_with_the_step(build, name, num_workers):
+    assert build(name, num_workers=num_workers, preload_depth=3).depth == 0
+    assert build(name, num_workers=num_workers, preload_depth=3, device="meta", shuffle=False).depth == 3
+
+
+def test_with_auto_the_stock_loader_takes_the_cores_that_there_are(build, monkeypatch):
+    monkeypatch.setattr("loaders.build.available_cores", lambda: 2)
+    loader = build("torch", num_workers="auto", prefetch_factor="auto")
+    assert next(loader).tolist() == [0, 1, 2, 3]
+    assert len(loader.loader._loader._iterator._workers) == 2
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_loader_has_the_length_and_the_state_of_the_order(build, name):
     loader = build(name, shuffle=True, drop_last=True)
@@ -102,7 +116,9 @@ def test_an_iterable_dataset_is_refused_in_words(build, dataset):
     ("key", "value"),
     [
         ("num_workers", -1),
+        ("num_workers", "many"),
         ("prefetch_factor", 0),
+        ("prefetch_factor", "much"),
         ("preload_depth", -1),
         ("timeout", -0.5),
         ("timeout", float("nan")),

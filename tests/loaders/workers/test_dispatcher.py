@@ -113,7 +113,7 @@ def tasks(*numbers: int, epoch: int | None = None):
 
 def started(pool: ScriptedPool, given, ring: SlotRing | None = None, depth: int = 3, **settings) -> Dispatcher:
     how = {"round_robin": False, "in_order": True, "max_restarts": 2, "skips": False, **settings}
-    dispatcher = Dispatcher(pool, ring or SlotRing(0, 0), depth, **how)
+    dispatcher = Dispatcher(pool, ring or SlotRing(0, 0), lambda workers: depth, **how)
     dispatcher.begin(given)
     return dispatcher
 
@@ -226,7 +226,8 @@ def test_a_task_that_no_worker_has_room_for_waits_for_answers_to_tasks_that_nobo
 
 
 def test_the_processes_are_the_pools(pool):
-    assert started(pool, tasks()).processes is pool.processes
+    pool.processes = ["a process", None]  # a second one is not started yet
+    assert started(pool, tasks()).processes == ["a process"]
 
 
 # Beginning and ending
@@ -790,6 +791,50 @@ def test_stats_add_up(pool, monkeypatch):
         "worker_collate_seconds": 0.5,
         "worker_wait_seconds": 3.25,
         "wait_seconds": 2.0,
+        "active_workers": 2,
         "skipped_samples": 1,
         "skipped": skipped,
     }
+
+
+# A tuner
+
+
+class OneMore:
+    """In place of a Tuner: says what a test sets."""
+
+    changes = 0
+
+    def __init__(self) -> None:
+        self.workers = 1
+        self.new_workers: set[int] = set()
+        self.calls: list[tuple] = []
+
+    def delivered(self, now, waited, ready, in_flight, is_first) -> None:
+        self.calls.append((ready, in_flight, is_first))
+
+
+def test_only_as_many_workers_as_the_tuner_says_get_tasks(pool):
+    tuner = OneMore()
+    dispatcher = started(pool, tasks(*range(8)), tuner=tuner)
+    dispatcher.next()
+    assert {worker for worker, _ in pool.workers} == {0}
+    tuner.workers, tuner.new_workers = 2, {1}
+    assert rest(dispatcher) == [1, 2, 3, 4, 5, 6, 7]
+    assert {worker for worker, _ in pool.workers} == {0, 1} and not tuner.new_workers
+    tuner.workers = 1
+    given = len(pool.workers)
+    dispatcher.begin(tasks(8, 9))
+    assert rest(dispatcher) == [8, 9]
+    assert {worker for worker, _ in pool.workers[given:]} == {0}
+
+
+def test_a_tuner_is_told_what_is_ready_and_when_an_epoch_begins(pool):
+    tuner = OneMore()
+    pool.answers(1, 0)
+    dispatcher = started(pool, tasks(0, 1, 2, epoch=0), tuner=tuner)
+    rest(dispatcher, 0)
+    assert tuner.calls == [(1, 2, True), (0, 1, False), (0, 0, False)]
+    dispatcher.begin(tasks(0, epoch=1))
+    rest(dispatcher, 1)
+    assert tuner.calls[3] == (0, 0, True)

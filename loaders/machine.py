@@ -1,0 +1,70 @@
+"""The cores and the memory that this process may use, given its affinity, cgroup limits and torchrun's other ranks.
+
+os.cpu_count() counts the machine's cores; in a container or a Slurm job most of them may belong to others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def available_cores(root: Path = ROOT) -> int:
+    """Returns how many cores this process may keep busy, at least 1.
+
+    That is the smaller of its affinity and its cgroup's CPU quota (v1 or v2, rounded up), shared equally among the
+    ranks that torchrun started on this machine (LOCAL_WORLD_SIZE). `root` is where /proc and /sys are looked for.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    limits = [len(affinity(0)) if affinity else os.cpu_count() or 1, *_quotas(root)]
+    return max(1, math.ceil(min(limits)) // _local_ranks())
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Returns this rank's share, in bytes, of the memory that is free, or that its cgroup may use if that is less."""
+    limits: list[float] = list(_memory_limits(root))
+    with suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits.append(1024 * int(line.split()[1]))
+    return int(min(limits, default=2**32)) // _local_ranks()
+
+
+def _local_ranks() -> int:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(ranks)) if ranks.isdecimal() else 1
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yields the cores that each CPU quota amounts to."""
+    for values in _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        if values[0] > 0:
+            yield values[0] / values[1]
+
+
+def _memory_limits(root: Path) -> Iterator[float]:
+    for values in _limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
+        yield values[0]
+
+
+def _limits(root: Path, controller: str, v2: str, *v1: str) -> Iterator[list[float]]:
+    """Yields the numbers in a limit's file, or files, of this process's cgroup and of each cgroup above it."""
+    groups = ""
+    with suppress(OSError):
+        groups = (root / "proc/self/cgroup").read_text()
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        names = v1 if controllers else (v2,)
+        folder = root / "sys/fs/cgroup" / controllers
+        # In a container the path may be the host's, which is not there: then the folder itself has the limit.
+        for group in (Path(path), *Path(path).parents):
+            with suppress(OSError, ValueError):  # no such file, or "max": no limit
+                content = " ".join((folder / str(group).lstrip("/") / name).read_text() for name in names)
+                yield [float(word) for word in content.split()]

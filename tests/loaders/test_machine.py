@@ -1,0 +1,80 @@
+"""What a process may use of its machine, read from files laid out as the kernel does."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from loaders.machine import available_cores, available_memory
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Lays out files; the process may run on 8 cores, and no torchrun started it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+    def lay_out(**files: str) -> Path:
+        for path, content in files.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        return tmp_path
+
+    return lay_out
+
+
+V2, V1 = {"proc/self/cgroup": "0::/jobs/7\n"}, {"proc/self/cgroup": "4:memory:/jobs/7\n2:cpu,cpuacct:/jobs/7\n0::/\n"}
+GROUPS = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "max 100000\n"}, 8),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "300000 100000\n"}, 3),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "250000 100000\n"}, 3),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "3200000 100000\n"}, 8),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "max 100000\n", f"{GROUPS}/jobs/cpu.max": "200000 100000\n"}, 2),
+        ({**V2, f"{GROUPS}/cpu.max": "50000 100000\n"}, 1),  # in a container, which does not see the host's folders
+        ({**V1, f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "-1\n"}, 8),
+        (
+            {
+                **V1,
+                f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "200000\n",
+                f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_period_us": "50000\n",
+            },
+            4,
+        ),
+    ],
+)
+def test_the_cores_are_those_of_affinity_and_quota(machine, files, cores):
+    assert available_cores(machine(**files)) == cores
+
+
+def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
+    files = machine(**V2, **{"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert available_cores(files) == 2
+    assert available_memory(files) == 4000 * 1024 // 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert available_cores(files) == 1
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {**V2, f"{GROUPS}/jobs/7/memory.max": "1000000\n", f"{GROUPS}/jobs/memory.max": "max\n"},
+        {**V1, f"{GROUPS}/memory/jobs/7/memory.limit_in_bytes": "1000000\n"},
+    ],
+)
+def test_the_memory_is_what_is_free_within_the_limit(machine, limit):
+    free = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"}
+    assert available_memory(machine(**limit, **free)) == 1000000
+    assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
+
+
+def test_this_machine_has_at_least_a_core():
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    assert available_memory() > 0

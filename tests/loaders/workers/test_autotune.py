@@ -1,0 +1,149 @@
+"""The tuner with a simulated pool and consumer, of which the best number of workers is known."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from loaders.workers.autotune import Tuner
+
+Model = Callable[[int], tuple[float, float]]  # workers -> batches/s, and the share of the time that the consumer waits
+
+
+class Simulation:
+    """A consumer that is served as `model` says; its clock is simulated, and each batch takes its time times noise."""
+
+    def __init__(self, model: Model, most: int, noise: float = 0.0) -> None:
+        self.model, self.most, self.noise = model, most, noise
+        self.tuner = Tuner(most)
+        self.now, self.batches = 0.0, 0
+        self.used: list[int] = []  # the number of workers, by batch
+        self._random = random.Random(0)
+
+    def run(self, seconds: float, epoch: int = 10**9, pause: float = 0.0) -> float:
+        """Delivers for so long; returns batches/s, pauses between epochs left out."""
+        end, before, paused = self.now + seconds, self.batches, 0.0
+        while self.now < end:
+            workers = self.tuner.workers
+            rate, waits = self.model(workers)
+            is_first, ready = self.batches % epoch == 0, 0
+            if is_first and self.batches and pause:
+                self.now, paused, ready = self.now + pause, paused + pause, 4 * workers - 1
+            took = (1 + self.noise * self._random.uniform(-1, 1)) / rate
+            if self.batches % epoch < 4 * workers and pause:  # loaded in the pause
+                took, waits = took * (1 - waits), 0.0
+            self.now += took
+            self.tuner.delivered(self.now, took * waits, ready, 4 * workers, is_first)
+            self.tuner.new_workers.clear()
+            self.batches += 1
+            self.used.append(workers)
+        return (self.batches - before) / (seconds - paused)
+
+    @property
+    def best(self) -> float:
+        return max(self.model(workers)[0] for workers in range(1, self.most + 1))
+
+
+def bounded(loading: float, step: float) -> Model:
+    """Each worker loads so many batches/s, on a core of its own, and the step trains so many."""
+
+    def model(workers: int) -> tuple[float, float]:
+        rate = min(workers * loading, step)
+        return rate, 1 - rate / step
+
+    return model
+
+
+def sharing(loading: float, step: float, cost: float) -> Model:
+    """Each worker more slows the step down by this share: they take its cores."""
+
+    def model(workers: int) -> tuple[float, float]:
+        slowed = step * (1 - cost * (workers - 1))
+        rate = min(workers * loading, slowed)
+        return rate, 0.1 + 0.9 * (1 - rate / slowed)
+
+    return model
+
+
+CASES = {
+    "bound by the loader, to all cores": (bounded(10, 10**4), 64, 64),
+    "bound by the loader, of 12 cores": (bounded(10, 10**4), 12, 12),
+    "bound by the loader, of 2 cores": (bounded(100, 10**4), 2, 2),
+    "bound by the step": (bounded(100, 50), 16, 1),
+    "balanced at 5": (bounded(10, 50), 16, 5),
+    "balanced at 11": (bounded(10, 105), 16, 11),
+    "2 cores that the step needs": (sharing(90, 100, 0.15), 2, 1),
+    "8 cores that the step needs": (sharing(20, 100, 0.06), 8, 4),
+    "worker threads that wait for the GIL": (lambda workers: (100 - workers, 0.8), 8, 1),
+}
+
+
+@pytest.mark.parametrize(("model", "most", "best"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_the_best_number_is_found_and_kept(model, most, best, noise):
+    simulation = Simulation(model, most, noise)
+    simulation.run(20)
+    changes = simulation.tuner.changes
+    assert simulation.run(600) >= 0.95 * simulation.best
+    if not noise:
+        assert 0.95 * best <= simulation.used[-1] <= best
+        assert simulation.tuner.changes - changes <= 30  # a look at more workers, while it waits
+
+
+def test_it_is_found_within_some_hundred_batches_or_a_few_seconds():
+    simulation = Simulation(bounded(50, 390), 16)
+    simulation.run(10)
+    assert list(dict.fromkeys(simulation.used)) == [1, 2, 4, 8]
+    assert simulation.used.index(8) < 500
+
+
+def test_noise_does_not_make_it_change_its_mind_for_ever():
+    simulation = Simulation(bounded(10, 45), 8, noise=0.9)
+    simulation.run(600)
+    changes = simulation.tuner.changes
+    assert simulation.run(3600) >= 0.95 * simulation.best
+    assert simulation.tuner.changes - changes < 60
+
+
+def test_when_the_figures_change_clearly_it_searches_again():
+    simulation = Simulation(bounded(10, 12), 16)
+    simulation.run(60)
+    assert simulation.used[-1] == 2
+    simulation.model = bounded(10, 75)  # a faster step
+    simulation.run(60)
+    assert simulation.used[-1] == 8
+    simulation.model = bounded(10, 12)
+    simulation.run(60)
+    assert simulation.used[-1] == 2
+
+
+def test_short_epochs_with_pauses_between_them_do_not_confuse_it():
+    simulation = Simulation(bounded(10, 45), 4)
+    simulation.run(120, epoch=20, pause=1.0)
+    assert simulation.used[-1] == 4
+    simulation = Simulation(bounded(50, 45), 4)
+    simulation.run(120, epoch=20, pause=1.0)
+    assert set(simulation.used) == {1}
+
+
+def test_nothing_is_concluded_before_new_workers_have_answered():
+    simulation = Simulation(bounded(10, 45), 2)
+    tuner = simulation.tuner
+    while tuner.workers == 1:
+        simulation.now += 0.1
+        tuner.delivered(simulation.now, 0.08, 0, 4, is_first=False)
+    for _ in range(1000):  # as slow as before: the second worker is still starting
+        simulation.now += 0.1
+        tuner.delivered(simulation.now, 0.08, 0, 8, is_first=False)
+    assert tuner.workers == 2 and tuner.new_workers == {1}
+    tuner.new_workers.discard(1)
+    simulation.run(10)
+    assert simulation.used[-1] == 2
+
+
+def test_a_long_pause_in_the_step_does_not_count():
+    simulation = Simulation(bounded(10, 45), 8)
+    simulation.run(2)
+    simulation.now += 30  # a checkpoint
+    simulation.run(30)
+    assert simulation.used[-1] == 5
