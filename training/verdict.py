@@ -178,14 +178,13 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
         return [("loader=prefetch",)]
     more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
     is_fixed = loader.num_workers != "auto"
+    factor = 4 if loader.prefetch_factor == "auto" else int(loader.prefetch_factor)
     changes: dict[str, list[tuple[str, ...]]] = {
         "gil": [("loader=prefetch",)],
         "reading": [(f"loader.num_workers={4 * workers}",)],
         "decoding": [(more,)] if is_fixed and workers < measured.cores else [],
         "cores": [("loader=resident",), (fewer,)] if is_fixed and workers > 1 else [("loader=resident",)],
-        "uneven": [
-            (f"loader.prefetch_factor={16 if loader.prefetch_factor == 'auto' else 4 * int(loader.prefetch_factor)}",)
-        ],
+        "uneven": [(f"loader.prefetch_factor={4 * factor}",)],
         "loader": [("loader=threads",), ("loader=resident",)],
         "collate": [(more,)] if is_fixed and workers < measured.cores else [],
     }

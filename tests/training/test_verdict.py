@@ -92,7 +92,7 @@ def test_free_data_that_would_not_train_faster_make_no_bottleneck():
         ("gil", ("loader=prefetch",)),
         ("decoding", ("loader.num_workers=4",)),
         ("reading", ("loader.num_workers=8",)),
-        ("uneven", ("loader.prefetch_factor=8",)),
+        ("uneven", ("loader.prefetch_factor=16",)),
         ("too many workers", ("loader=resident",)),
     ],
 )

@@ -155,7 +155,7 @@ def make(monkeypatch, clock, polls, exits):
     def make(num_workers: int = 1, timeout: float = 0, init_fn=None, method: str = "fork") -> ProcessPool:
         reader = Reader([1, 2, 3], default_collate, True, None, None, False)
         context = SimpleNamespace(get_start_method=lambda: method)
-        pools.append(ProcessPool(reader, num_workers, context, 70, init_fn, ring.fd, timeout))
+        pools.append(ProcessPool(reader, num_workers, context, 70, init_fn, ring.fd, timeout, num_workers))
         return pools[-1]
 
     yield make
