@@ -95,7 +95,7 @@ class Sweep:
         overrides = " ".join(f"{name}={value}" for name, value in self.values(one.overrides, self.names).items())
         if isinstance(one, Setting):
             if len(one.jobs) > 1:
-                return f"{overrides} ({len(one.jobs)} runs)".lstrip()
+                return f"{overrides} ({len(one.jobs)} runs)" if overrides else f"{len(one.jobs)} runs"
             one = one.jobs[0]
         return f"job {one.number} ({overrides})" if overrides else f"job {one.number}"
 
@@ -151,7 +151,9 @@ class Sweep:
     def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
         if len(equals) == 1:
             return f"{best}: {setting.numbers}"
-        every = "; ".join(self.label(one) for one in equals)
+        every = "; ".join(self.label(one) for one in equals[:4])
+        if len(equals) > 4:
+            every += f"; and {len(equals) - 4} more"
         return f"{best}, and equal within their spread: {every}.\nThe simplest of them: {setting.numbers}"
 
     def markdown(self) -> str:
@@ -193,7 +195,7 @@ class Sweep:
         equals = [shown.index(setting) for setting in self.as_fast]
         title = "No job measured its speed" if best is None else f"Fastest: {self.label(shown[best])}"
         if len(self.as_fast) > 1:
-            title = f"{len(self.as_fast)} settings are equally fast; the simplest: {self.label(shown[best or 0])}"
+            title = f"{len(self.as_fast)} are equally fast; the simplest is {self.label(shown[best or 0])}"
         given = [self.values(setting.overrides, self.names) for setting in shown]
         if len(self.names) == 2 and all(len(values) == 2 for values in given):
             places, axes = [tuple(values[name] for name in self.names.values()) for values in given], []

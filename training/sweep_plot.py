@@ -12,7 +12,7 @@ from typing import Any
 from training.table import shorten
 
 INK, BAR, EQUAL, BEST = "#222222", "#9ecae1", "#4a98c9", "#08519c"
-FRAME = "#d94801"
+FRAME = "#d94801"  # also of the lines of the spread
 SPEED_HEADING = "Training speed (images/s, more is better)"
 WAITING_HEADING = "Waiting for data (% of the time, less is better)"
 Cell = tuple[float, float, float] | str  # a value with the ends of its spread, or a word such as "failed" in its place
@@ -53,7 +53,7 @@ def draw_bars(
         bars = axes.barh(range(len(labels)), values, height=0.72, color=BAR)
         for row, (start, end) in enumerate(zip(low, high, strict=True)):
             if start < end:
-                axes.plot([start, end], [row, row], color=INK, linewidth=1.2, marker="|", markersize=6)
+                axes.plot([start, end], [row, row], color=FRAME, linewidth=1.5, marker="|", markersize=6)
         for row, (cell, end) in enumerate(zip(cells, high, strict=True)):
             text = cell if isinstance(cell, str) else write(cell[0])
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
@@ -92,13 +92,14 @@ def draw_heat_map(
     from matplotlib.patches import Rectangle
 
     (down, rows), (along, columns) = axes
-    figure = new_figure(title, max(9.0, 3.0 + 2.0 * len(columns)), 2.2 + 0.55 * len(rows))
+    figure = new_figure(title, max(10.0, 3.0 + 2.0 * len(columns)), 2.2 + 0.55 * len(rows))
     heading = SPEED_HEADING + (f"\nif data were free: {ceiling:,.0f}" if ceiling else "")
     contents = ((heading, speeds, "{:,.0f}".format), (WAITING_HEADING, waiting, percent))
     for panel, (heading, cells, write) in zip(figure.subplots(1, 2, sharey=True), contents, strict=True):
         grid = [[float("nan")] * len(columns) for _ in rows]
         for (row, column), cell in zip(places, cells, strict=True):
             grid[row][column] = float("nan") if isinstance(cell, str) else cell[0]
+        panel.set_facecolor("#f0f0f0")  # where there is no number
         top = 1.0 if cells is waiting else None
         image = panel.imshow(grid, cmap="Blues", aspect="auto", vmin=0.0, vmax=top)
         for (row, column), cell in zip(places, cells, strict=True):
@@ -126,7 +127,7 @@ def new_figure(title: str, width: float, height: float) -> Any:
 
     figure = Figure((width, height), dpi=130, layout="constrained")
     options = {"x": 0.01, "ha": "left", "fontsize": 13, "weight": "bold", "color": INK, "parse_math": False}
-    figure.suptitle(shorten(title, int(7.7 * width)), **options)
+    figure.suptitle(shorten(title, int(8.5 * width)), **options)
     return figure
 
 

@@ -226,7 +226,7 @@ def test_a_sweep_over_seeds_alone_is_one_setting(tmp_path, drawn):
         add_job(tmp_path, seed, f"loader=torch seed={seed}", speed=1000 + seed)
     write_report(tmp_path)
     assert Sweep(tmp_path).text().endswith("\n  python train.py loader=torch")
-    assert labels_of(drawn[0].axes[0].yaxis) == ["(3 runs)"]
+    assert labels_of(drawn[0].axes[0].yaxis) == ["3 runs"]
     rows = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
     assert [row["seed"] for row in rows] == ["0", "1", "2"], "a row a job"
 
