@@ -12,6 +12,7 @@ from data.photographs import Photographs
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     monkeypatch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
+    monkeypatch.setattr(photographs.threading, "active_count", lambda: 1)  # fork: a spawned process imports torch
 
 
 def files_of(root):
