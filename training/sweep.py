@@ -1,4 +1,7 @@
-"""What a sweep leaves behind: one table and one picture over all its jobs, and the setting to use.
+"""What a sweep leaves behind: one table and one picture over all its settings, and the setting to use.
+
+Jobs that differ in `seed` alone repeat one setting: the table has their medians. Settings whose figures overlap
+(training/sweep_jobs.py) are said to be equal, and the simplest of them is the one to use.
 
 The report is a pure function of the sweep's folder, so any process on any machine can write it: after every job, at
 the end, or after an interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`,
@@ -12,78 +15,30 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
-import math
-import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from training.files import write_whole
-from training.sweep_plot import draw_sweep, percent
+from training.sweep_jobs import Job, Setting, number, read_job, settings_of
+from training.sweep_plot import Cell, draw_bars, draw_heat_map, percent
 from training.table import table
 
-# What the picture shows for a job that has no number, by the job's status.
+# What the picture shows for a setting that has no number, by its status.
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
+SPEED, WAITING, ACCURACY = "images_per_second", "data_wait_fraction", "test_accuracy"
 # Keys that change how fast a job runs but not what it learns: `loader`, `loader.num_workers`, `device`, ...
 SPEED_ONLY = ("loader", "device")
 # Keys of summary.json, their headings in the table, and how their values are written there.
 METRICS = (
-    ("images_per_second", "images/s", "{:,.0f}".format),
-    ("data_wait_fraction", "waiting", percent),
+    (SPEED, "images/s", "{:,.0f}".format),
+    (WAITING, "waiting", percent),
     ("first_batch_seconds", "1st batch", "{:.2f} s".format),
     ("step_ms_p50", "step p50", "{:.1f} ms".format),
     ("step_ms_p95", "step p95", "{:.1f} ms".format),
-    ("test_accuracy", "accuracy", "{:.4f}".format),
+    (ACCURACY, "accuracy", "{:.4f}".format),
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job of a sweep, as read from its folder."""
-
-    number: int
-    overrides: list[str]  # as given on the command line: loader=torch
-    status: str  # done, failed, or unfinished: interrupted or still running
-    summary: dict[str, Any]  # empty unless it is done
-    error: str = ""
-
-    @property
-    def command(self) -> str:
-        """The line to copy into a shell to run this job alone."""
-        return shlex.join(["python", "train.py", *self.overrides])
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it trained on cached batches: its speed is an upper limit, and its loader not one to use."""
-        return self.summary.get("loader") == "cached"
-
-    def metric(self, key: str) -> float | None:
-        """The number under `key` in the summary, or None if there is no finite one."""
-        value = self.summary.get(key)
-        return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def read_job(folder: Path) -> Job:
-    try:
-        overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):  # only a part of it was written
-        overrides = None
-    job = partial(Job, int(folder.name), [str(override) for override in overrides or []])
-    if (folder / "error.txt").exists():
-        error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace")
-        return job("failed", {}, " ".join(error.split()) or "its error.txt is empty")
-    try:
-        return job("done", dict(json.loads((folder / "summary.json").read_text(encoding="utf-8"))))
-    except FileNotFoundError:
-        return job("unfinished", {}, "it was interrupted, or is still running")
-    except (ValueError, TypeError) as error:
-        return job("failed", {}, f"its summary.json cannot be read: {error}")
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
@@ -106,34 +61,43 @@ class Sweep:
                 "Give one that `python train.py -m ...` made, such as multirun/2026-11-21_10-00-00_123456."
             )
         self.jobs = [read_job(path) for path in found]
+        self.settings = settings_of(self.jobs)
         given = [override for job in self.jobs for override in job.overrides]
         self.constant = [text for text in dict.fromkeys(given) if all(text in job.overrides for job in self.jobs)]
-        keys = dict.fromkeys(text.partition("=")[0] for text in given if text not in self.constant)
-        self.names = short_names(keys)
-        self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in keys)
-        comparable = all(key.split(".")[0] == "loader" for key in keys)  # another device has another ceiling
-        free = [job.metric("images_per_second") or 0.0 for job in self.jobs if job.is_free and comparable]
+        self.keys = list(dict.fromkeys(text.partition("=")[0] for text in given if text not in self.constant))
+        self.names = short_names(key for key in self.keys if key.lstrip("+") != "seed")
+        self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in self.names)
+        comparable = all(key.split(".")[0] == "loader" for key in self.names)  # another device has another ceiling
+        free = [setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and comparable]
         self.ceiling: float | None = max(free, default=None)  # images/s with free data
-        self.fastest = self._highest("images_per_second")
+        self.fastest, self.as_fast = self._best(SPEED)
         # No loader can be faster than free data. If one was, the machine was busier in some jobs than in others.
-        fastest = (self.fastest and self.fastest.metric("images_per_second")) or 0.0
+        fastest = max([setting.metric(SPEED) or 0.0 for setting in self.as_fast], default=0.0)
         self.is_unequal = self.ceiling is not None and fastest > 1.05 * self.ceiling
         if self.is_unequal:
             self.ceiling = None
 
-    def _highest(self, key: str) -> Job | None:
-        candidates = [job for job in self.jobs if job.metric(key) is not None and not job.is_free]
-        ranks = (key, "images_per_second")  # of two equally accurate jobs, the faster one
-        return max(candidates, key=lambda job: [job.metric(rank) or 0.0 for rank in ranks], default=None)
+    def _best(self, key: str) -> tuple[Setting | None, list[Setting]]:
+        """The setting to use if `key` matters, and all that equal the highest within their spread."""
+        candidates = [setting for setting in self.settings if setting.metric(key) is not None and not setting.is_free]
+        if not candidates:
+            return None, []
+        highest = max(candidates, key=lambda setting: setting.metric(key) or 0.0)
+        equals = [setting for setting in candidates if setting is highest or setting.equals(highest, key)]
+        return min(equals, key=Setting.complexity), equals
 
-    def settings(self, job: Job) -> dict[str, str]:
-        """The job's values of the swept keys, under the keys' short names."""
-        given = (override.partition("=") for override in job.overrides)
-        return {self.names[key]: value for key, _, value in given if key in self.names}
+    def values(self, overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]:
+        """The values that the overrides give to the keys in `names`, under the names there."""
+        given = (override.partition("=") for override in overrides)
+        return {names[key]: value for key, _, value in given if key in names}
 
-    def label(self, job: Job) -> str:
-        settings = " ".join(f"{name}={value}" for name, value in self.settings(job).items())
-        return f"job {job.number} ({settings})" if settings else f"job {job.number}"
+    def label(self, one: Job | Setting) -> str:
+        overrides = " ".join(f"{name}={value}" for name, value in self.values(one.overrides, self.names).items())
+        if isinstance(one, Setting):
+            if len(one.jobs) > 1:
+                return f"{overrides} ({len(one.jobs)} runs)" if overrides else f"{len(one.jobs)} runs"
+            one = one.jobs[0]
+        return f"job {one.number} ({overrides})" if overrides else f"job {one.number}"
 
     def text(self) -> str:
         """The report for a terminal: the table, the best setting with the line to copy, the jobs that are not done."""
@@ -141,63 +105,137 @@ class Sweep:
         headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in WORDS if counts[status])
         headline += f"; all with {' '.join(self.constant)}" if self.constant else ""
         lines = [f"Sweep {self.folder}", headline, "", *self._table()]
-        for sentence, job in self._advice():
-            lines += ["", sentence, f"  {job.command}"]
+        for sentence, setting in self._advice():
+            lines += ["", sentence, f"  {setting.command}"]
         not_done = [f"{job.status.capitalize()}: {self.label(job)}: {job.error}" for job in self.jobs if job.error]
         return "\n".join([*lines, "", *not_done]).rstrip()
 
     def _table(self) -> list[str]:
-        """One line per job, with columns only for keys that vary and metrics that are known."""
-        columns = [["job", *(str(job.number) for job in self.jobs)]]
-        columns += [[name, *(self.settings(job).get(name, "-") for job in self.jobs)] for name in self.names.values()]
+        """One line per setting, with columns only for keys that vary and metrics that are known."""
+        settings, repeated = self.settings, any(len(setting.jobs) > 1 for setting in self.settings)
+        columns = [["job", *(setting.numbers.split(" ", 1)[1] for setting in settings)]]
+        given = [self.values(setting.overrides, self.names) for setting in settings]
+        columns += [[name, *(values.get(name, "-") for values in given)] for name in self.names.values()]
+        if repeated:
+            columns.append(["runs", *(str(len(setting.jobs)) for setting in settings)])
         for key, heading, write in METRICS:
-            values = [job.metric(key) for job in self.jobs]
+            values = [setting.metric(key) for setting in settings]
             if any(value is not None for value in values):
                 columns.append([heading, *("-" if value is None else write(value) for value in values)])
+            if key == SPEED and any(map(spread, settings)):
+                columns.append(["spread", *(spread(setting) or "-" for setting in settings)])
+            if key == ACCURACY and any(len(setting.values(key)) > 1 for setting in settings):
+                columns[-1] = [heading, *map(accuracy, settings)]
         if any(job.status != "done" for job in self.jobs):
-            columns.append(["status", *(job.status for job in self.jobs)])
-        marks = ["  ", *("> " if job is self.fastest else "  " for job in self.jobs)]
-        return [mark + line for mark, line in zip(marks, table(columns), strict=True)]
+            columns.append(["status", *(setting.status for setting in settings)])
+        best = [">" if setting is self.fastest else "=" if setting in self.as_fast else " " for setting in settings]
+        return [f"{mark} {line}".rstrip() for mark, line in zip([" ", *best], table(columns), strict=True)]
 
-    def _advice(self) -> Iterator[tuple[str, Job]]:
-        """A sentence about the fastest job, and one about the most accurate if the sweep can change accuracy."""
-        if job := self.fastest:
-            speed, waiting = job.metric("images_per_second") or 0.0, job.metric("data_wait_fraction")
-            sentence = f"Fastest: job {job.number}, {speed:,.0f} images/s"
+    def _advice(self) -> Iterator[tuple[str, Setting]]:
+        """A sentence about the fastest setting, and one about the most accurate if the sweep can change accuracy."""
+        if (best := self.fastest) is not None:
+            speed, waiting = best.metric(SPEED) or 0.0, best.metric(WAITING)
+            sentence = f"{self._named('Fastest', best, self.as_fast)}, {speed:,.0f} images/s"
             if waiting is not None:
                 sentence += f", {percent(waiting)} of the time spent waiting for data"
             if self.ceiling:
                 sentence += f" ({100 * speed / self.ceiling:.0f} % of the speed with free data)"
             if self.is_unequal:
                 sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
-            yield f"{sentence}.", job
-        job = None if self.trains_alike else self._highest("test_accuracy")
-        if job is not None and job is not self.fastest:
-            yield f"Most accurate: job {job.number}, test accuracy {job.metric('test_accuracy'):.4f}.", job
+            yield f"{sentence}.", best
+        setting, equals = (None, []) if self.trains_alike else self._best(ACCURACY)
+        if setting is not None and self.fastest not in equals:
+            sentence = f"{self._named('Most accurate', setting, equals)}, test accuracy {accuracy(setting)}."
+            yield sentence, setting
+
+    def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
+        if len(equals) == 1:
+            return f"{best}: {setting.numbers}"
+        every = "; ".join(self.label(one) for one in equals[:4])
+        if len(equals) > 4:
+            every += f"; and {len(equals) - 4} more"
+        return f"{best}, and equal within their spread: {every}.\nThe simplest of them: {setting.numbers}"
 
     def markdown(self) -> str:
         heading, picture = f"# Sweep {self.folder.resolve().name}", "![Speed and waiting of each setting](sweep.png)"
-        return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n"
+        return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n{self._timelines()}"
+
+    def _timelines(self) -> str:
+        """The timelines of the slowest and the fastest job side by side, if both have one."""
+        free = {job.number for setting in self.settings if setting.is_free for job in setting.jobs}
+        jobs = [job for job in self.jobs if job.metric(SPEED) is not None and job.number not in free]
+        ends = sorted(jobs, key=lambda job: job.metric(SPEED) or 0.0)[:: max(1, len(jobs) - 1)]
+        if len(ends) < 2 or not all((self.folder / str(job.number) / "timeline.png").exists() for job in ends):
+            return ""
+        headings = [f"{rank}: {self.label(job)}" for rank, job in zip(("Slowest", "Fastest"), ends, strict=True)]
+        pictures = [f"![Timeline of job {job.number}]({job.number}/timeline.png)" for job in ends]
+        return "\n" + "".join(f"| {a} | {b} |\n" for a, b in (headings, ("---", "---"), pictures))
 
     def csv(self) -> str:
-        """One row per job, with the full names of the keys."""
+        """One row per job, with the full names of the keys, the seed among them."""
         text, metrics = io.StringIO(), [key for key, _, _ in METRICS]
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["job", *(key.lstrip("+") for key in self.names), *metrics, "status", "error"])
+        full = {key: key.lstrip("+") for key in self.keys}
+        quartiles = [f"{SPEED}_q25", f"{SPEED}_q75"]
+        writer.writerow(["job", *full.values(), *metrics, *quartiles, "status", "error"])
         for job in self.jobs:
-            settings = map(self.settings(job).get, self.names.values())
-            writer.writerow([job.number, *settings, *map(job.metric, metrics), job.status, job.error])
+            values = map(self.values(job.overrides, full).get, full.values())
+            measured = [*map(job.metric, metrics), *(job.quartiles() or ("", ""))]
+            writer.writerow([job.number, *values, *measured, job.status, job.error])
         return text.getvalue()
 
     def picture(self) -> bytes:
-        """One bar per job, in the table's order. Jobs with free data are a dashed line instead."""
-        jobs = [job for job in self.jobs if self.ceiling is None or not job.is_free] or self.jobs
-        speeds, waiting = (
-            [WORDS[job.status] if (value := job.metric(key)) is None else value for job in jobs]
-            for key in ("images_per_second", "data_wait_fraction")
+        """A heat map of two keys with a nearly full grid of values, else a bar per setting, in the table's order.
+
+        Settings with free data are a dashed line instead, or in a heat map a line of text.
+        """
+        shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
+        speeds, waiting = ([cell(setting, key) for setting in shown] for key in (SPEED, WAITING))
+        best = shown.index(self.fastest) if self.fastest else None
+        equals = [shown.index(setting) for setting in self.as_fast]
+        title = "No job measured its speed" if best is None else f"Fastest: {self.label(shown[best])}"
+        if len(self.as_fast) > 1:
+            title = f"{len(self.as_fast)} are equally fast; the simplest is {self.label(shown[best or 0])}"
+        given = [self.values(setting.overrides, self.names) for setting in shown]
+        if len(self.names) == 2 and all(len(values) == 2 for values in given):
+            places, axes = [tuple(values[name] for name in self.names.values()) for values in given], []
+            for axis, name in enumerate(self.names.values()):
+                ticks = list(dict.fromkeys(place[axis] for place in places))
+                if all(number(tick) is not None for tick in ticks):
+                    ticks.sort(key=float)
+                axes.append((name, ticks))
+            size = len(axes[0][1]) * len(axes[1][1])
+            if min(len(ticks) for _, ticks in axes) > 1 and 0.75 * size <= len(set(places)) == len(places):
+                at = [(axes[0][1].index(row), axes[1][1].index(column)) for row, column in places]
+                return draw_heat_map(title, axes, at, speeds, waiting, best, equals, self.ceiling)
+        return draw_bars(
+            title, [self.label(setting) for setting in shown], speeds, waiting, best, equals, self.ceiling
         )
-        best = jobs.index(self.fastest) if self.fastest else None
-        return draw_sweep([self.label(job) for job in jobs], speeds, waiting, best, self.ceiling)
+
+
+def cell(setting: Setting, key: str) -> Cell:
+    """What the picture shows of a setting: (value, its lowest, its highest), or a word."""
+    value, interval = setting.metric(key), setting.interval(key)
+    if value is None or interval is None:
+        return WORDS.get(setting.status, setting.status)
+    return value, min(interval[0], value), max(interval[1], value)
+
+
+def spread(setting: Setting) -> str:
+    """Half the width of the speed's interval, as a share of the speed; empty if it is not known."""
+    speed, interval = setting.metric(SPEED), setting.interval(SPEED)
+    if not speed or interval is None or interval[0] == interval[1]:
+        return ""
+    return f"±{percent((interval[1] - interval[0]) / 2 / speed)}"
+
+
+def accuracy(setting: Setting) -> str:
+    """The mean, and the standard deviation over the repeats if there are several."""
+    values = setting.values(ACCURACY)
+    if not values:
+        return "-"
+    mean = f"{statistics.mean(values):.4f}"
+    return f"{mean} ±{statistics.stdev(values):.4f}" if len(values) > 1 else mean
 
 
 def write_report(folder: str | Path) -> list[Path]:

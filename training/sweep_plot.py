@@ -1,53 +1,66 @@
-"""Draws the picture of a sweep from labels and numbers; training/sweep.py knows what they mean."""
+"""Draws the picture of a sweep from labels and numbers; training/sweep.py knows what they mean.
+
+Matplotlib is imported only here, where it is needed, and its global state is not changed.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from training.table import shorten
 
-INK, BAR, BEST = "#222222", "#9ecae1", "#08519c"
+INK, BAR, EQUAL, BEST = "#222222", "#9ecae1", "#4a98c9", "#08519c"
+FRAME = "#d94801"  # also of the lines of the spread
+SPEED_HEADING = "Training speed (images/s, more is better)"
+WAITING_HEADING = "Waiting for data (% of the time, less is better)"
+Cell = tuple[float, float, float] | str  # a value with the ends of its spread, or a word such as "failed" in its place
 
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-def draw_sweep(
+def draw_bars(
+    title: str,
     labels: Sequence[str],
-    speeds: Sequence[float | str],
-    waiting: Sequence[float | str],
+    speeds: Sequence[Cell],
+    waiting: Sequence[Cell],
     best: int | None,
+    equals: Sequence[int],
     ceiling: float | None,
 ) -> bytes:
     """A PNG with two bar charts: images/s, and the share of time spent waiting. The bars of `best` are dark.
 
-    Where a word such as "failed" is given in place of a number, the word is written where the bar would be. `ceiling`
-    (images/s) is drawn as a dashed line. Matplotlib is imported only here, and its global state is not changed.
+    Those of `equals`, the settings as fast as `best`, are less dark.
+    A thin line on a bar is its spread. A word is written where the bar would be. `ceiling` (images/s) is drawn as a
+    dashed line.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure((13, 1.5 + 0.28 * len(labels)), dpi=130, layout="constrained")
-    title = "No job measured its speed" if best is None else f"Fastest: {labels[best]}"
-    figure.suptitle(shorten(title, 100), x=0.01, ha="left", fontsize=13, weight="bold", color=INK, parse_math=False)
+    figure = new_figure(title, 13, 1.5 + 0.28 * len(labels))
     panels = figure.subplots(1, 2, sharey=True)
-    speed_heading = "Training speed (images/s, more is better)"
+    speed_heading = SPEED_HEADING
     if ceiling:
         speed_heading += f"\ndashed: {ceiling:,.0f} if data were free"
         panels[0].axvline(ceiling, color=INK, linestyle="--", linewidth=1.2)
-    highest = max([ceiling or 0.0, *(speed for speed in speeds if not isinstance(speed, str))]) or 1.0
+    highest = max([ceiling or 0.0, *(cell[2] for cell in speeds if not isinstance(cell, str))]) or 1.0
     contents = (
         (speed_heading, speeds, highest, "{:,.0f}".format, "{x:,.10g}"),
-        ("Waiting for data (% of the time, less is better)", waiting, 1.0, percent, "{x:.0%}"),
+        (WAITING_HEADING, waiting, 1.0, percent, "{x:.0%}"),
     )
-    for axes, (heading, values, longest, write, ticks) in zip(panels, contents, strict=True):
-        lengths = [0.0 if isinstance(value, str) else value for value in values]
-        bars = axes.barh(range(len(labels)), lengths, height=0.72, color=BAR)
-        texts = [value if isinstance(value, str) else write(value) for value in values]
-        axes.bar_label(bars, texts, padding=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-        if best is not None:
-            bars[best].set_color(BEST)
+    for axes, (heading, cells, longest, write, ticks) in zip(panels, contents, strict=True):
+        values, low, high = zip(*((0.0, 0.0, 0.0) if isinstance(cell, str) else cell for cell in cells), strict=True)
+        bars = axes.barh(range(len(labels)), values, height=0.72, color=BAR)
+        for row, (start, end) in enumerate(zip(low, high, strict=True)):
+            if start < end:
+                axes.plot([start, end], [row, row], color=FRAME, linewidth=1.5, marker="|", markersize=6)
+        for row, (cell, end) in enumerate(zip(cells, high, strict=True)):
+            text = cell if isinstance(cell, str) else write(cell[0])
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(text, (end, row), bbox=box, parse_math=False, **place)
+        for row in equals:
+            bars[row].set_color(BEST if row == best else EQUAL)
         axes.set_title(heading, loc="left", fontsize=10.5)
         axes.set_xlim(0, 1.15 * longest)
         axes.xaxis.set_major_formatter(ticks)
@@ -57,6 +70,68 @@ def draw_sweep(
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     panels[0].set_yticks(range(len(labels)), [shorten(label, 60) for label in labels], parse_math=False)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)  # from the top down
+    return png(figure)
+
+
+def draw_heat_map(
+    title: str,
+    axes: Sequence[tuple[str, list[str]]],
+    places: Sequence[tuple[int, int]],
+    speeds: Sequence[Cell],
+    waiting: Sequence[Cell],
+    best: int | None,
+    equals: Sequence[int],
+    ceiling: float | None,
+) -> bytes:
+    """A PNG with two heat maps, of images/s and of waiting, with the numbers in the cells and a frame round `best`.
+
+    The settings as fast as `best`, `equals`, have a thin frame.
+    axes: name and values of the key down the side, and of the one along the bottom. places: row and column of each
+    cell in `speeds` and `waiting`.
+    """
+    from matplotlib.patches import Rectangle
+
+    (down, rows), (along, columns) = axes
+    figure = new_figure(title, max(10.0, 3.0 + 2.0 * len(columns)), 2.2 + 0.55 * len(rows))
+    heading = SPEED_HEADING + (f"\nif data were free: {ceiling:,.0f}" if ceiling else "")
+    contents = ((heading, speeds, "{:,.0f}".format), (WAITING_HEADING, waiting, percent))
+    for panel, (heading, cells, write) in zip(figure.subplots(1, 2, sharey=True), contents, strict=True):
+        grid = [[float("nan")] * len(columns) for _ in rows]
+        for (row, column), cell in zip(places, cells, strict=True):
+            grid[row][column] = float("nan") if isinstance(cell, str) else cell[0]
+        panel.set_facecolor("#f0f0f0")  # where there is no number
+        top = 1.0 if cells is waiting else None
+        image = panel.imshow(grid, cmap="Blues", aspect="auto", vmin=0.0, vmax=top)
+        for (row, column), cell in zip(places, cells, strict=True):
+            text, dark = (cell, False) if isinstance(cell, str) else (write(cell[0]), image.norm(cell[0]) > 0.55)
+            if not isinstance(cell, str) and cell[1] < cell[2] and cell[0] and cells is speeds:
+                text += f"\n±{percent((cell[2] - cell[1]) / 2 / cell[0])}"
+            color = "white" if dark else INK
+            panel.text(column, row, text, ha="center", va="center", color=color, fontsize=9, parse_math=False)
+        for equal in equals:
+            (row, column), width = places[equal], 3.5 if equal == best else 1.2
+            frame = Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, fill=False, edgecolor=FRAME, linewidth=width)
+            panel.add_patch(frame)
+        panel.set_title(heading, loc="left", fontsize=10.5)
+        panel.set_xticks(range(len(columns)), [shorten(value, 20) for value in columns], parse_math=False)
+        panel.set_yticks(range(len(rows)), [shorten(value, 30) for value in rows], parse_math=False)
+        panel.set_xlabel(along, parse_math=False)
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+    figure.axes[0].set_ylabel(down, parse_math=False)
+    return png(figure)
+
+
+def new_figure(title: str, width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), dpi=130, layout="constrained")
+    options = {"x": 0.01, "ha": "left", "fontsize": 13, "weight": "bold", "color": INK, "parse_math": False}
+    figure.suptitle(shorten(title, int(8.5 * width)), **options)
+    return figure
+
+
+def png(figure: Any) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()

@@ -15,7 +15,7 @@ def table(columns: Iterable[list[str]]) -> list[str]:
     A column is aligned right if all its cells are numbers, and left otherwise.
     """
     columns = [[shorten(cell, LONGEST) for cell in column] for column in columns]
-    sides = ["right" if all(cell[:1] in "-.0123456789" for cell in column[1:]) else "left" for column in columns]
+    sides = ["right" if all(cell[:1] in "-±.0123456789" for cell in column[1:]) else "left" for column in columns]
     rows = list(zip(*columns, strict=True))
     return [
         line.rstrip() for line in tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data import photographs
 from scripts import pack_images
 
 
@@ -98,3 +99,13 @@ def any_cifar(monkeypatch):
     for attribute in ("train_list", "test_list"):
         monkeypatch.setattr(CIFAR10, attribute, [[name, None] for name, _ in getattr(CIFAR10, attribute)])
     monkeypatch.setitem(CIFAR10.meta, "md5", None)
+
+
+@pytest.fixture(scope="session")
+def few_photographs(tmp_path_factory):
+    """The folder of data=photographs with two training images and one test image of each class."""
+    folder = tmp_path_factory.mktemp("data") / "photographs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
+        photographs.make(folder)
+    return folder

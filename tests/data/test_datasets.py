@@ -17,14 +17,15 @@ from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST
 from data.image_folder import ImageFolder
 from data.packed import Packed
+from data.photographs import Photographs
 from data.synthetic import Synthetic
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
-NAMES = ["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "packed", "synthetic"]
+NAMES = ["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "packed", "photographs", "synthetic"]
 
 
 @pytest.fixture(params=NAMES)
-def make(request, tmp_path, any_cifar, write_fashion, write_cifar, write_images, write_pack):
+def make(request, tmp_path, few_photographs, any_cifar, write_fashion, write_cifar, write_images, write_pack):
     """A function train -> dataset."""
     return {
         "fashion_mini": lambda train: FashionMini(train=train),
@@ -32,6 +33,7 @@ def make(request, tmp_path, any_cifar, write_fashion, write_cifar, write_images,
         "cifar10": lambda train: CIFAR10(train=train, root=write_cifar(tmp_path)),
         "image_folder": lambda train: ImageFolder(train=train, root=write_images(tmp_path), image_size=32),
         "packed": lambda train: Packed(train=train, root=write_pack(tmp_path), image_size=32),
+        "photographs": lambda train: Photographs(train=train, root=few_photographs, image_size=32),
         "synthetic": lambda train: Synthetic(train=train, length=30, test_length=20),
     }[request.param]
 

@@ -166,3 +166,8 @@ def test_a_data_error_is_raised_unchanged():
 def test_a_target_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"models\.nope\.Net"):
         build("model", {"_target_": "models.nope.Net"})
+
+
+def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():
+    chosen = config("experiment=data_bound", "loader=torch")
+    assert chosen.data["_target_"] == "data.photographs.Photographs" and chosen.loader.name == "torch"

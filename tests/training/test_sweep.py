@@ -51,7 +51,7 @@ def drawn(monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Skips the drawing, which takes most of a report's time, in tests of the other files."""
-    monkeypatch.setattr("training.sweep.draw_sweep", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweep.draw_heat_map", lambda *_: b"a picture")
 
 
 def labels_of(axis):
@@ -63,7 +63,7 @@ def labels_of(axis):
 
 def test_only_keys_whose_values_differ_count_as_swept(sweep):
     report = Sweep(sweep)
-    assert report.settings(report.jobs[2]) == {"loader": "prefetch", "num_workers": "0"}
+    assert report.values(report.jobs[2].overrides, report.names) == {"loader": "prefetch", "num_workers": "0"}
     assert report.constant == ["train.epochs=1"]
 
 
@@ -153,7 +153,94 @@ def test_a_cached_job_is_no_ceiling_for_jobs_with_another_device_or_batch_size(t
     write_report(tmp_path)
     assert "Fastest: job 1, 1,001 images/s" in Sweep(tmp_path).text()
     assert "free data" not in Sweep(tmp_path).text()
-    assert len(drawn[0].axes[0].patches) == 4 and not drawn[0].axes[0].lines
+    assert len(drawn[0].axes[0].texts) == 4 and "free" not in drawn[0].axes[0].get_title(loc="left")
+
+
+# Repeats, and settings that cannot be told apart
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """Two loaders with three seeds each, whose speeds overlap, and a slower one, in Hydra's order."""
+    speeds = {"torch": (300, 310, 290), "workers": (1000, 1200, 1100), "prefetch": (1150, 990, 1230)}
+    jobs = [(loader, seed) for loader in speeds for seed in range(3)]
+    for number, (loader, seed) in enumerate(jobs):
+        accuracy = 0.9 + 0.01 * seed
+        add_job(tmp_path, number, f"loader={loader} seed={seed}", speed=speeds[loader][seed], test_accuracy=accuracy)
+    return tmp_path
+
+
+def test_jobs_that_differ_in_the_seed_only_are_one_setting_with_the_median_of_its_repeats(noisy):
+    heading, *rows = Sweep(noisy).text().splitlines()[3:7]
+    assert heading.split() == ["job", "loader", "runs", "images/s", "spread", "waiting", "accuracy"]
+    assert " 300 " in rows[0] and " 1,100 " in rows[1] and " 1,150 " in rows[2]
+    assert "±3.3 %" in rows[0]
+    assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its standard deviation"
+
+
+def test_of_settings_that_overlap_the_simplest_is_recommended_and_no_seed_is(noisy):
+    report = Sweep(noisy).text()
+    assert "Fastest, and equal within their spread: loader=workers (3 runs); loader=prefetch (3 runs).\n" in report
+    assert "The simplest of them: jobs 3, 4, 5, 1,100 images/s" in report
+    assert report.endswith("\n  python train.py loader=workers")
+
+
+def test_a_setting_whose_repeats_are_all_faster_is_the_fastest_alone(noisy):
+    for number, speed in ((6, 1300), (7, 1400), (8, 1250)):
+        (noisy / str(number) / "summary.json").write_text(
+            json.dumps({"loader": "prefetch", "images_per_second": speed})
+        )
+    assert "Fastest: jobs 6, 7, 8, 1,300 images/s" in Sweep(noisy).text()
+
+
+def test_single_jobs_are_told_apart_by_the_quartiles_of_their_windows(tmp_path):
+    add_job(tmp_path, 0, "loader=prefetch", speed=1010, images_per_second_quartiles=[1000, 1010, 1020])
+    add_job(tmp_path, 1, "loader=torch", speed=995, images_per_second_quartiles=[980, 995, 1005])
+    assert "The simplest of them: job 1, 995 images/s" in Sweep(tmp_path).text()
+    add_job(tmp_path, 2, "loader=threads", speed=1100, images_per_second_quartiles=[1090, 1100, 1110])
+    assert "Fastest: job 2, 1,100 images/s" in Sweep(tmp_path).text()
+
+
+@pytest.mark.parametrize("quartiles", [None, [1, 2], ["a", "b", "c"], [float("nan")] * 3, "wide"])
+def test_quartiles_that_are_missing_or_damaged_leave_the_speed_without_a_spread(tmp_path, quartiles):
+    add_job(tmp_path, 0, "loader=torch", speed=100, images_per_second_quartiles=quartiles)
+    assert Sweep(tmp_path).settings[0].interval("images_per_second") == (100, 100)
+
+
+def test_the_fewest_workers_are_the_simplest_of_equal_settings(tmp_path):
+    for number, workers in enumerate((8, 2, 4)):
+        wide = {"num_workers": workers, "images_per_second_quartiles": [900, 1000, 1100]}
+        add_job(tmp_path, number, f"loader.num_workers={workers}", speed=1000 + number, **wide)
+    assert "The simplest of them: job 1, 1,001 images/s" in Sweep(tmp_path).text()
+
+
+def test_a_setting_with_failed_repeats_counts_those_that_are_done(noisy):
+    (noisy / "3" / "error.txt").write_text("no memory is left")
+    report = Sweep(noisy).text()
+    assert "2 of 3 done" in report and "Failed: job 3 (loader=workers): no memory is left" in report
+    assert Sweep(noisy).settings[1].metric("images_per_second") == 1150
+
+
+def test_a_sweep_over_seeds_alone_is_one_setting(tmp_path, drawn):
+    for seed in range(3):
+        add_job(tmp_path, seed, f"loader=torch seed={seed}", speed=1000 + seed)
+    write_report(tmp_path)
+    assert Sweep(tmp_path).text().endswith("\n  python train.py loader=torch")
+    assert labels_of(drawn[0].axes[0].yaxis) == ["3 runs"]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
+    assert [row["seed"] for row in rows] == ["0", "1", "2"], "a row a job"
+
+
+@pytest.mark.parametrize("missing", [None, 0, 2])
+def test_the_page_shows_the_timelines_of_the_slowest_and_fastest_job_side_by_side_if_both_exist(tmp_path, missing):
+    for number, speed in enumerate((100, 200, 900)):
+        add_job(tmp_path, number, f"optim.lr={number}", speed=speed)
+        if number != missing:
+            (tmp_path / str(number) / "timeline.png").write_bytes(b"a picture")
+    page = Sweep(tmp_path).markdown()
+    side_by_side = "| ![Timeline of job 0](0/timeline.png) | ![Timeline of job 2](2/timeline.png) |"
+    assert (side_by_side in page) == (missing is None)
+    assert ("timeline.png" in page) == (missing is None)
 
 
 # Writing the report
@@ -230,19 +317,41 @@ def test_a_failed_write_keeps_the_earlier_report(sweep, undrawn, monkeypatch):
 # Drawing the picture
 
 
-def test_every_job_has_a_labelled_bar_in_the_order_of_the_table(sweep, drawn):
-    write_report(sweep)
+def test_every_job_of_a_sweep_of_one_key_has_a_labelled_bar_in_the_order_of_the_table(tmp_path, drawn):
+    add_job(tmp_path, 0, "optim.lr=3", speed=1234.5)
+    add_job(tmp_path, 1, "optim.lr=1", error="no memory is left")
+    add_job(tmp_path, 2, "optim.lr=2", speed=9876.5)
+    write_report(tmp_path)
     speed, wait = drawn[0].axes
-    assert (sweep / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert labels_of(speed.yaxis) == [
-        "job 0 (loader=torch num_workers=0)",
-        "job 1 (loader=torch num_workers=2)",
-        "job 2 (loader=prefetch num_workers=0)",
-        "job 3 (loader=prefetch num_workers=2)",
-    ]
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert labels_of(speed.yaxis) == ["job 0 (lr=3)", "job 1 (lr=1)", "job 2 (lr=2)"]
     assert speed.yaxis_inverted() and wait.yaxis_inverted(), "from the top down"
-    assert [bar.get_width() for bar in speed.patches] == [1234.5, 0, 9876.5, 0]
-    assert drawn[0].get_suptitle() == "Fastest: job 2 (loader=prefetch num_workers=0)"
+    assert [bar.get_width() for bar in speed.patches] == [1234.5, 0, 9876.5]
+    assert drawn[0].get_suptitle() == "Fastest: job 2 (lr=2)"
+
+
+def test_a_sweep_of_two_keys_is_a_heat_map_with_the_numbers_in_the_cells_and_the_best_framed(sweep, drawn):
+    write_report(sweep)
+    speed, _ = drawn[0].axes
+    assert labels_of(speed.yaxis) == ["torch", "prefetch"] and labels_of(speed.xaxis) == ["0", "2"]
+    written = {text.get_position(): text.get_text() for text in speed.texts}
+    assert written == {(0, 0): "1,234", (1, 0): "failed", (0, 1): "9,876", (1, 1): "unfinished"}
+    (frame,) = speed.patches
+    assert (round(frame.get_x()), round(frame.get_y())) == (0, 1)
+
+
+def test_two_keys_that_vary_together_are_no_grid_and_are_drawn_as_bars(tmp_path, drawn):
+    for number in range(3):
+        add_job(tmp_path, number, f"optim.lr={number} train.epochs={number}", speed=100)
+    write_report(tmp_path)
+    assert [bar.get_width() for bar in drawn[0].axes[0].patches] == [100, 100, 100]
+
+
+def test_the_spread_is_drawn_on_the_bar_from_the_lower_to_the_upper_quartile(tmp_path, drawn):
+    add_job(tmp_path, 0, "loader=torch", speed=100, images_per_second_quartiles=[90, 101, 120])
+    add_job(tmp_path, 1, "loader=prefetch", speed=300)
+    write_report(tmp_path)
+    assert [list(line.get_xdata()) for line in drawn[0].axes[0].lines] == [[90, 120]]
 
 
 def test_a_failed_job_is_marked_as_failed_and_not_as_zero(sweep, drawn):
@@ -257,13 +366,12 @@ def test_a_failed_job_is_marked_as_failed_and_not_as_zero(sweep, drawn):
     "overrides",
     [
         ["loader=torch"],
-        ["seed=1", "seed=1"],
         [f"loader={loader} loader.num_workers={n}" for loader in "abcd" for n in range(4)],
-        [f"seed={seed}" for seed in range(40)],
+        [f"optim.lr={lr}" for lr in range(40)],
         ["data.root=$HOME/$a$b", "data.root=/a/very/long/path/to/images/of/cats/and/dogs"],
         ["loader=torch", "loader=prefetch +loader.depth=2"],
     ],
-    ids=["one", "the same twice", "four by four", "forty", "odd names", "not all keys"],
+    ids=["one", "four by four", "forty", "odd names", "not all keys"],
 )
 def test_the_numbers_in_the_picture_of_any_sweep_do_not_overlap(tmp_path, drawn, overrides):
     for number, override in enumerate(overrides):

@@ -1,0 +1,92 @@
+import multiprocessing
+import shutil
+
+import pytest
+from PIL import Image
+
+from data import photographs
+from data.errors import DataError
+from data.photographs import Photographs
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
+    monkeypatch.setattr(photographs.threading, "active_count", lambda: 1)  # fork: a spawned process imports torch
+
+
+def files_of(root):
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*.jpg")}
+
+
+def test_they_are_made_at_first_use_and_not_again(tmp_path, few_photographs, monkeypatch):
+    def copy(root):
+        assert not root.exists()
+        shutil.copytree(few_photographs, root)
+
+    monkeypatch.setattr(photographs, "make", copy)
+    train, test = (Photographs(train=train, root=tmp_path / "photographs", image_size=32) for train in (True, False))
+    assert len(train) == 20 and len(test) == 10 and len(train.classes) == 10
+
+
+def test_they_are_as_large_as_photographs_and_no_two_are_the_same(few_photographs):
+    files = files_of(few_photographs)
+    assert len(set(files.values())) == 30
+    assert all(50_000 < len(data) < photographs.BYTES for data in files.values())
+    assert all(Image.open(few_photographs / name).size == (500, 375) for name in files)
+
+
+def test_each_making_writes_the_same_files(few_photographs, tmp_path):
+    photographs.make(tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(few_photographs)
+
+
+def test_an_interrupted_making_leaves_no_folder_and_is_done_again(tmp_path, monkeypatch):
+    root, partial = tmp_path / "photographs", tmp_path / ".photographs.partial"
+
+    def interrupted(folder, count):
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(photographs, "write_all", interrupted)
+        photographs.make(root)
+    assert not root.exists() and not partial.exists()
+    partial.mkdir()  # as a killed process leaves it
+    (partial / "half.jpg").write_bytes(b"half")
+    photographs.make(root)
+    assert len(files_of(root)) == 30 and not partial.exists()
+
+
+def test_of_two_processes_at_once_one_makes_them_and_the_other_finds_them(tmp_path, bound):
+    root, made = tmp_path / "photographs", tmp_path / "made"
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(2)
+    processes = [context.Process(target=make_and_count, args=(root, made, ready)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(bound)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert made.read_text() == "made\n" and len(files_of(root)) == 30
+
+
+def make_and_count(root, made, ready):
+    write_all = photographs.write_all
+
+    def counted(*arguments):
+        with made.open("a") as file:
+            file.write("made\n")
+        write_all(*arguments)
+
+    photographs.write_all = counted
+    ready.wait(30)
+    photographs.make(root)
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr(photographs.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match=r"\(3 MB are needed, and 1 MB are free\); set data\.root=FOLDER"):
+        photographs.make(tmp_path / "photographs")
+    assert not (tmp_path / "photographs").exists()
