@@ -99,7 +99,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         total = processes.total(report.timer.run())
         if total.steps:
-            seconds = min(config.timing.trial_seconds, total.seconds / 10)
+            seconds = min(config.timing.trial_seconds, total.seconds / 5)
             trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader))
             report.finish(total, train_loader, trials)
         summary = record.summary(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice, repeat
 from typing import Any
 
@@ -20,6 +20,7 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 3, 5, 500
+START_SECONDS = 0.5  # that the steps of a changed loader are left alone
 LONGEST = 5  # a measurement that needs more than so many times the seconds that it may take is left out
 
 
@@ -40,37 +41,47 @@ class Trials:
 
     def free(self, step_seconds: float) -> float | None:
         """A step on a batch that is there already; `step_seconds` is what a step of the run took."""
-        return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS)
+        with self._aside():
+            return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS)
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
         """A step with the changed loader, after the batches that it loads ahead; None if it cannot be used."""
         if self._trainer.processes.world_size > 1:  # an error in one of them would leave the others waiting
             return None
         try:
-            with self._make(overrides) as (loader, ahead):
-                return self._measure(_endless(loader), step_seconds, WARM_UP_STEPS + ahead)
+            with self._aside(), self._make(overrides) as (loader, ahead):
+                batches = _endless(loader)
+                begin = time.perf_counter() + min(START_SECONDS, self._seconds)
+                while time.perf_counter() < begin:  # not all workers have started
+                    self._trainer.train_step(next(batches))
+                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead)
         except Exception as error:  # the run is done, whatever happens here
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
             return None
 
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Steps in here do not count as the run's."""
+        step = self._trainer.step
+        try:
+            yield
+        finally:
+            self._trainer.step = step
+
     def _measure(self, batches: Iterator[Any], step_seconds: float, uncounted: int) -> float | None:
-        trainer, step = self._trainer, self._trainer.step
         if (uncounted + LEAST_STEPS) * step_seconds > LONGEST * self._seconds:
             return None
-        count = max(LEAST_STEPS, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
-        began = 0.0
-        try:
-            for number, batch in enumerate(islice(batches, uncounted + count)):
-                if number == uncounted:
-                    _wait_for(trainer.device)
-                    began = time.perf_counter()
-                trainer.train_step(batch)
-                if trainer.processes.agree(self._signals.received)[0]:
-                    return None
-            _wait_for(trainer.device)
-            return (time.perf_counter() - began) / count
-        finally:
-            trainer.step = step
+        trainer, began = self._trainer, 0.0
+        counted = max(LEAST_STEPS, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
+        for number, batch in enumerate(islice(batches, uncounted + counted)):
+            if number == uncounted:
+                _wait_for(trainer.device)
+                began = time.perf_counter()
+            trainer.train_step(batch)
+            if trainer.processes.agree(self._signals.received)[0]:
+                return None
+        _wait_for(trainer.device)
+        return (time.perf_counter() - began) / counted
 
 
 def _endless(loader: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from loaders import LoaderConfig
 LEAST_LOSS = 0.1  # share of a step that free data would save; below it, training counts as compute-bound
 # Shares of a whole run from which on these count as its bottleneck, if nothing else takes more.
 PHASES = {"start-up": 0.3, "evaluation": 0.3, "checkpoint": 0.1}
+ALWAYS_BUSY = 0.1  # share of the time that workers are idle, below which they never rest
 BUSY = 0.6  # share of the time that workers read: above, samples are the limit, and below, handing batches over
 
 SENTENCES = {
@@ -89,6 +90,11 @@ class Measured:
         return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether worker threads and the training thread together keep about one core busy."""
+        return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
+
+    @property
     def idle(self) -> float:
         """Share of the time in which workers had nothing to do."""
         return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
@@ -135,13 +141,12 @@ def losses_of(measured: Measured) -> dict[str, float]:
     ahead = sum(measured.ahead)
     for name, seconds in zip(waits, measured.ahead, strict=True):  # what the training thread waits for
         waits[name] = measured.waiting * (seconds / ahead if ahead else float(name == "loader"))
-    losses = {
-        "cores": max(0.0, measured.computing - free),
-        "copy": measured.copy + waits["copy"],
-        "transform": measured.transform + waits["transform"],
-    }
-    cause = cause_of_waiting(measured)
+    losses = {"copy": measured.copy + waits["copy"], "transform": measured.transform + waits["transform"]}
+    slowed, cause = max(0.0, measured.computing - free), cause_of_waiting(measured)
     losses[cause] = losses.get(cause, 0.0) + waits["loader"]
+    # Computing is slower beside the workers. Where these never rest, it would only wait for them instead.
+    cause = cause if measured.idle < ALWAYS_BUSY else "gil" if measured.takes_turns else "cores"
+    losses[cause] = losses.get(cause, 0.0) + slowed
     excess = sum(losses.values()) - (measured.step - free)  # free data may save less: computing was slower there
     largest = max(losses, key=losses.__getitem__)
     losses[largest] = max(0.0, losses[largest] - max(0.0, excess))
@@ -159,13 +164,11 @@ def cause_of_waiting(measured: Measured) -> str:
         return "uneven" if measured.deviation > 0.3 * reading else "loader"
     if measured.of_batch("collate") > 0.5 * reading:
         return "collate"
-    in_threads = measured.loader.name == "threads"
-    used = measured.cpu + (0.0 if in_threads else cpu)  # of all cores, in a step
     blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the interpreter's lock
-    if blocked > 0.5 * (reading - measured.of_batch("queued")):
-        return "gil" if in_threads and used > 0.6 * measured.step else "reading"
-    if in_threads and blocked > 0.2 * reading and used < 1.4 * measured.step:
+    if measured.takes_turns and blocked > 0.2 * reading:
         return "gil"
+    if blocked > 0.5 * (reading - measured.of_batch("queued")):
+        return "reading"
     return "cores" if measured.num_workers > measured.cores else "decoding"
 
 
