@@ -19,9 +19,9 @@ from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 3, 5, 500
+WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 3, 5, 2000
 START_SECONDS = 0.5  # that the steps of a changed loader are left alone
-LONGEST = 5  # a measurement that needs more than so many times the seconds that it may take is left out
+LONGEST = 10  # a measurement that needs more than so many times the seconds that it may take is left out
 
 
 class Trials:
@@ -42,7 +42,7 @@ class Trials:
     def free(self, step_seconds: float) -> float | None:
         """A step on a batch that is there already; `step_seconds` is what a step of the run took."""
         with self._aside():
-            return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS)
+            return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
         """A step with the changed loader, after the batches that it loads ahead; None if it cannot be used."""
@@ -54,7 +54,8 @@ class Trials:
                 begin = time.perf_counter() + min(START_SECONDS, self._seconds)
                 while time.perf_counter() < begin:  # not all workers have started
                     self._trainer.train_step(next(batches))
-                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead)
+                # Workers that answer in step make bursts of batches: a few bursts have to be measured.
+                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, 2 * ahead))
         except Exception as error:  # the run is done, whatever happens here
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
             return None
@@ -68,11 +69,11 @@ class Trials:
         finally:
             self._trainer.step = step
 
-    def _measure(self, batches: Iterator[Any], step_seconds: float, uncounted: int) -> float | None:
-        if (uncounted + LEAST_STEPS) * step_seconds > LONGEST * self._seconds:
+    def _measure(self, batches: Iterator[Any], step_seconds: float, uncounted: int, at_least: int) -> float | None:
+        if (uncounted + at_least) * step_seconds > LONGEST * self._seconds:
             return None
         trainer, began = self._trainer, 0.0
-        counted = max(LEAST_STEPS, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
+        counted = max(at_least, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
         for number, batch in enumerate(islice(batches, uncounted + counted)):
             if number == uncounted:
                 _wait_for(trainer.device)
