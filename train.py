@@ -51,6 +51,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         config = processes.share(lambda: config)
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
+        torch.set_num_threads(config.train.num_threads or torch.get_num_threads())
 
         report = Report(config, processes.device)
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
@@ -130,8 +132,11 @@ def make_loader(
 @contextmanager
 def try_loader(config: Config, make: Any, overrides: tuple[str, ...]) -> Iterator[tuple[Preloader, int]]:
     """A training loader with changed settings, and how many batches it loads ahead."""
-    changed = changed_loader(config.loader, overrides)
-    with make(changed) as loader:
+    changed, threads = changed_loader(config.loader, overrides), torch.get_num_threads()
+    with ExitStack() as cleanup, make(changed) as loader:
+        if "train.num_threads=1" in overrides:
+            torch.set_num_threads(1)
+            cleanup.callback(torch.set_num_threads, threads)
         yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
 
 
@@ -139,11 +144,6 @@ def train_epoch(
     trainer: Trainer, loader: Preloader, record: Record, report: Report, checkpoints: Checkpoints, bar: Any
 ) -> None:
     """Trains for one epoch, or for the rest of one that was interrupted."""
-
-    def state() -> dict[str, Any]:
-        report.timer.end_step()  # saving is no part of the step
-        return trainer.state_dict(loader)
-
     loader.set_epoch(trainer.epoch)
     losses: list[Tensor] = []
     for batch in report.timer.batches(loader):
@@ -151,8 +151,9 @@ def train_epoch(
         bar.update()
         if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
             log_steps(trainer, losses, record, report, bar)
+        report.timer.end_step()
         with report.phase("checkpoint"):
-            checkpoints.after_step(trainer.step, state)
+            checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
     if losses:

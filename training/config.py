@@ -57,13 +57,14 @@ class TrainConfig:
     accumulate: int
     precision: str
     channels_last: bool
+    num_threads: int | None
     compile: bool
     sync_batchnorm: bool
     process_timeout: float
     log_interval: int
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval")
+        counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
         least = dict.fromkeys((*counts, "process_timeout"), 1)
         least |= dict.fromkeys(("warmup_epochs", "label_smoothing"), 0)
         for key, bound in least.items():
@@ -182,7 +183,7 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
             preset = yaml.safe_load((CONF / "loader" / f"{value}.yaml").read_text())
             keeps = preset["num_workers"] and values["num_workers"]
             values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
-        else:
+        elif key.startswith("loader."):
             values[key.removeprefix("loader.")] = value
     numbers = {"num_workers": available_cores(), "prefetch_factor": 4}
     return LoaderConfig(**values | {key: number for key, number in numbers.items() if values[key] == "auto"})

@@ -82,12 +82,12 @@ class Report:
         stats = loader.stats()
         loader.close()  # its workers would take cores from what is measured
         step = total.seconds / total.steps
-        measured = self._measured(total, stats, loader.depth, trials.free(step))
+        measured = self._measured(total, stats, loader, trials.free(step))
         verdict = diagnose(measured)
         for changes in candidates(verdict.bottleneck, measured):
             tried = trials.change(changes, step)
-            if tried is not None and step >= WORTH * tried:
-                verdict = verdict.with_change(changes, step / tried)
+            if tried is None or step >= WORTH * tried:
+                verdict = verdict.with_change(changes, None if tried is None else step / tried)
                 break
         self._verdict, self.text = verdict, self._text(measured, verdict)
 
@@ -103,13 +103,14 @@ class Report:
             "try": verdict and list(verdict.changes),
         }
 
-    def _measured(self, total: Window, stats: dict[str, Any], depth: int, free: float | None) -> Measured:
+    def _measured(self, total: Window, stats: dict[str, Any], loader: Preloader, free: float | None) -> Measured:
         steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
         batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
-        inline = batch if depth == 0 else dict.fromkeys(batch, 0.0)
+        inline = batch if loader.depth == 0 else dict.fromkeys(batch, 0.0)
         return Measured(
             loader=self._config.loader,
             cores=available_cores(),
+            num_threads=torch.get_num_threads() if loader.device.type == "cpu" else 1,
             steps=steps,
             phases=self.phases(),
             step=total.seconds / total.steps,
@@ -120,7 +121,7 @@ class Report:
             cpu=self._cpu_seconds / steps,
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
-            ahead=(0.0, 0.0, 0.0) if depth == 0 else tuple(batch.values()),
+            ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(batch.values()),
         )
 
     def phases(self) -> dict[str, float]:

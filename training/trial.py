@@ -6,6 +6,7 @@ The run's weights are saved by then, so that some more steps harm nothing.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -45,7 +46,10 @@ class Trials:
             return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
-        """A step with the changed loader, after the batches that it loads ahead; None if it cannot be used."""
+        """A step with the changed loader, after the batches that it loads ahead.
+
+        None if it would take too long to measure; infinity if the loader cannot be used.
+        """
         if self._trainer.processes.world_size > 1:  # an error in one of them would leave the others waiting
             return None
         try:
@@ -58,7 +62,7 @@ class Trials:
                 return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, 2 * ahead))
         except Exception as error:  # the run is done, whatever happens here
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
-            return None
+            return math.inf
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ class Measured:
 
     loader: LoaderConfig
     cores: int  # that this process may use
+    num_threads: int  # CPU threads of a training step; 1 on a GPU
     steps: int
     phases: dict[str, float]  # seconds of the whole run: start-up, training, evaluation, checkpoint, rest
     step: float  # waiting and all else included
@@ -109,10 +110,13 @@ class Verdict:
     gain: float
     changes: tuple[str, ...] = ()  # the overrides to try
 
-    def with_change(self, changes: tuple[str, ...], gain: float) -> Verdict:
-        """Returns the verdict with a change that was tried: `gain` is the factor that was measured."""
-        tried = f"{self.sentence}. Try {' '.join(changes)}: {gain:.2f} times as fast, when it was tried for a moment"
-        return replace(self, sentence=tried, gain=gain, changes=changes)
+    def with_change(self, changes: tuple[str, ...], gain: float | None) -> Verdict:
+        """Returns the verdict with a change: `gain` is the factor that was measured, None if it was not tried."""
+        advice = f"{self.sentence}. Try {' '.join(changes)}"
+        if gain is None:
+            return replace(self, sentence=advice, changes=changes)
+        advice += f": {gain:.2f} times as fast, when it was tried for a moment"
+        return replace(self, sentence=advice, gain=gain, changes=changes)
 
 
 def diagnose(measured: Measured) -> Verdict:
@@ -182,11 +186,14 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
     is_fixed = loader.num_workers != "auto"
     factor = 4 if loader.prefetch_factor == "auto" else int(loader.prefetch_factor)
+    fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
     changes: dict[str, list[tuple[str, ...]]] = {
         "gil": [("loader=prefetch",)],
         "reading": [(f"loader.num_workers={4 * workers}",)],
-        "decoding": [(more,)] if is_fixed and workers < measured.cores else [],
-        "cores": [("loader=resident",), (fewer,)] if is_fixed and workers > 1 else [("loader=resident",)],
+        "decoding": [(more,)] if is_fixed and workers < measured.cores else fewer_threads,
+        "cores": [*fewer_threads, ("loader=resident",), (fewer,)]
+        if is_fixed and workers > 1
+        else [*fewer_threads, ("loader=resident",)],
         "uneven": [(f"loader.prefetch_factor={4 * factor}",)],
         "loader": [("loader=threads",), ("loader=resident",)],
         "collate": [(more,)] if is_fixed and workers < measured.cores else [],

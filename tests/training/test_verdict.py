@@ -17,6 +17,7 @@ def measured(name="prefetch", *, waiting=0.0, free=None, step=STEP, phases=None,
     return Measured(
         loader=LoaderConfig(name=name, num_workers=num_workers),
         cores=4,
+        num_threads=1,
         steps=1000,
         phases={"training": 1000 * step, **(phases or {})},
         step=step,
@@ -100,6 +101,13 @@ def test_a_change_is_proposed_that_fits_the_bottleneck(case, first):
     assert candidates(diagnose(CASES[case]).bottleneck, CASES[case])[0] == first
 
 
+def test_a_step_of_several_threads_is_tried_with_one_where_cores_are_short():
+    for case in ("cores", "too many workers"):
+        assert candidates("cores", replace(CASES[case], num_threads=4))[0] == ("train.num_threads=1",)
+    full = replace(CASES["decoding"], num_workers=4, num_threads=4)
+    assert candidates("decoding", full) == [("train.num_threads=1",)]
+
+
 def test_no_change_of_the_loader_is_proposed_where_it_cannot_help():
     for case in ("step", "evaluation", "start-up", "checkpoint", "transform"):
         assert candidates(diagnose(CASES[case]).bottleneck, CASES[case]) == []
@@ -111,6 +119,12 @@ def test_a_change_that_was_tried_is_a_command_with_its_gain():
     verdict = diagnose(CASES["loader"]).with_change(("loader=prefetch",), 1.75)
     assert "Try loader=prefetch: 1.75 times as fast" in verdict.sentence
     assert (verdict.gain, verdict.changes) == (1.75, ("loader=prefetch",))
+
+
+def test_a_change_that_was_not_tried_is_proposed_without_a_figure():
+    verdict = diagnose(CASES["gil"]).with_change(("loader=prefetch",), None)
+    assert verdict.sentence.endswith("Try loader=prefetch")
+    assert verdict.gain == diagnose(CASES["gil"]).gain
 
 
 def test_every_hint_belongs_to_a_bottleneck():
