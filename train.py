@@ -67,7 +67,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         test_loader = cleanup.enter_context(make(test_set, normalize, config.loader, pad=False))
 
         trainer = Trainer(config, train_set, processes)
-        checkpoints = Checkpoints(record.folder, config.train, processes, signals)
+        checkpoints = Checkpoints(record.folder, config.train, processes, signals, report.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
         if trainer.finished and (summary := processes.share(record.finished)):
@@ -152,8 +152,7 @@ def train_epoch(
         if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
             log_steps(trainer, losses, record, report, bar)
         report.timer.end_step()
-        with report.phase("checkpoint"):
-            checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
+        checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
     if losses:
@@ -187,8 +186,7 @@ def evaluate(
     checkpoints: Checkpoints,
 ) -> None:
     """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
-    with report.phase("checkpoint"):
-        checkpoints.save(trainer.state_dict(train_loader))
+    checkpoints.save(trainer.state_dict(train_loader))
     with report.phase("evaluation"):
         accuracy, stopped_by = trainer.evaluate(test_loader, checkpoints.signals)
     checkpoints.stop_if(stopped_by, trainer.step)

@@ -14,6 +14,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -39,13 +40,20 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
     """The checkpoints of a run's folder: when one is saved, which are kept, which is the best.
 
-    Several processes agree on the step after which they save or stop; the main process writes.
+    Several processes agree on the step after which they save or stop; the main process writes, inside `phase`.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, processes: Processes, signals: StopSignals) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        processes: Processes,
+        signals: StopSignals,
+        phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.folder, self._keep = folder / "checkpoints", config.keep_checkpoints
         self._every_steps, self._every_seconds = config.checkpoint_interval()
-        self._processes, self.signals = processes, signals
+        self._processes, self.signals, self._phase = processes, signals, phase
         self._saved_at, self._saved_step = time.monotonic(), -1
 
     def after_step(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
@@ -69,8 +77,11 @@ class Checkpoints:
     def save(self, state: dict[str, Any]) -> None:
         """Writes `state`, a nest of tensors, numbers and strings. Raises CheckpointError."""
         self._saved_at = time.monotonic()
-        if not self._processes.is_main or state["step"] == self._saved_step:
-            return
+        if self._processes.is_main and state["step"] != self._saved_step:
+            with self._phase("checkpoint"):
+                self._write(state)
+
+    def _write(self, state: dict[str, Any]) -> None:
         path = self.folder / f"step-{state['step']:07}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

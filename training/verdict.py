@@ -195,7 +195,7 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
         if is_fixed and workers > 1
         else [*fewer_threads, ("loader=resident",)],
         "uneven": [(f"loader.prefetch_factor={4 * factor}",)],
-        "loader": [("loader=threads",), ("loader=resident",)],
+        "loader": [*fewer_threads, ("loader=threads",), ("loader=resident",)],
         "collate": [(more,)] if is_fixed and workers < measured.cores else [],
     }
     return changes.get(bottleneck, [])
