@@ -162,10 +162,9 @@ def cause_of_waiting(measured: Measured) -> str:
     reading, cpu = measured.of_batch("busy"), measured.of_batch("cpu")
     if measured.workers.get("retry_wait_seconds", 0.0) > 0.5 * measured.workers.get("wait_seconds", 0.0) > 0:
         return "restarts"
-    if measured.idle > 1 - BUSY and reading < BUSY * measured.waiting:
-        return "uneven" if measured.deviation > 0.5 * reading else "loader"
-    if measured.idle > 1 - BUSY and measured.num_workers > 1:
-        return "uneven" if measured.deviation > 0.3 * reading else "loader"
+    is_inline = measured.loader.num_workers == 0  # then reading a batch is a part of waiting for it
+    if reading < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY:
+        return "uneven" if measured.deviation > 0.4 * reading else "loader"
     if measured.of_batch("collate") > 0.5 * reading:
         return "collate"
     blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the interpreter's lock

@@ -77,6 +77,13 @@ def test_queueing_for_a_core_is_no_waiting_for_a_disk():
     assert diagnose(busy).bottleneck == "decoding"
 
 
+def test_samples_that_the_training_thread_reads_are_the_limit_though_it_does_other_things_too():
+    inline = measured(num_workers=0, waiting=0.06, free=0.04, workers=(0.055, 0.05, 0.0))
+    assert diagnose(replace(inline, num_workers=1)).bottleneck == "decoding"
+    one = measured(num_workers=1, waiting=0.06, free=0.04, workers=(0.03, 0.03, 0.0))
+    assert diagnose(one).bottleneck == "loader"
+
+
 def test_without_a_measurement_of_free_data_waiting_counts():
     assert diagnose(measured(waiting=0.02, workers=(0.19, 0.18, 0.0))).gain == pytest.approx(1 / 0.8)
     assert diagnose(measured(waiting=0.001)).bottleneck == "step"
