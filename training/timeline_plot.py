@@ -78,9 +78,18 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     lanes = lanes_of(spans)
     figure = Figure((14, 1.9 + 0.62 * max(1, len(lanes))), dpi=120, layout="constrained")
     axes = figure.subplots()
-    waiting = sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in waits)
+    within = [span for span in spans if span.lane == consumer and span.activity in ("copy", "transform")]
+    waiting, preparing = (
+        sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in kind) for kind in (waits, within)
+    )
     training = waiting + sum(span.end - span.start for span in steps)
-    axes.set_title(_title(waiting / (training or 1.0), len(steps)), loc="left", fontsize=13, weight="bold", color=INK)
+    axes.set_title(
+        _title((waiting - preparing) / (training or 1.0), len(steps)),
+        loc="left",
+        fontsize=13,
+        weight="bold",
+        color=INK,
+    )
     centered: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for span in spans:
         row, left = lanes.index(span.lane), max(span.start, start)
