@@ -29,7 +29,7 @@ from training.table import table
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
 SPEED, WAITING, ACCURACY = "images_per_second", "data_wait_fraction", "test_accuracy"
 # Keys that change how fast a job runs but not what it learns: `loader`, `loader.num_workers`, `device`, ...
-SPEED_ONLY = ("loader", "device")
+SPEED_ONLY = ("loader", "device", "timing", "logger")
 # Keys of summary.json, their headings in the table, and how their values are written there.
 METRICS = (
     (SPEED, "images/s", "{:,.0f}".format),

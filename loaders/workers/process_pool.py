@@ -27,7 +27,7 @@ from .pool import NO_ROW, Death, Pool, PoolClosed, Result
 from .process_main import LEAVING, READY, STARTED, Setup
 from .reader import Reader, Reading
 from .serialize import load
-from .shared_memory import ADVICE, MachineFull, full_machine_explained, read_shared
+from .shared_memory import ADVICE, MachineFull, drop_shared, full_machine_explained, read_shared
 from .slots import Control, Lease
 from .spawning import SpawnedReader
 from .tasks import Task
@@ -113,7 +113,7 @@ class ProcessPool(Pool):
 
     def discard(self, result: Result) -> None:
         if result.payload is not None and result.payload[1] is not None:
-            os.close(result.payload[1])
+            drop_shared(result.payload[1])
 
     def stop(self, deadline: float) -> None:
         """Ends the workers at the interpreter's exit, by `deadline`."""

@@ -155,6 +155,15 @@ def write_shared(data: bytes | np.ndarray) -> int:
     return fd
 
 
+def drop_shared(fd: int) -> None:
+    """Closes a descriptor and frees its memory, though processes forked meanwhile may have the descriptor too."""
+    try:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
 def read_shared(fd: int, is_last: bool = False) -> np.ndarray:
     """Returns all bytes of a descriptor's memory, uint8 (size,), and closes the descriptor; see Mapping."""
     try:

@@ -13,7 +13,7 @@ from ..background import forget, leave_to_us
 from .connection import Connection
 from .pool import NO_ROW
 from .process_main import LEAVING, STOP, Setup, work
-from .shared_memory import ADVICE
+from .shared_memory import ADVICE, drop_shared
 from .tasks import Task
 
 BUSY_SECONDS = 0.3  # how long a worker that is told to stop may go on with its sample, before it is killed
@@ -102,7 +102,7 @@ class WorkerProcess:
             message, fds = received
             self.is_leaving |= message == LEAVING
             for fd in fds:
-                os.close(fd)
+                drop_shared(fd)
 
 
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:

@@ -15,6 +15,7 @@ from loaders.workers.shared_memory import (
     Mapping,
     align,
     create_shared_memory,
+    drop_shared,
     full_machine_explained,
     page_aligned,
     read_shared,
@@ -255,3 +256,13 @@ def test_the_interpreters_exit_ends_no_mapping_because_arrays_may_still_be_used(
         mapping = Mapping(fd, 0, PAGE)
     assert mapping.size == PAGE
     assert [end.atexit for end in made] == [False]
+
+
+def test_dropped_memory_is_freed_though_another_holds_its_descriptor():
+    fd = write_shared(bytes(1 << 20))
+    inherited = os.dup(fd)
+    drop_shared(fd)
+    assert os.fstat(inherited).st_blocks == 0
+    os.close(inherited)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
