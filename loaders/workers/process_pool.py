@@ -113,7 +113,8 @@ class ProcessPool(Pool):
 
     def discard(self, result: Result) -> None:
         if result.payload is not None and result.payload[1] is not None:
-            drop_shared(result.payload[1])
+            # In a forked child the memory is still its parent's.
+            (drop_shared if os.getpid() == self._owner else os.close)(result.payload[1])
 
     def stop(self, deadline: float) -> None:
         """Ends the workers at the interpreter's exit, by `deadline`."""
