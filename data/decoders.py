@@ -33,6 +33,7 @@ HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
 NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
 LARGEST = 0.75  # share of an image from which nvImageCodec is slower than decoding all of it
 _of_thread = threading.local()
+_importing = threading.Lock()
 
 
 def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
@@ -137,7 +138,7 @@ def import_nvimgcodec() -> Any:
     if package is None or package.origin is None:
         raise ImportError("pip install nvidia-nvimgcodec-cu13")
     (library,) = Path(package.origin).parent.glob("extensions/libjpeg_turbo_ext.so*")
-    with TemporaryDirectory() as folder:
+    with _importing, TemporaryDirectory() as folder:
         os.symlink(library, Path(folder, library.name))
         given = os.environ.copy()
         os.environ.update(NVIMGCODEC_EXTENSIONS_PATH=folder, PYNVIMGCODEC_VERBOSITY="0")
@@ -175,6 +176,7 @@ DECODERS: dict[str, tuple[Decoder, Callable[[], Any]]] = {
 def choose(name: str) -> tuple[Decoder, ...]:
     """The decoders to try one after another, before Pillow: all that are installed (`auto`), or those from `name` on.
 
+    torchvision's is for versions of torch that TorchCodec does not fit.
     It logs its choice at its first call. Raises DataError if `name` is not known or not installed.
     """
     check_choice("data.decoder", name, ("auto", *DECODERS, "pillow"))
@@ -182,6 +184,8 @@ def choose(name: str) -> tuple[Decoder, ...]:
     missing: dict[str, str] = {}
     names = [*DECODERS, "pillow"]
     for each in names[0 if name == "auto" else names.index(name) : -1]:
+        if each == "torchvision" and "torchcodec" in chosen:
+            continue  # it reads the same files, and importing it takes a second and 90 MB
         decoder, load = DECODERS[each]
         try:
             load()

@@ -110,7 +110,7 @@ def test_nvimgcodec_reads_a_box_with_the_pixels_of_the_whole_image(whole):
 @pytest.mark.slow
 def test_nvimgcodec_reads_ten_thousand_boxes_with_the_pixels_of_the_whole_image(whole):
     needs("nvimgcodec")
-    assert sum(equal_boxes(decoders.nvimgcodec, whole, seed=1, images=80, boxes=25).values()) > 10_000
+    assert sum(equal_boxes(decoders.nvimgcodec, whole, seed=1, images=80, boxes=32).values()) > 10_000
 
 
 def test_torchcodec_reads_a_box_with_the_pixels_of_torchvision(whole):
@@ -228,11 +228,12 @@ ORDER = (decoders.nvimgcodec, decoders.torchcodec, decoders.torchvision)
 @pytest.mark.parametrize(
     ("names", "name", "expected"),
     [
-        (("nvimgcodec", "torchcodec", "torchvision"), "auto", ORDER),
-        (("torchcodec", "torchvision"), "auto", ORDER[1:]),
+        (("nvimgcodec", "torchcodec", "torchvision"), "auto", ORDER[:2]),
+        (("torchcodec", "torchvision"), "auto", ORDER[1:2]),
         (("nvimgcodec", "torchvision"), "auto", ORDER[::2]),
         ((), "auto", ()),
-        (("nvimgcodec", "torchcodec", "torchvision"), "torchcodec", ORDER[1:]),
+        (("nvimgcodec", "torchcodec", "torchvision"), "torchcodec", ORDER[1:2]),
+        (("nvimgcodec", "torchcodec", "torchvision"), "torchvision", ORDER[2:]),
         (("nvimgcodec", "torchcodec", "torchvision"), "pillow", ()),
     ],
 )
