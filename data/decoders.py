@@ -37,7 +37,7 @@ _importing = threading.Lock()
 
 
 def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
-    """Decodes only the box, with nvImageCodec, which skips most of the work for the other pixels of a JPEG."""
+    """Decodes only the box, with nvImageCodec: of the other pixels it does only what the box needs."""
     header = jpeg_header(data)
     if header is None or not data.endswith(END):  # a file that was cut short may still have the box: an error is due
         return None
@@ -53,7 +53,7 @@ def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
         _of_thread.parameters = codec.DecodeParams(False, codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB)
         _of_thread.process = os.getpid()
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, ValueError):
         part = codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
         if _of_thread.decoder.decode(part, image=codec.as_image(pixels), params=_of_thread.parameters) is not None:
             return upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
