@@ -1,25 +1,23 @@
-"""Decodes image files: JPEGs with the fastest decoder that reads them correctly, all others with Pillow."""
+"""Decodes a box of an image file with the first decoder that reads it (data/decoders.py), else with Pillow."""
 
 import io
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
-from torchvision.io import ImageReadMode
 
-# torchvision.io.decode_jpeg without its deprecation warning at each call; None if torchvision no longer has it.
-decode_jpeg = getattr(torch.ops.image, "decode_jpeg", None)
-JPEG, XMP = b"\xff\xd8\xff", b"http://ns.adobe.com/"  # the first bytes of JPEGs, and of XMP metadata in them
-LARGE = 1 << 18  # bytes from which it is worth reading the size of a JPEG (40 us) before its pixels
+JPEG = b"\xff\xd8\xff"  # the first bytes of JPEGs
+LARGE = 1 << 18  # bytes from which it is worth reading the size of a JPEG with Pillow (40 us) before its pixels
 
 Size = tuple[int, int]  # width, height
 Box = tuple[int, int, int, int]  # left, top, right, bottom
+Crop = Callable[[Size], Box]  # chooses a box in an upright image of that size; always the same box
+Decoder = Callable[[bytes, Crop], torch.Tensor | None]  # see data/decoders.py
 
 
-def decode(data: bytes, crop: Callable[[Size], Box], enough: float = math.inf) -> torch.Tensor:
+def decode(data: bytes, crop: Crop, enough: float = math.inf, decoders: Sequence[Decoder] = ()) -> torch.Tensor:
     """Decodes the box that `crop` chooses in the image in a file's bytes: RGB, uint8 (3, H, W).
 
     The EXIF orientation is applied and transparency is dropped. If both sides of the box have at least 2, 4 or 8 times
@@ -27,18 +25,16 @@ def decode(data: bytes, crop: Callable[[Size], Box], enough: float = math.inf) -
     """
     if not data:
         raise ValueError("the file is empty")
-    scale, jpeg = 1, data.startswith(JPEG)
-    if jpeg and len(data) >= LARGE and enough < math.inf:
+    scale = 1
+    if data.startswith(JPEG) and len(data) >= LARGE and enough < math.inf:
         with Image.open(io.BytesIO(data)) as file:
             left, top, right, bottom = crop(upright_size(file))
             scale = max(1, int(min(right - left, bottom - top) / enough))
-    # decode_jpeg does not find an EXIF block that comes after XMP metadata.
-    if jpeg and scale == 1 and decode_jpeg and XMP not in data[:64]:
-        with suppress(RuntimeError):  # then Pillow reads it, or raises a clearer error
-            encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            pixels = decode_jpeg(encoded, ImageReadMode.RGB.value, True)  # True: apply the EXIF orientation
-            left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
-            return pixels[:, top:bottom, left:right]
+    if scale == 1:
+        for decoder in decoders:
+            pixels = decoder(data, crop)
+            if pixels is not None:
+                return pixels
     with Image.open(io.BytesIO(data)) as file:
         size = upright_size(file)
         if scale > 1:

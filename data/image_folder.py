@@ -1,4 +1,4 @@
-"""ImageFolder: JPEG, PNG and WebP files, one folder per class."""
+"""ImageFolder: JPEGs and other image files, one folder per class."""
 
 import logging
 import os
@@ -10,20 +10,22 @@ import torch
 from PIL import UnidentifiedImageError
 
 from data.crops import CroppedDataset
+from data.decoders import choose
 from data.decoding import Box, Size, decode
 from data.errors import DataError
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp)"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp, .avif, .heic, .gif)"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 
 
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
     For the other arguments and the samples see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the
-    EXIF orientation of photographs. It ignores hidden files and files with other suffixes.
+    EXIF orientation of photographs. It ignores hidden files and files with other suffixes. `decoder` is auto, or the
+    first of the decoders to try (data/decoders.py).
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
@@ -35,12 +37,14 @@ class ImageFolder(CroppedDataset):
         min_area: float = 0.08,
         flip: bool = True,
         policy: str | None = None,
+        decoder: str = "auto",
     ) -> None:
         super().__init__(train, image_size, min_area, flip, policy)
         if not root:
             raise DataError(
                 f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"
             )
+        self._decoders = choose(decoder)
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):
@@ -65,7 +69,7 @@ class ImageFolder(CroppedDataset):
         path = self.path(index)
         try:
             with open(path, "rb", buffering=0) as file:
-                return decode(file.read(), crop, enough)
+                return decode(file.read(), crop, enough, self._decoders)
         except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
             raise unreadable(path, error) from error
 

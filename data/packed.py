@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from data.crops import CroppedDataset
+from data.decoders import choose
 from data.decoding import Box, Size, decode
 from data.errors import DataError
 
@@ -40,8 +41,9 @@ def shard_name(split: str, number: int) -> str:
 class Packed(CroppedDataset):
     """The training or the validation images of the pack in `root`.
 
-    For the other arguments and the samples see CroppedDataset. Each process verifies an image's checksum when it reads
-    the image for the first time. Raises DataError if the pack is missing, unfinished or damaged.
+    For the other arguments and the samples see CroppedDataset; `decoder` is for packs of unchanged files, as in
+    ImageFolder. Each process verifies an image's checksum when it reads the image for the first time. Raises DataError
+    if the pack is missing, unfinished or damaged.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Packed(CroppedDataset):
         min_area: float = 0.08,
         flip: bool = True,
         policy: str | None = None,
+        decoder: str = "auto",
     ) -> None:
         super().__init__(train, image_size, min_area, flip, policy)
         if not root:
@@ -66,6 +69,7 @@ class Packed(CroppedDataset):
             raise damaged(index, "its checksum is wrong")
         self._entries = np.load(index)
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
+        self._decoders = () if self._entries["height"].all() else choose(decoder)  # pixels need none
         self._shards: dict[int, np.ndarray] = {}  # those that this process has mapped
         self._verified = np.zeros(len(self.labels), bool)  # by this process, for each image
 
@@ -78,7 +82,7 @@ class Packed(CroppedDataset):
             left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
             return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
         try:
-            return decode(data.tobytes(), crop, enough)
+            return decode(data.tobytes(), crop, enough, self._decoders)
         except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
             name = entry["name"].decode(errors="backslashreplace")
             raise DataError(

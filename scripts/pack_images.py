@@ -4,8 +4,9 @@
     python scripts/pack_images.py IMAGES PACK --format jpeg   # unchanged files: smaller, but slower to read
     python scripts/pack_images.py --verify PACK               # compares all images with their checksums
 
-IMAGES has the layout of data=image_folder. Packing may be interrupted at any time: the same command continues after
-the last finished shard. If images have changed since then, make a new pack. data/packed.py describes a pack's files.
+IMAGES has the layout of data=image_folder. How large the pack will be is printed before it is written. Packing may be
+interrupted at any time: the same command continues after the last finished shard. If images have changed since then,
+make a new pack. data/packed.py describes a pack's files.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import argparse
 import json
 import math
 import os
+import shutil
 import sys
 import zlib
+from contextlib import suppress
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout  # comes with torch
+from PIL import Image
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,6 +40,7 @@ from loaders import WorkerLoader
 from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
+SAMPLED = 500  # images of each split whose sizes tell how large the pack will be
 
 
 class Encoded:
@@ -125,6 +130,15 @@ class Packing:
     def images_done(self, split: str) -> int:
         return self.done[split][-1] if self.done[split] else 0
 
+    def expected_bytes(self) -> float:
+        """How large the pack will be, from the sizes of some images."""
+        total = 0.0
+        for images in self.splits.values():
+            some = np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(int).tolist()
+            sizes = [stored_bytes(images.path(index), self.about["short_side"]) for index in some]
+            total += len(images) * float(np.mean(sizes))
+        return total
+
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
         images, done = self.splits[split], self.done[split]
@@ -199,6 +213,15 @@ class Packing:
         return offset, shard, len(data), height, width, label, zlib.crc32(data), name
 
 
+def stored_bytes(path: str, short_side: int | None) -> float:
+    """How many bytes an image takes in a pack: as resized pixels, or as its file if there is no `short_side`."""
+    if short_side is None:
+        return os.path.getsize(path)
+    with suppress(Exception), Image.open(path) as image:  # what cannot be read is named when it is packed
+        return 3 * math.prod(image.size) * min(1.0, short_side / min(image.size)) ** 2
+    return 0
+
+
 def fingerprint(images: ImageFolder) -> list[int]:
     """The number of images, and a checksum of their names, labels, sizes and modification times."""
     stats = [os.stat(images.path(index)) for index in range(len(images))]
@@ -243,6 +266,10 @@ def main(arguments: list[str] | None = None) -> None:
             raise DataError(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number from {least}")
     with Packing(given.images, given.pack, given.format, given.short_side) as packing:
         if not packing.finished:
+            free = shutil.disk_usage(given.pack).free
+            print(
+                f"{given.pack} will take about {packing.expected_bytes() / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free"
+            )
             total, done = sum(map(len, packing.splits.values())), sum(map(packing.images_done, SPLITS))
             with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
                 for split in SPLITS:

@@ -11,6 +11,7 @@ from PIL import Image
 from data.errors import DataError
 from data.packed import Packed
 from scripts import pack_images
+from scripts.pack_images import SPLITS
 
 SCRIPT = Path(pack_images.__file__)
 
@@ -168,6 +169,17 @@ def test_with_format_jpeg_the_files_are_unchanged(images, tmp_path):
     first = images / "train" / "class 0" / "00.png"
     assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes())
     assert np.load(folder / "train.npy")["name"][0] == b"class 0/00.png"
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+def test_the_size_of_the_pack_is_told_before_it_is_written(images, tmp_path, capsys, form):
+    Image.effect_noise((300, 201), 50).save(images / "train" / "class 0" / "large.png")
+    folder = tmp_path / "pack"
+    with pack_images.Packing(images, folder, form, 50) as packing:
+        told = packing.expected_bytes()
+    pack(images, folder, "--format", form, "--short-side", "50")
+    assert told == pytest.approx(sum(len(content(folder)[f"{split}-00000.bin"]) for split in SPLITS), rel=0.01)
+    assert f"{folder} will take about {told / 1e6:,.1f} MB; " in capsys.readouterr().out
 
 
 def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):

@@ -1,0 +1,201 @@
+"""The fast decoders of image files, of which any may be missing, and the choice between them (data.decoder).
+
+A decoder takes a file's bytes and a function that chooses a box in an upright image. It returns the box's pixels, RGB,
+uint8 (3, H, W), or None for a file that another decoder must read. All return the same pixels of a JPEG, because each
+has libjpeg-turbo in it. Pillow comes last (data/decoding.py): it reads the other files and raises the errors.
+"""
+
+import functools
+import importlib
+import logging
+import os
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image
+
+from data.decoding import JPEG, Box, Crop, Decoder, Size
+from data.errors import DataError, check_choice
+
+log = logging.getLogger(__name__)
+
+END = b"\xff\xd9"  # the last bytes of JPEGs that are complete
+XMP = b"http://ns.adobe.com/"  # XMP metadata may have an orientation, or hide the EXIF one: only Pillow finds both
+HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
+NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
+LARGEST = 0.75  # share of an image from which nvImageCodec is slower than decoding all of it
+_of_thread = threading.local()
+_importing = threading.Lock()
+
+
+def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
+    """Decodes only the box, with nvImageCodec: of the other pixels it does only what the box needs."""
+    header = jpeg_header(data)
+    if header is None or not data.endswith(END):  # a file that was cut short may still have the box: an error is due
+        return None
+    (width, height), orientation = header
+    box = crop((height, width) if orientation > 4 else (width, height))
+    left, top, right, bottom = turned_back(box, (width, height), orientation)
+    if right - left < NARROWEST or (right - left) * (bottom - top) > LARGEST * width * height:
+        return None
+    codec = import_nvimgcodec()
+    if getattr(_of_thread, "process", None) != os.getpid():  # made in each process, and for each of its threads
+        cpu = codec.Backend(codec.BackendKind.CPU_ONLY)
+        _of_thread.decoder = codec.Decoder(codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=[cpu])
+        _of_thread.parameters = codec.DecodeParams(False, codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB)
+        _of_thread.process = os.getpid()
+    pixels = np.empty((bottom - top, right - left, 3), np.uint8)
+    with suppress(RuntimeError, ValueError):
+        part = codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
+        if _of_thread.decoder.decode(part, image=codec.as_image(pixels), params=_of_thread.parameters) is not None:
+            return upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
+    return None
+
+
+def torchcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
+    if data[4:12] in HEIC:
+        return cut_from_whole(data, crop, import_torchcodec().decode_image)
+    return cut_from_whole(data, crop, import_torchcodec().decode_jpeg) if can_be_read_whole(data) else None
+
+
+def torchvision(data: bytes, crop: Crop) -> torch.Tensor | None:
+    return cut_from_whole(data, crop, import_torchvision()) if can_be_read_whole(data) else None
+
+
+def can_be_read_whole(data: bytes) -> bool:
+    return data.startswith(JPEG) and XMP not in data[:64]
+
+
+def cut_from_whole(data: bytes, crop: Crop, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+    with suppress(RuntimeError, ImportError):  # then Pillow reads it, or raises a clearer error
+        pixels = read(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
+        return pixels[:, top:bottom, left:right]
+    return None
+
+
+def jpeg_header(data: bytes) -> tuple[Size, int] | None:
+    """The size of a JPEG as it is stored, and its EXIF orientation, 1 to 8.
+
+    None if it is not a baseline, extended or progressive JPEG of grey or coloured pixels, or begins with XMP metadata.
+    """
+    if not can_be_read_whole(data):
+        return None
+    orientation, position = 1, 2
+    with suppress(struct.error):  # the data end
+        while True:
+            start, marker, length = struct.unpack_from(">BBH", data, position)
+            if start != 0xFF or marker == 0xDA:  # pixels, or not a marker
+                return None
+            if marker in (0xC0, 0xC1, 0xC2):
+                bits, height, width, channels = struct.unpack_from(">BHHB", data, position + 4)
+                known = bits == 8 and channels in (1, 3) and width * height > 0
+                return ((width, height), orientation) if known else None
+            if marker == 0xE1 and data.startswith(b"Exif\0\0", position + 4):
+                exif = Image.Exif()
+                with suppress(Exception):  # Pillow raises SyntaxError, ValueError and others for damaged EXIF blocks
+                    exif.load(data[position + 4 : position + 2 + length])
+                    orientation = exif.get(ExifTags.Base.Orientation, 1)
+                orientation = orientation if orientation in range(1, 9) else 1
+            position += 2 + length
+    return None
+
+
+def turned_back(box: Box, size: Size, orientation: int) -> Box:
+    """The box in an image as it is stored, of `size` (width, height), that `box` is in the upright image."""
+    left, top, right, bottom = box
+    width, height = size[::-1] if orientation > 4 else size
+    if orientation in (2, 3, 6, 7):
+        left, right = width - right, width - left
+    if orientation in (3, 4, 7, 8):
+        top, bottom = height - bottom, height - top
+    return (top, left, bottom, right) if orientation > 4 else (left, top, right, bottom)
+
+
+def upright(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Turns pixels (3, H, W) that are stored with an EXIF orientation, 1 to 8."""
+    if orientation > 4:
+        pixels = pixels.transpose(1, 2)
+    mirrored = [axis for axis, those in ((2, (2, 3, 6, 7)), (1, (3, 4, 7, 8))) if orientation in those]
+    return pixels.flip(mirrored) if mirrored else pixels
+
+
+@functools.cache
+def import_nvimgcodec() -> Any:
+    """Imports nvImageCodec with its decoder of JPEGs on the CPU alone.
+
+    The others want libraries for GPUs, and complain on stderr where there are none.
+    """
+    package = find_spec("nvidia.nvimgcodec")
+    if package is None or package.origin is None:
+        raise ImportError("pip install nvidia-nvimgcodec-cu13")
+    (library,) = Path(package.origin).parent.glob("extensions/libjpeg_turbo_ext.so*")
+    with _importing, TemporaryDirectory() as folder:
+        os.symlink(library, Path(folder, library.name))
+        given = os.environ.copy()
+        os.environ.update(NVIMGCODEC_EXTENSIONS_PATH=folder, PYNVIMGCODEC_VERBOSITY="0")
+        try:
+            return importlib.import_module("nvidia.nvimgcodec")
+        finally:
+            for name in ("NVIMGCODEC_EXTENSIONS_PATH", "PYNVIMGCODEC_VERBOSITY"):
+                os.environ.pop(name)
+                os.environ.update({name: given[name]} if name in given else {})
+
+
+@functools.cache
+def import_torchcodec() -> Any:
+    module = importlib.import_module("torchcodec.decoders")
+    module.decode_jpeg  # noqa: B018  # raises AttributeError for versions before 0.16
+    return module
+
+
+@functools.cache
+def import_torchvision() -> Callable[[torch.Tensor], torch.Tensor]:
+    """torchvision.io.decode_jpeg, without its deprecation warning at each call."""
+    mode = importlib.import_module("torchvision.io").ImageReadMode.RGB.value
+    operator = torch.ops.image.decode_jpeg
+    return lambda data: operator(data, mode, True)  # True: apply the EXIF orientation
+
+
+DECODERS: dict[str, tuple[Decoder, Callable[[], Any]]] = {
+    "nvimgcodec": (nvimgcodec, import_nvimgcodec),
+    "torchcodec": (torchcodec, import_torchcodec),
+    "torchvision": (torchvision, import_torchvision),
+}
+
+
+@functools.cache
+def choose(name: str) -> tuple[Decoder, ...]:
+    """The decoders to try one after another, before Pillow: all that are installed (`auto`), or those from `name` on.
+
+    torchvision's is for versions of torch that TorchCodec does not fit.
+    It logs its choice at its first call. Raises DataError if `name` is not known or not installed.
+    """
+    check_choice("data.decoder", name, ("auto", *DECODERS, "pillow"))
+    chosen: dict[str, Decoder] = {}
+    missing: dict[str, str] = {}
+    names = [*DECODERS, "pillow"]
+    for each in names[0 if name == "auto" else names.index(name) : -1]:
+        if each == "torchvision" and "torchcodec" in chosen:
+            continue  # it reads the same files, and importing it takes a second and 90 MB
+        decoder, load = DECODERS[each]
+        try:
+            load()
+            chosen[each] = decoder
+        except Exception as error:  # a library that does not fit raises OSError, RuntimeError and others
+            missing[each] = str(error).split("\n")[0]
+    if name in missing:
+        raise DataError(
+            f"data.decoder={name} cannot be imported ({missing[name]}); install it or use data.decoder=auto"
+        )
+    without = "".join(f"; {each} cannot be imported: {reason}" for each, reason in missing.items())
+    log.info("data.decoder=%s: JPEGs are read by %s%s", name, ", then ".join([*chosen, "pillow"]), without)
+    return tuple(chosen.values())

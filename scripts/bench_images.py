@@ -1,0 +1,160 @@
+"""Measures how fast the images of a folder can be decoded, and how many cores feed a given training speed.
+
+    python scripts/bench_images.py DIR                                           # every image in DIR and below
+    python scripts/bench_images.py DIR --batch-size 256 --steps-per-second 8     # cores that feed such a run
+
+It reads some of the images into memory, and then makes training and evaluation samples of them on one core, with each
+decoder that is installed (data.decoder), in turns. Reading from the disk is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, JpegImagePlugin
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.crops import CroppedDataset
+from data.decoders import DECODERS, choose
+from data.decoding import Box, Size, decode
+from data.errors import DataError
+from data.image_folder import SUFFIXES, unreadable
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+
+SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
+MIN_AREA = 0.08  # of training crops, as in conf/data/image_folder.yaml
+
+
+class InMemory(CroppedDataset):
+    """Samples of image files in memory."""
+
+    def __init__(self, train: bool, files: list[bytes], image_size: int, decoder: str) -> None:
+        super().__init__(train, image_size, MIN_AREA, flip=True, policy=None)
+        self.files, self.labels, self._decoders = files, np.zeros(len(files), np.int64), choose(decoder)
+
+    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        return decode(self.files[index], crop, enough, self._decoders)
+
+
+def find(folder: Path) -> list[str]:
+    """The paths of the images in a folder and below, sorted. Raises BenchError if there are none."""
+    if not folder.is_dir():
+        raise BenchError(f"{folder} is not a folder; give one with images in it")
+    paths = [
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(SUFFIXES) and name[0] != "."
+    ]
+    if not paths:
+        raise BenchError(f"{folder} has no images ({', '.join(SUFFIXES)}); give a folder with images in it")
+    return sorted(paths)
+
+
+def kind(image: Image.Image) -> str:
+    """The format of an image, and for a JPEG how it stores colours."""
+    if image.format not in ("JPEG", "MPO"):
+        return f"{image.format} {image.mode}"
+    colours = SAMPLINGS.get(JpegImagePlugin.get_sampling(image), "other") if image.mode == "RGB" else image.mode
+    return f"JPEG {colours}{' progressive' if image.info.get('progressive') else ''}"
+
+
+def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
+    """Reads images. Returns the files that can be decoded, and what they are like."""
+    files, sizes, kinds, errors = [], [], Counter[str](), []
+    for path in paths:
+        try:
+            data = Path(path).read_bytes()
+            decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
+            with Image.open(path) as image:
+                sizes.append(image.size)
+                kinds[kind(image)] += 1
+            files.append(data)
+        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
+            errors.append(str(unreadable(path, error)))
+    if not files:
+        raise BenchError(f"none of {len(paths)} images can be read; the first: {errors[0]}")
+    sides = sorted(sizes, key=math.prod)
+    return files, {
+        "sizes": [sides[int(share * (len(sides) - 1))] for share in (0.1, 0.5, 0.9)],
+        "kilobytes": float(np.mean([len(data) for data in files])) / 1000,
+        "kinds": {name: count / len(files) for name, count in kinds.most_common()},
+        "errors": errors,
+    }
+
+
+def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
+    """Makes samples for `seconds` of this process's CPU time, which is that of one core."""
+    torch.manual_seed(0)  # the same boxes for every decoder
+    done, start = 0, time.process_time()
+    while done == 0 or time.process_time() - start < seconds:
+        dataset[done % len(dataset)]
+        done += 1
+    return done / (time.process_time() - start)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder with images in it or below")
+    parser.add_argument("--images", type=int, default=200, help="how many are tried, drawn at random (200)")
+    parser.add_argument("--image-size", type=int, default=224, help="side of a sample in pixels (224)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a step (64)")
+    parser.add_argument("--steps-per-second", type=float, default=20, help="of the training to be fed (20)")
+    parser.add_argument("--seconds", type=float, default=45, help="CPU time of all measurements together (45)")
+    positive = ("images", "image_size", "batch_size", "steps_per_second", "seconds")
+    given = parsed(parser, arguments, positive)
+    torch.set_num_threads(1)
+    paths = find(given.folder)
+    some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
+    files, about = describe([paths[index] for index in some])
+
+    names, missing = [], []
+    for name in (*DECODERS, "pillow"):
+        try:
+            choose(name)
+            names.append(name)
+        except DataError as error:
+            missing.append(str(error))
+    seconds = given.seconds / (2 * ROUNDS * len(names))
+
+    def measure(name: str) -> Row:
+        training, evaluation = (InMemory(train, files, given.image_size, name) for train in (True, False))
+        return {"training": images_per_second(training, seconds), "evaluation": images_per_second(evaluation, seconds)}
+
+    rows = measured_in_turns(names, measure)
+    needed = given.batch_size * given.steps_per_second
+    for row in rows:
+        row["cores"] = needed / row["training"]
+    columns: Columns = (
+        ("loader", "decoder", str),
+        ("training", "training", "{:,.0f}/s".format),
+        ("evaluation", "evaluation", "{:,.0f}/s".format),
+        ("cores", f"cores for {needed:,.0f}/s", "{:.1f}".format),
+    )
+    small, usual, large = (f"{width}x{height}" for width, height in about["sizes"])
+    kinds = ", ".join(f"{share:.0%} {name}" for name, share in about["kinds"].items())
+    lines = [
+        f"{given.folder}: {len(paths):,} images; {len(files)} of them drawn, {about['kilobytes']:,.0f} kB on average",
+        f"sizes: {usual} in the middle; a tenth is up to {small}, a tenth from {large}",
+        f"kinds: {kinds}",
+        *about["errors"],
+        *missing,
+        f"images a second and core; training needs {needed:,.0f} a second "
+        f"({given.steps_per_second:g} steps of {given.batch_size})",
+    ]
+    report("\n".join(lines), columns, {**about, "images": len(paths), "missing": missing, "rows": rows}, given.json)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,282 @@
+"""data/decoders.py: every decoder gives the same pixels, and what one cannot read goes to the next."""
+
+import io
+import logging
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+
+from data import decoders
+from data.crops import random_crop
+from data.decoding import decode
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from loaders import WorkerLoader
+
+KINDS = {
+    **{f"{sampling} {kind}": {"subsampling": sampling, "progressive": kind == "progressive"}
+       for sampling in ("4:4:4", "4:2:2", "4:2:0", "4:1:1") for kind in ("baseline", "progressive")},
+    "restart markers": {"restart_marker_blocks": 3},
+    "progressive with restart markers": {"restart_marker_blocks": 3, "progressive": True},
+    "rgb": {"keep_rgb": True},
+    "rough": {"quality": 5},
+    "fine": {"quality": 100},
+    "4:4:0": {"subsampling": "4:2:2"},
+    "grey": {},
+    "cmyk": {},
+}  # fmt: skip
+
+
+def jpeg(generator, kind, size, orientation=1):
+    """A random JPEG of one of the KINDS, with soft and sharp edges."""
+    width, height = size
+    small = generator.integers(256, size=(height // 7 + 1, width // 7 + 1, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+    image = image.convert({"grey": "L", "cmyk": "CMYK"}.get(kind, "RGB"))
+    exif = image.getexif()
+    exif[ExifTags.Base.Orientation] = orientation
+    settings = {"quality": int(generator.integers(40, 96))} | KINDS[kind]
+    file = io.BytesIO()
+    image.save(file, "jpeg", exif=exif.tobytes() if orientation > 1 else b"", **settings)
+    data = bytearray(file.getvalue())
+    if kind == "4:4:0":  # which Pillow cannot write: as many blocks as 4:2:2 has in an image on its side
+        start = data.index(b"\xff\xc0") + 5
+        data[start : start + 4] = data[start + 2 : start + 4] + data[start : start + 2]
+        assert data[start + 6] == 0x21
+        data[start + 6] = 0x12
+    return bytes(data)
+
+
+def needs(name):
+    try:
+        decoders.DECODERS[name][1]()
+    except Exception as error:
+        pytest.skip(f"{name} cannot be imported: {error}")
+
+
+@pytest.fixture
+def whole():
+    """Decodes all pixels and then cuts out the box: the others must give the same ones."""
+    needs("torchvision")
+    return decoders.torchvision
+
+
+def given_box(box):
+    return lambda size: box
+
+
+def random_box(generator, size):
+    """A box of at least one pixel, often a narrow or a low one."""
+    sides = []
+    for side in size:
+        start = int(generator.integers(side))
+        most = side - start if generator.random() < 0.7 else min(side - start, 20)
+        sides.append((start, start + int(generator.integers(1, most + 1))))
+    (left, right), (top, bottom) = sides
+    return left, top, right, bottom
+
+
+def equal_boxes(decoder, whole, seed, images, boxes):
+    """Compares random boxes of images of each kind. Returns how many of them `decoder` has read, for each kind."""
+    generator, read = np.random.default_rng(seed), dict.fromkeys(KINDS, 0)
+    for kind in KINDS:
+        for number in range(images):
+            stored = tuple(int(side) for side in generator.integers(1, 120, size=2))
+            orientation = 1 + number % 8
+            data = jpeg(generator, kind, stored, orientation)
+            all_of_it = whole(data, lambda size: (0, 0, *size))
+            for _ in range(boxes):
+                box = random_box(generator, (all_of_it.shape[2], all_of_it.shape[1]))
+                pixels = decoder(data, given_box(box))
+                if pixels is not None:
+                    left, top, right, bottom = box
+                    expected = all_of_it[:, top:bottom, left:right]
+                    assert torch.equal(pixels, expected), (kind, stored, orientation, box)
+                    read[kind] += 1
+    return read
+
+
+def test_nvimgcodec_reads_a_box_with_the_pixels_of_the_whole_image(whole):
+    needs("nvimgcodec")
+    read = equal_boxes(decoders.nvimgcodec, whole, seed=0, images=16, boxes=6)
+    assert read.pop("cmyk") == 0
+    assert min(read.values()) > 16
+
+
+@pytest.mark.slow
+def test_nvimgcodec_reads_ten_thousand_boxes_with_the_pixels_of_the_whole_image(whole):
+    needs("nvimgcodec")
+    assert sum(equal_boxes(decoders.nvimgcodec, whole, seed=1, images=80, boxes=32).values()) > 10_000
+
+
+def test_torchcodec_reads_a_box_with_the_pixels_of_torchvision(whole):
+    needs("torchcodec")
+    read = equal_boxes(decoders.torchcodec, whole, seed=2, images=8, boxes=2)
+    assert set(read.values()) == {16}
+
+
+def test_a_samples_pixels_do_not_depend_on_the_decoder(tmp_path, write_images, whole):
+    """A sample of each kind, for training and for evaluation, with what is installed."""
+    write_images(tmp_path, ("cat",), count=0)
+    generator = np.random.default_rng(3)
+    for number, kind in enumerate(KINDS):
+        for split in ("train", "val"):
+            (tmp_path / split / "cat" / f"{number}.jpg").write_bytes(jpeg(generator, kind, (90, 70), 1 + number % 8))
+    for train in (True, False):
+        theirs, ours = (ImageFolder(train, tmp_path, image_size=24, decoder=name) for name in ("torchvision", "auto"))
+        for number in range(len(KINDS)):
+            batches = []
+            for dataset in (theirs, ours):
+                torch.manual_seed(number)
+                batches.append(dataset[number]["image"])
+            assert torch.equal(*batches), (train, ours.path(number))
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "thread"])
+def test_workers_read_as_the_main_process_does(tmp_path, write_images, how):
+    write_images(tmp_path, ("cat",), count=0)
+    generator = np.random.default_rng(4)
+    for split in ("train", "val"):
+        for number in range(8):
+            (tmp_path / split / "cat" / f"{number}.jpg").write_bytes(jpeg(generator, "4:2:0 baseline", (90, 70)))
+    dataset = ImageFolder(True, tmp_path, image_size=24)
+    settings = {"seed": 0, "shuffle": False}
+    (expected,) = WorkerLoader(dataset, 8, **settings)  # this process has a decoder before it forks
+    method = {"worker_method": "thread"} if how == "thread" else {"multiprocessing_context": how}
+    with WorkerLoader(dataset, 8, num_workers=2, **method, **settings) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["image"], expected["image"])
+
+
+def spoiled(kind):
+    data = jpeg(np.random.default_rng(5), "cmyk" if kind == "cmyk" else "4:2:0 baseline", (90, 70))
+    frame = data.index(b"\xff\xc0") if kind != "cmyk" else 0
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
+    return {
+        "cut short": data[:-2],
+        "cut in the header": data[:30],
+        "cmyk": data,
+        "12 bits": data[: frame + 4] + b"\x0c" + data[frame + 5 :],
+        "arithmetic": data[: frame + 1] + b"\xc9" + data[frame + 2 :],
+        "no height": data[: frame + 5] + b"\0\0" + data[frame + 7 :],
+        "xmp": data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:],
+        "not a jpeg": b"\x89PNG" + data[4:],
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["cut short", "cut in the header", "cmyk", "12 bits", "arithmetic", "no height", "xmp", "not a jpeg"],
+)
+def test_nvimgcodec_leaves_unusual_files_to_the_next_decoder(kind):
+    assert decoders.nvimgcodec(spoiled(kind), given_box((10, 10, 40, 40))) is None
+
+
+@pytest.mark.parametrize("box", [(0, 0, 90, 70), (10, 10, 11, 60)])
+def test_nvimgcodec_leaves_whole_images_and_narrow_boxes_to_the_next_decoder(box):
+    data = jpeg(np.random.default_rng(6), "4:2:0 baseline", (90, 70))
+    assert decoders.nvimgcodec(data, given_box(box)) is None
+
+
+@pytest.mark.parametrize("orientation", [b"\0", b"\x09", b"\xff"])
+def test_an_orientation_that_does_not_exist_is_ignored(orientation):
+    data = jpeg(np.random.default_rng(7), "4:2:0 baseline", (90, 70), orientation=6)
+    assert decoders.jpeg_header(data) == ((90, 70), 6)
+    at = data.index(b"\x01\x12\0\x03\0\0\0\x01\0\x06") + 9
+    assert decoders.jpeg_header(data[:at] + orientation + data[at + 1 :]) == ((90, 70), 1)
+
+
+def test_what_a_decoder_cannot_read_goes_to_the_next():
+    data, asked = jpeg(np.random.default_rng(8), "4:2:0 baseline", (90, 70)), []
+    box = partial(random_crop, min_area=0.1, uniforms=[0.4] * 40)
+
+    def none(name, *_):
+        asked.append(name)
+
+    last = torch.zeros((3, 1, 1), dtype=torch.uint8)
+    chain = [partial(none, "first"), partial(none, "second"), lambda *_: last, partial(none, "never")]
+    assert decode(data, box, decoders=chain) is last
+    left, top, right, bottom = box((90, 70))
+    assert decode(data, box, decoders=chain[:2]).shape == (3, bottom - top, right - left)  # Pillow's
+    assert asked == ["first", "second"] * 2
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """A function that leaves only some decoders installed."""
+
+    def leave(*names):
+        def missing(name):
+            raise ImportError(f"No module named '{name}'\nmore")
+
+        for name, (decoder, _) in decoders.DECODERS.items():
+            load = (lambda: None) if name in names else partial(missing, name)
+            monkeypatch.setitem(decoders.DECODERS, name, (decoder, load))
+        decoders.choose.cache_clear()
+
+    yield leave
+    decoders.choose.cache_clear()
+
+
+ORDER = (decoders.nvimgcodec, decoders.torchcodec, decoders.torchvision)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "expected"),
+    [
+        (("nvimgcodec", "torchcodec", "torchvision"), "auto", ORDER[:2]),
+        (("torchcodec", "torchvision"), "auto", ORDER[1:2]),
+        (("nvimgcodec", "torchvision"), "auto", ORDER[::2]),
+        ((), "auto", ()),
+        (("nvimgcodec", "torchcodec", "torchvision"), "torchcodec", ORDER[1:2]),
+        (("nvimgcodec", "torchcodec", "torchvision"), "torchvision", ORDER[2:]),
+        (("nvimgcodec", "torchcodec", "torchvision"), "pillow", ()),
+    ],
+)
+def test_the_fastest_decoder_that_is_installed_comes_first(installed, names, name, expected):
+    installed(*names)
+    assert decoders.choose(name) == expected
+
+
+def test_the_choice_is_logged_once_with_its_reason(installed, caplog):
+    installed("torchvision")
+    with caplog.at_level(logging.INFO, "data.decoders"):
+        decoders.choose("auto")
+        decoders.choose("auto")
+    assert caplog.messages == [
+        "data.decoder=auto: JPEGs are read by torchvision, then pillow"
+        "; nvimgcodec cannot be imported: No module named 'nvimgcodec'"
+        "; torchcodec cannot be imported: No module named 'torchcodec'"
+    ]
+
+
+def test_a_decoder_that_is_not_installed_is_refused(installed):
+    installed("torchvision")
+    with pytest.raises(
+        DataError, match=r"data.decoder=torchcodec cannot be imported \(No module named 'torchcodec'\)"
+    ):
+        decoders.choose("torchcodec")
+    with pytest.raises(DataError, match=r"data.decoder=torchcodek: did you mean torchcodec\?"):
+        decoders.choose("torchcodek")
+
+
+def test_importing_nvimgcodec_is_quiet_and_leaves_the_environment(python):
+    needs("nvimgcodec")
+    program = """
+import os
+from data.decoders import import_nvimgcodec, nvimgcodec
+def loaded():
+    return "libcuda.so" in open("/proc/self/maps").read()
+before = os.environ.copy(), loaded()
+import_nvimgcodec()
+assert nvimgcodec(bytes.fromhex("{}"), lambda size: (0, 0, 20, 20)) is not None
+assert (os.environ, loaded()) == before
+"""
+    data = jpeg(np.random.default_rng(9), "4:2:0 baseline", (90, 70))
+    env = os.environ | {"NVIMGCODEC_EXTENSIONS_PATH": "/elsewhere"}
+    done = python.run("-c", program.format(data.hex()), timeout=60, env=env, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
