@@ -100,22 +100,22 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         bar.close()
 
         total = processes.total(report.timer.run())
+        summary = {
+            "loader": config.loader.name,
+            "num_workers": config.loader.num_workers,
+            "batch_size": config.train.batch_size,
+            "device": str(processes.device),
+            "processes": processes.world_size,
+            **report.timer.summary(total),
+            "test_accuracy": record.accuracies[trainer.step],
+            "epochs": trainer.epoch,
+        }
         if total.steps:
+            record.draft(**summary, **report.summary())  # if what is measured now should fail, the run is complete
             seconds = min(config.timing.trial_seconds, total.seconds / 5)
             trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader))
             report.finish(total, train_loader, trials)
-        summary = record.summary(
-            loader=config.loader.name,
-            num_workers=config.loader.num_workers,
-            active_workers=train_loader.stats().get("workers", {}).get("active_workers"),
-            batch_size=config.train.batch_size,
-            device=str(processes.device),
-            processes=processes.world_size,
-            **report.timer.summary(total),
-            test_accuracy=record.accuracies[trainer.step],
-            epochs=trainer.epoch,
-            **report.summary(),
-        )
+        summary = record.summary(**summary, **report.summary())
         record.report(report)
         log.info("test accuracy %.4f, %s\n\n%s", summary["test_accuracy"], total, report.text)
         return summary

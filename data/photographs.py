@@ -9,6 +9,8 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def make(root: Path) -> None:
                 partial.rename(root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
+    except (OSError, BrokenProcessPool) as error:
         raise DataError(
             f"the photographs could not be made in {root.resolve()} ({error}); "
             "set data.root=FOLDER to a new folder on a disk with enough space"
@@ -92,10 +94,10 @@ def write_all(folder: Path, count: int) -> None:
     # A process that has threads cannot be forked safely: theirs may hold locks.
     method = "spawn" if threading.active_count() > 1 or not hasattr(os, "fork") else "fork"
     with (
-        get_context(method).Pool(min(cores, 16)) as pool,
+        ProcessPoolExecutor(min(cores, 16), get_context(method)) as pool,
         tqdm(total=count, desc="making photographs", unit="image", leave=False, disable=None) as bar,
     ):
-        for _ in pool.imap_unordered(write, tasks(folder), chunksize=8):
+        for _ in pool.map(write, tasks(folder), chunksize=8):  # raises BrokenProcessPool if one is killed
             bar.update()
 
 

@@ -28,7 +28,7 @@ def available_cores(root: Path = ROOT) -> int:
 def available_memory(root: Path = ROOT) -> int:
     """Returns this rank's share, in bytes, of the memory that is free, or that its cgroup may use if that is less."""
     limits: list[float] = list(_memory_limits(root))
-    with suppress(OSError):
+    with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 limits.append(1024 * int(line.split()[1]))
@@ -43,22 +43,25 @@ def _local_ranks() -> int:
 def _quotas(root: Path) -> Iterator[float]:
     """Yields the cores that each CPU quota amounts to."""
     for values in _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        if values[0] > 0:
+        if len(values) == 2 and min(values) > 0:
             yield values[0] / values[1]
 
 
 def _memory_limits(root: Path) -> Iterator[float]:
     for values in _limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
-        yield values[0]
+        yield from values[:1]
 
 
 def _limits(root: Path, controller: str, v2: str, *v1: str) -> Iterator[list[float]]:
     """Yields the numbers in a limit's file, or files, of this process's cgroup and of each cgroup above it."""
     groups = ""
     with suppress(OSError):
-        groups = (root / "proc/self/cgroup").read_text()
+        groups = (root / "proc/self/cgroup").read_text(errors="replace")
     for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
+        parts = line.split(":", 2)
+        if len(parts) < 3:
+            continue
+        _, controllers, path = parts
         if controllers and controller not in controllers.split(","):
             continue
         names = v1 if controllers else (v2,)

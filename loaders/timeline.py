@@ -52,7 +52,7 @@ class _SchedulerClock:
     """
 
     def __init__(self) -> None:
-        self._thread, self._fd = 0, -1
+        self._thread, self._fd, self._owner = 0, -1, 0
 
     def read(self) -> tuple[float, float]:
         if self._thread != threading.get_native_id():  # in a forked process too
@@ -64,7 +64,7 @@ class _SchedulerClock:
 
     def _open(self) -> None:
         self.__del__()
-        self._thread = threading.get_native_id()
+        self._thread, self._fd, self._owner = threading.get_native_id(), -1, os.getpid()
         with suppress(OSError):  # no Linux, or a sandbox
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -73,9 +73,9 @@ class _SchedulerClock:
         return _SchedulerClock, ()
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._fd >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another
+            with suppress(OSError):
+                os.close(self._fd)
 
 
 class Span(NamedTuple):

@@ -110,6 +110,22 @@ def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeyp
     assert train(tmp_path)["try"] == []
 
 
+def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.Trials.free", lambda _, step: os._exit(9))
+    child = os.fork()
+    if child == 0:
+        train(tmp_path)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["images_per_second"] > 0 and summary["epochs"] == 2
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path):
+    train(tmp_path, "optim.lr=1e30", "train.warmup_epochs=0", "train.log_interval=1")
+    assert None in [line.get("loss", 0) for line in metrics(tmp_path)]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path):
     summary = train(tmp_path, "train.epochs=6")
     losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]

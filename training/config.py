@@ -32,6 +32,7 @@ from loaders import LoaderConfig, LoaderConfigError
 from loaders.machine import available_cores
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+TRIAL_TIMEOUT = 5.0  # seconds
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
@@ -75,6 +76,10 @@ class TrainConfig:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         if self.label_smoothing >= 1:
             raise ConfigError(f"train.label_smoothing={self.label_smoothing}: give a number from 0 to below 1")
+        if self.num_threads is not None and self.num_threads > (os.cpu_count() or 1):
+            raise ConfigError(
+                f"train.num_threads={self.num_threads}: give at most {os.cpu_count()}, the number of cores"
+            )
         check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
         check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
         self.checkpoint_interval()
@@ -174,7 +179,7 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
     """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
 
     Another loader keeps the number of workers, if both have any. "auto" becomes a number: it would still be searched
-    for while the loader is measured.
+    for while the loader is measured. There, a worker that takes longer than TRIAL_TIMEOUT is killed.
     """
     values = asdict(loader)
     for key, _, text in (override.partition("=") for override in overrides):
@@ -186,7 +191,8 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
         elif key.startswith("loader."):
             values[key.removeprefix("loader.")] = value
     numbers = {"num_workers": available_cores(), "prefetch_factor": 4}
-    return LoaderConfig(**values | {key: number for key, number in numbers.items() if values[key] == "auto"})
+    values |= {key: number for key, number in numbers.items() if values[key] == "auto"}
+    return LoaderConfig(**values | {"timeout": TRIAL_TIMEOUT})
 
 
 def full_errors() -> bool:
@@ -216,7 +222,8 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         for override in groups:
             key = override.key_or_group
             for value in _values(override):
-                for choice in value if isinstance(value, list) else [value]:  # logger=[tensorboard,wandb]
+                several = isinstance(value, list) and key == "logger"  # logger=[tensorboard,wandb]
+                for choice in value if several else [value]:
                     if choice is not None:  # null leaves out an optional group such as debug
                         check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
         try:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -89,9 +90,10 @@ class Launcher:
             if full_errors():
                 raise
             self._failed, sentence = True, sentence_of(error)
-            if is_main_process():
-                write_whole(folder / "error.txt", sentence + "\n")
             log.error("error: %s", sentence, exc_info=not is_expected(error))
+            if is_main_process():
+                with suppress(OSError):  # a full disk, perhaps
+                    write_whole(folder / "error.txt", sentence + "\n")
         finally:
             gc.collect()  # so that the next job has this one's memory
             if torch.cuda.is_available():

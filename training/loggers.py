@@ -136,6 +136,8 @@ class MLflow:
 
         self._metric = Metric
         folder = run.sweep or run.folder
+        if set("?#%") & set(str(folder)) and not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise ValueError(f"its file cannot lie in a folder with ?, # or % in its name, as {folder} has")
         with FileLock(folder / ".mlflow.lock"):  # else the jobs of a sweep make the same tables at the same time
             self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
             name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"

@@ -68,7 +68,7 @@ class Record:
             self.accuracies[values["step"]] = values["test_accuracy"]
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(json.dumps(finite(values), allow_nan=False) + "\n")
             self._loggers.metrics(values)
 
     def finished(self) -> dict[str, Any] | None:
@@ -81,10 +81,14 @@ class Record:
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
-        if self._writes:
-            write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-            self._loggers.finish(summary)
+        self.draft(**summary)
+        self._loggers.finish(summary)
         return summary
+
+    def draft(self, **values: Any) -> None:
+        """Writes what is known of the summary so far."""
+        if self._writes:
+            write_whole(self.folder / "summary.json", json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
 
     def report(self, report: Report) -> None:
         """Writes report.md, and timeline.json and timeline.png if the run recorded a timeline."""
@@ -97,6 +101,13 @@ class Record:
             write_whole(self.folder / "timeline.png", draw_timeline(spans))
             text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
         write_whole(self.folder / "report.md", text)
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with null in place of numbers that JSON does not have: a loss may be NaN."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
 
 
 def _step(line: str) -> float:

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -38,7 +39,7 @@ class Report:
         phases = ("set-up", "start-up", "training", "evaluation", "checkpoint", "the rest")
         self._seconds = dict.fromkeys(phases, 0.0)
         self._cpu_seconds = 0.0  # of this process, while training
-        self._memory = 0
+        self._memory, self._active_workers = 0, None
         self._verdict: Verdict | None = None  # what `finish` found
         self.text = NOT_TRAINED
 
@@ -78,16 +79,17 @@ class Report:
 
         `total` are the run's steps, `loader` the training loader, which is closed here.
         """
-        self._memory = peak_memory()
+        self._memory, phases = peak_memory(), self.phases()
         stats = loader.stats()
+        self._active_workers = stats.get("workers", {}).get("active_workers")
         loader.close()  # its workers would take cores from what is measured
         step = total.seconds / total.steps
-        measured = self._measured(total, stats, loader, trials.free(step))
+        measured = self._measured(total, stats, loader, phases, trials.free(step))
         verdict = diagnose(measured)
         for changes in candidates(verdict.bottleneck, measured):
             tried = trials.change(changes, step)
             if tried is None or step >= WORTH * tried:
-                verdict = verdict.with_change(changes, None if tried is None else step / tried)
+                verdict = replace(verdict, changes=changes, measured_gain=tried and step / tried)
                 break
         self._verdict, self.text = verdict, self._text(measured, verdict)
 
@@ -97,22 +99,28 @@ class Report:
         return {
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
             "memory_bytes": self._memory,
+            "active_workers": self._active_workers,
             "verdict": NOT_TRAINED if verdict is None else verdict.sentence,
             "bottleneck": verdict and verdict.bottleneck,
             "gain": verdict and verdict.gain,
             "try": verdict and list(verdict.changes),
         }
 
-    def _measured(self, total: Window, stats: dict[str, Any], loader: Preloader, free: float | None) -> Measured:
+    def _measured(
+        self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], free: float | None
+    ) -> Measured:
         steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
         batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
+        if loader.device.type == "cpu":  # there is no other device to copy to
+            batch["transform"] += batch["copy"]
+            batch["copy"] = 0.0
         inline = batch if loader.depth == 0 else dict.fromkeys(batch, 0.0)
         return Measured(
             loader=self._config.loader,
             cores=available_cores(),
             num_threads=torch.get_num_threads() if loader.device.type == "cpu" else 1,
             steps=steps,
-            phases=self.phases(),
+            phases=phases,
             step=total.seconds / total.steps,
             waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
             copy=inline["copy"],
@@ -151,7 +159,8 @@ class Report:
             "saving checkpoints": phases["checkpoint"],
         }
         total = sum(phases.values())
-        rows |= {"the rest": total - sum(rows.values()), "the whole run": total}
+        rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
+        rows = {name: seconds for name, seconds in rows.items() if name != "copying to the device" or copy}
         columns = [
             ["phase", *rows],
             ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],
@@ -166,13 +175,18 @@ class Report:
         ]
         lines = [*table(columns), "", *table(step), ""]
         lines.append(
-            f"First batch after {first:.2f} s; memory at most {self._memory / 2**30:.2f} GiB, workers included"
+            f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
         )
         if measured.workers:
-            busy, cpu, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "collate"))
+            busy, cpu, queued, collate = (
+                1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate")
+            )
+            who = f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one"
+            if self._config.loader.num_workers == 0:
+                who = "The training process reads: it"
             lines.append(
-                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one takes {busy:.1f} ms "
-                f"for a batch: computing {cpu:.1f} ms, collating {collate:.1f} ms"
+                f"{who} takes {busy:.1f} ms for a batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a "
+                f"core; collating takes {collate:.1f} ms of it"
             )
         return "\n".join([*lines, verdict.sentence])
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import statistics
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ class Setting:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def number(text: str) -> float | None:
@@ -131,7 +131,7 @@ def read_job(folder: Path) -> Job:
         overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):  # only a part of it was written
         overrides = None
-    job = partial(Job, int(folder.name), [str(override) for override in overrides or []])
+    job = partial(Job, int(folder.name), list(map(str, overrides)) if isinstance(overrides, list) else [])
     if (folder / "error.txt").exists():
         error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace")
         return job("failed", {}, " ".join(error.split()) or "its error.txt is empty")
@@ -139,7 +139,7 @@ def read_job(folder: Path) -> Job:
         return job("done", dict(json.loads((folder / "summary.json").read_text(encoding="utf-8"))))
     except FileNotFoundError:
         return job("unfinished", {}, "it was interrupted, or is still running")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         return job("failed", {}, f"its summary.json cannot be read: {error}")
 
 

@@ -83,13 +83,8 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
         sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in kind) for kind in (waits, within)
     )
     training = waiting + sum(span.end - span.start for span in steps)
-    axes.set_title(
-        _title((waiting - preparing) / (training or 1.0), len(steps)),
-        loc="left",
-        fontsize=13,
-        weight="bold",
-        color=INK,
-    )
+    title = _title(len(steps), (waiting - preparing) / (training or 1.0), preparing / (training or 1.0))
+    axes.set_title(title, loc="left", fontsize=13, weight="bold", color=INK)
     centered: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for span in spans:
         row, left = lanes.index(span.lane), max(span.start, start)
@@ -117,10 +112,11 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     return image.getvalue()
 
 
-def _title(waiting: float, steps: int) -> str:
-    if waiting < 0.05:
-        return f"{steps} training steps: batches are there in time, waiting takes {waiting:.0%}"
-    return f"{steps} training steps: waiting for batches (red) takes {waiting:.0%} of the time"
+def _title(steps: int, waiting: float, preparing: float) -> str:
+    shares = [f"{1 - waiting - preparing:.0%} computing", f"{waiting:.0%} waiting for batches (red)"]
+    if preparing > 0.01:
+        shares.append(f"{preparing:.0%} making them ready")
+    return f"{steps} training steps: {', '.join(shares)}"
 
 
 def _paths(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice, repeat
@@ -50,13 +51,16 @@ class Trials:
 
         None if it would take too long to measure; infinity if the loader cannot be used.
         """
+        if self._signals.received:
+            return math.inf
         if self._trainer.processes.world_size > 1:  # an error in one of them would leave the others waiting
             return None
         try:
-            with self._aside(), self._make(overrides) as (loader, ahead):
+            with self._aside(), warnings.catch_warnings(), self._make(overrides) as (loader, ahead):
+                warnings.simplefilter("ignore")  # of torch, about a number of workers that nobody gave
                 batches = _endless(loader)
                 begin = time.perf_counter() + min(START_SECONDS, self._seconds)
-                while time.perf_counter() < begin:  # not all workers have started
+                while time.perf_counter() < begin and not self._signals.received:  # not all workers have started
                     self._trainer.train_step(next(batches))
                 # Workers that answer in step make bursts of batches: a few bursts have to be measured.
                 return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, 2 * ahead))

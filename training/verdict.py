@@ -7,7 +7,7 @@ also sees what waiting cannot: on a CPU, workers take cores from the step. The l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from loaders import LoaderConfig
@@ -23,35 +23,40 @@ SENTENCES = {
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch had come",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
-    "cores": "short of cores: workers and the training step share {cores}, so that computing takes {computing:.1f} ms "
-    "a step, and {free:.1f} ms while no worker runs",
-    "reading": "data-bound: samples wait for a disk or a network: a batch takes a worker {reading:.1f} ms, in which "
-    "it computes for {cpu:.1f} ms",
-    "decoding": "data-bound: computing the samples of a batch takes a worker {reading:.1f} ms, and a step with free "
-    "data {free:.1f} ms",
+    "cores": "short of cores: workers and the training step share {cores}: computing takes {computing:.1f} ms a step, "
+    "and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
+    "reading": "data-bound: samples wait for a disk or a network: a worker takes {reading:.1f} ms for a batch, with "
+    "{cpu:.1f} ms of CPU time",
+    "decoding": "data-bound: reading the samples of a batch takes a worker {reading:.1f} ms, with {cpu:.1f} ms of CPU "
+    "time, and a step takes {free:.1f} ms with free data",
     "gil": "data-bound: the samples' Python code takes turns: {workers} threads share one interpreter lock (the GIL)",
     "uneven": "data-bound: a few slow samples hold up the others, as batches come in order: a batch takes "
     "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
-    "transform": "data-bound: the transform of whole batches takes {transform:.1f} ms a step",
+    "transform": "data-bound: making whole batches ready in the training process takes {transform:.1f} ms a step",
     "copy": "data-bound: copying batches to the device takes {copy:.1f} ms a step",
-    "loader": "data-bound: handing batches over is the limit: workers are idle {idle:.0%} of the time, but training "
-    "waits {waiting:.1f} ms a step",
+    "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
+    "time, and training waits {waiting:.1f} ms a step",
     "restarts": "data-bound: {deaths} workers died, and training waited for their batches to be read again",
 }
+SLOWED = (
+    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms a step, "
+)
+SLOWED += "and took {free:.1f} ms a moment later"
+UNMEASURED = "compute-bound: a step takes {step:.1f} ms, of which it waits for data {waiting:.1f} ms"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
 HINTS = {
     "start-up": "make the dataset's first samples cheaper, or train longer per start",
     "checkpoint": "save less often: train.checkpoint_every=10min",
     "cores": "make samples cheaper, give the run more cores, or keep the set on the device (loader=resident)",
     "reading": "move the data to a faster disk, or pack small files into one (scripts/pack_images.py)",
-    "decoding": "make a sample cheaper: smaller files, or decoded ones (scripts/pack_images.py)",
+    "decoding": "make a sample cheaper, for example by smaller or decoded files (scripts/pack_images.py)",
     "gil": "read in processes: loader=prefetch",
     "uneven": "load further ahead: raise loader.prefetch_factor",
     "collate": "let the dataset write whole batches (read_batch), or make collate_fn cheaper",
-    "transform": "make augmentation and transform cheaper",
+    "transform": "make augmentation of whole batches cheaper",
     "copy": "copy less: uint8 in place of floats",
-    "loader": "let a batch carry less, or make it larger",
+    "loader": "use larger batches or smaller samples",
     "restarts": "see the log for why they died",
 }
 
@@ -96,6 +101,11 @@ class Measured:
         return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
 
     @property
+    def is_slowed(self) -> bool:
+        """Whether computing took clearly longer than on its own."""
+        return self.free is not None and self.computing > 1.3 * self.free
+
+    @property
     def idle(self) -> float:
         """Share of the time in which workers had nothing to do."""
         return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
@@ -103,20 +113,34 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a run: `bottleneck` is a key of SENTENCES, `gain` the factor that is left at best."""
+    """What bounds a run: `bottleneck` is a key of SENTENCES, `free_gain` the factor that is left at best."""
 
     bottleneck: str
-    sentence: str
-    gain: float
+    finding: str
+    free_gain: float
     changes: tuple[str, ...] = ()  # the overrides to try
+    measured_gain: float | None = None  # what they gave when they were tried
 
-    def with_change(self, changes: tuple[str, ...], gain: float | None) -> Verdict:
-        """Returns the verdict with a change: `gain` is the factor that was measured, None if it was not tried."""
-        advice = f"{self.sentence}. Try {' '.join(changes)}"
-        if gain is None:
-            return replace(self, sentence=advice, changes=changes)
-        advice += f": {gain:.2f} times as fast, when it was tried for a moment"
-        return replace(self, sentence=advice, gain=gain, changes=changes)
+    @property
+    def gain(self) -> float:
+        return self.free_gain if self.measured_gain is None else self.measured_gain
+
+    @property
+    def sentence(self) -> str:
+        parts = [self.finding]
+        # What was tried may have been faster, on a busy machine.
+        if self.bottleneck not in ("step", *PHASES) and (self.measured_gain or 0.0) < self.free_gain:
+            parts.append(f"With free data, training would be {self.free_gain:.1f} times as fast")
+        if self.changes:
+            measured = (
+                ""
+                if self.measured_gain is None
+                else f": {self.measured_gain:.2f} times as fast, measured after this run"
+            )
+            parts.append(f"Try {' '.join(self.changes)}{measured}")
+        elif hint := HINTS.get(self.bottleneck):
+            parts.append(hint[0].upper() + hint[1:])
+        return ". ".join(parts)
 
 
 def diagnose(measured: Measured) -> Verdict:
@@ -146,7 +170,9 @@ def losses_of(measured: Measured) -> dict[str, float]:
     for name, seconds in zip(waits, measured.ahead, strict=True):  # what the training thread waits for
         waits[name] = measured.waiting * (seconds / ahead if ahead else float(name == "loader"))
     losses = {"copy": measured.copy + waits["copy"], "transform": measured.transform + waits["transform"]}
-    slowed, cause = max(0.0, measured.computing - free), cause_of_waiting(measured)
+    # Workers take no more time from computing than they compute, in threads that wait for one another twice as much.
+    slowed = min(max(0.0, measured.computing - free), 2 * measured.of_batch("cpu"))
+    cause = cause_of_waiting(measured)
     losses[cause] = losses.get(cause, 0.0) + waits["loader"]
     # Computing is slower beside the workers. Where these never rest, it would only wait for them instead.
     cause = cause if measured.idle < ALWAYS_BUSY else "gil" if measured.takes_turns else "cores"
@@ -162,9 +188,11 @@ def cause_of_waiting(measured: Measured) -> str:
     reading, cpu = measured.of_batch("busy"), measured.of_batch("cpu")
     if measured.workers.get("retry_wait_seconds", 0.0) > 0.5 * measured.workers.get("wait_seconds", 0.0) > 0:
         return "restarts"
+    if not measured.workers:  # a resident set
+        return "transform"
     is_inline = measured.loader.num_workers == 0  # then reading a batch is a part of waiting for it
     if reading < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY:
-        return "uneven" if measured.deviation > 0.4 * reading else "loader"
+        return "uneven" if measured.deviation > max(0.4 * reading, measured.waiting) else "loader"
     if measured.of_batch("collate") > 0.5 * reading:
         return "collate"
     blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the interpreter's lock
@@ -172,12 +200,16 @@ def cause_of_waiting(measured: Measured) -> str:
         return "gil"
     if blocked > 0.5 * (reading - measured.of_batch("queued")):
         return "reading"
-    return "cores" if measured.num_workers > measured.cores else "decoding"
+    is_short = measured.num_workers > measured.cores or measured.of_batch("queued") > 0.5 * reading
+    return "cores" if is_short else "decoding"
 
 
 def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     """Overrides that may help against the bottleneck, the most promising first."""
     loader, workers = measured.loader, measured.num_workers
+    fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
+    if bottleneck == "step" and measured.is_slowed:
+        return fewer_threads
     if bottleneck in ("step", *PHASES) or loader.name == "cached":
         return []
     if loader.name == "torch" and bottleneck not in ("copy", "transform"):
@@ -185,16 +217,13 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
     is_fixed = loader.num_workers != "auto"
     factor = 4 if loader.prefetch_factor == "auto" else int(loader.prefetch_factor)
-    fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
     changes: dict[str, list[tuple[str, ...]]] = {
         "gil": [("loader=prefetch",)],
         "reading": [(f"loader.num_workers={4 * workers}",)],
         "decoding": [(more,)] if is_fixed and workers < measured.cores else fewer_threads,
-        "cores": [*fewer_threads, ("loader=resident",), (fewer,)]
-        if is_fixed and workers > 1
-        else [*fewer_threads, ("loader=resident",)],
+        "cores": [*fewer_threads, (fewer,)] if is_fixed and workers > 1 else fewer_threads,
         "uneven": [(f"loader.prefetch_factor={4 * factor}",)],
-        "loader": [*fewer_threads, ("loader=threads",), ("loader=resident",)],
+        "loader": [*fewer_threads, ("loader=threads",)],
         "collate": [(more,)] if is_fixed and workers < measured.cores else [],
     }
     return changes.get(bottleneck, [])
@@ -213,8 +242,12 @@ def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.
         "cpu": measured.of_batch("cpu"),
         "collate": measured.of_batch("collate"),
         "deviation": measured.deviation,
+        "queued": measured.of_batch("queued"),
     }
-    sentence = SENTENCES[bottleneck].format(
+    sentence = SENTENCES[bottleneck]
+    if bottleneck == "step":
+        sentence = UNMEASURED if measured.free is None else SLOWED if measured.is_slowed else sentence
+    finding = sentence.format(
         **{name: 1000 * seconds for name, seconds in milliseconds.items()},
         phase=phase,
         phase_seconds=measured.phases.get(bottleneck, 0.0),
@@ -223,8 +256,4 @@ def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.
         idle=measured.idle,
         deaths=measured.workers.get("deaths", 0),
     )
-    if bottleneck not in ("step", *PHASES):
-        sentence += f". With free data, training would be {gain:.2f} times as fast"
-    if hint := HINTS.get(bottleneck):
-        sentence += f": {hint}"
-    return Verdict(bottleneck, sentence, gain)
+    return Verdict(bottleneck, finding, gain)

@@ -78,3 +78,17 @@ def test_the_memory_is_what_is_free_within_the_limit(machine, limit):
 def test_this_machine_has_at_least_a_core():
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
     assert available_memory() > 0
+
+
+@pytest.mark.parametrize("content", ["", "max", "many few"])
+def test_limits_that_cannot_be_read_count_as_none(machine, content):
+    files = {f"sys/fs/cgroup/jobs/{name}.max": content for name in ("cpu", "memory")}
+    root = machine(**files, **{"proc/self/cgroup": "0::/jobs\nno colons\n", "proc/meminfo": "MemAvailable:\n"})
+    assert available_cores(root) == 8
+    assert available_memory(root) > 0
+
+
+def test_a_quota_without_a_period_counts_as_none(machine):
+    for content in ("50000", "5000 0"):
+        root = machine(**{"proc/self/cgroup": "0::/jobs\n", "sys/fs/cgroup/jobs/cpu.max": content})
+        assert available_cores(root) == 8

@@ -85,6 +85,15 @@ def test_a_copy_of_a_clock_closes_no_file_of_the_other():
     os.fstat(work_clock._scheduler._fd)
 
 
+def test_a_forked_child_closes_no_file_that_is_not_its_own(monkeypatch):
+    work_clock = WorkClock()
+    work_clock.begin()
+    fd = work_clock._scheduler._fd
+    monkeypatch.setattr(timeline.os, "getpid", lambda: -1)  # as in a forked child
+    del work_clock
+    os.close(fd)
+
+
 def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
     recorded = Timeline()
     recorded.add("worker 0", "read", 0.0, 1.0, (0, 0))

@@ -9,7 +9,7 @@ from psutil import Process
 
 from tests.test_train import compose_small
 from training import report as module
-from training.config import changed_loader, checked
+from training.config import TRIAL_TIMEOUT, changed_loader, checked
 from training.report import Report, peak_memory
 
 
@@ -80,4 +80,4 @@ def test_a_changed_loader_is_that_of_its_preset_with_the_runs_workers():
     changed = changed_loader(config, ["loader=prefetch", "loader.prefetch_factor=5"])
     assert (changed.name, changed.num_workers, changed.prefetch_factor, changed.preload_depth) == ("prefetch", 3, 5, 2)
     assert changed_loader(config, ["loader=resident"]).num_workers == 0
-    assert changed_loader(config, ["loader.num_workers=8"]).timeout == 9
+    assert changed_loader(config, ["loader.num_workers=8"]).timeout == TRIAL_TIMEOUT

@@ -11,6 +11,7 @@ SPANS = [
     Span("worker 0", "read", 10.01, 10.03, (0, 0)),
     Span("worker 1", "collate", 10.04, 10.05, (0, 1)),
     Span(TRAINING, "wait", 10.01, 10.04, (0, 0)),
+    Span(TRAINING, "transform", 10.03, 10.04, None),
     Span(PRELOADER, "copy", 10.03, 10.04, (0, 0)),
     Span(TRAINING, "compute", 10.04, 10.05, (0, 0)),
     Span(TRAINING, "wait", 10.05, 10.06, (0, 1)),
@@ -39,7 +40,7 @@ def test_the_trace_has_every_span_in_microseconds_on_its_lanes_thread():
     assert [(names[event["tid"]], event["name"]) for event in shown] == [span[:2] for span in SPANS]
     assert [event["ts"] for event in shown] == pytest.approx([1e6 * (span.start - 10) for span in SPANS])
     assert [event["dur"] for event in shown] == pytest.approx([1e6 * (span.end - span.start) for span in SPANS])
-    assert [event["args"]["batch"] for event in shown] == [span.batch[1] for span in SPANS]
+    assert [event["args"]["batch"] for event in shown] == [span.batch and span.batch[1] for span in SPANS]
 
 
 def test_arrows_in_the_trace_follow_a_batch_from_its_worker_to_its_step():
@@ -58,9 +59,12 @@ def test_arrows_in_the_trace_follow_a_batch_from_its_worker_to_its_step():
 def test_the_pictures_title_says_how_much_of_the_time_was_waiting(drawn):
     assert draw_timeline(SPANS).startswith(b"\x89PNG")
     (axes,) = drawn[0].axes
-    assert axes.get_title(loc="left") == "2 training steps: waiting for batches (red) takes 67% of the time"
+    assert (
+        axes.get_title(loc="left")
+        == "2 training steps: 33% computing, 50% waiting for batches (red), 17% making them ready"
+    )
     draw_timeline([span for span in SPANS if span.activity != "wait"])
-    assert "batches are there in time, waiting takes 0%" in drawn[1].axes[0].get_title(loc="left")
+    assert "100% computing, 0% waiting for batches" in drawn[1].axes[0].get_title(loc="left")
 
 
 def test_the_picture_has_a_lane_each_and_a_line_from_each_batch_to_its_step(drawn):

@@ -8,7 +8,18 @@ from training.verdict import HINTS, SENTENCES, Measured, candidates, diagnose
 STEP = 0.1
 
 
-def measured(name="prefetch", *, waiting=0.0, free=None, step=STEP, phases=None, workers=None, num_workers=2, **other):
+def measured(
+    name="prefetch",
+    *,
+    num_threads=1,
+    waiting=0.0,
+    free=None,
+    step=STEP,
+    phases=None,
+    workers=None,
+    num_workers=2,
+    **other,
+):
     """A run of 1,000 steps; `workers` are (seconds for a batch, of which computing, collating)."""
     busy, cpu, collate = workers or (0.01, 0.01, 0.0)
     stats = {"read_batches": 1000, "worker_busy_squares": 1000 * busy**2, "wait_seconds": 1000 * waiting}
@@ -17,7 +28,7 @@ def measured(name="prefetch", *, waiting=0.0, free=None, step=STEP, phases=None,
     return Measured(
         loader=LoaderConfig(name=name, num_workers=num_workers),
         cores=4,
-        num_threads=1,
+        num_threads=num_threads,
         steps=1000,
         phases={"training": 1000 * step, **(phases or {})},
         step=step,
@@ -31,7 +42,7 @@ def measured(name="prefetch", *, waiting=0.0, free=None, step=STEP, phases=None,
 
 CASES = {
     "step": measured(free=0.095),
-    "cores": measured(free=0.06),
+    "cores": measured(free=0.06, workers=(0.05, 0.03, 0.0)),
     "too many workers": measured(waiting=0.06, free=0.04, workers=(0.75, 0.7, 0.0), num_workers=8),
     "decoding": measured(waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.01)),
     "reading": measured(waiting=0.06, free=0.04, workers=(0.19, 0.02, 0.01)),
@@ -74,7 +85,18 @@ def test_the_gain_is_at_most_what_free_data_would_give():
 
 def test_queueing_for_a_core_is_no_waiting_for_a_disk():
     busy = measured(waiting=0.06, free=0.04, workers=(0.19, 0.05, 0.0), stats={"worker_queued_seconds": 130.0})
-    assert diagnose(busy).bottleneck == "decoding"
+    assert diagnose(busy).bottleneck == "cores"
+
+
+def test_workers_that_compute_next_to_nothing_are_not_blamed_for_a_slow_step():
+    verdict = diagnose(measured(free=0.04, workers=(0.002, 0.001, 0.0)))
+    assert (verdict.bottleneck, verdict.gain) == ("step", pytest.approx(1 / 0.98))
+    assert "slowed by other programs" in verdict.sentence
+    assert candidates("step", measured(free=0.04, num_threads=4)) == [("train.num_threads=1",)]
+
+
+def test_a_resident_set_has_no_workers_to_blame():
+    assert diagnose(replace(measured("resident", waiting=0.05, free=0.05), workers={})).bottleneck == "transform"
 
 
 def test_samples_that_the_training_thread_reads_are_the_limit_though_it_does_other_things_too():
@@ -101,7 +123,7 @@ def test_free_data_that_would_not_train_faster_make_no_bottleneck():
         ("decoding", ("loader.num_workers=4",)),
         ("reading", ("loader.num_workers=8",)),
         ("uneven", ("loader.prefetch_factor=16",)),
-        ("too many workers", ("loader=resident",)),
+        ("too many workers", ("loader.num_workers=7",)),
     ],
 )
 def test_a_change_is_proposed_that_fits_the_bottleneck(case, first):
@@ -123,13 +145,16 @@ def test_no_change_of_the_loader_is_proposed_where_it_cannot_help():
 
 
 def test_a_change_that_was_tried_is_a_command_with_its_gain():
-    verdict = diagnose(CASES["loader"]).with_change(("loader=prefetch",), 1.75)
-    assert "Try loader=prefetch: 1.75 times as fast" in verdict.sentence
-    assert (verdict.gain, verdict.changes) == (1.75, ("loader=prefetch",))
+    verdict = replace(diagnose(CASES["loader"]), changes=("loader=prefetch",), measured_gain=1.75)
+    assert verdict.sentence.endswith(
+        "2.5 times as fast. Try loader=prefetch: 1.75 times as fast, measured after this run"
+    )
+    assert verdict.gain == 1.75
+    assert "free data" not in replace(verdict, measured_gain=3.0).sentence
 
 
 def test_a_change_that_was_not_tried_is_proposed_without_a_figure():
-    verdict = diagnose(CASES["gil"]).with_change(("loader=prefetch",), None)
+    verdict = replace(diagnose(CASES["gil"]), changes=("loader=prefetch",))
     assert verdict.sentence.endswith("Try loader=prefetch")
     assert verdict.gain == diagnose(CASES["gil"]).gain
 
