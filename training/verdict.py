@@ -12,7 +12,7 @@ from typing import Any
 
 from loaders import LoaderConfig
 
-LEAST_LOSS = 0.1  # share of a step that free data would save; below it, training counts as compute-bound
+LEAST_LOSS = 0.15  # share of a step that free data would save; below it, training counts as compute-bound
 # Shares of a whole run from which on these count as its bottleneck, if nothing else takes more.
 PHASES = {"start-up": 0.3, "evaluation": 0.3, "checkpoint": 0.1}
 ALWAYS_BUSY = 0.1  # share of the time that workers are idle, below which they never rest
