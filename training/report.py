@@ -40,6 +40,7 @@ class Report:
         self._seconds = dict.fromkeys(phases, 0.0)
         self._cpu_seconds = 0.0  # of this process, while training
         self._memory, self._active_workers = 0, None
+        self._device_memory: int | None = None  # the most that tensors took on a GPU
         self._verdict: Verdict | None = None  # what `finish` found
         self.text = NOT_TRAINED
 
@@ -80,6 +81,8 @@ class Report:
         `total` are the run's steps, `loader` the training loader, which is closed here.
         """
         self._memory, phases = peak_memory(), self.phases()
+        if loader.device.type == "cuda":
+            self._device_memory = torch.cuda.max_memory_allocated(loader.device)
         stats = loader.stats()
         self._active_workers = stats.get("workers", {}).get("active_workers")
         loader.close()  # its workers would take cores from what is measured
@@ -99,6 +102,7 @@ class Report:
         return {
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
             "memory_bytes": self._memory,
+            "device_memory_bytes": self._device_memory,
             "active_workers": self._active_workers,
             "verdict": NOT_TRAINED if verdict is None else verdict.sentence,
             "bottleneck": verdict and verdict.bottleneck,
@@ -177,6 +181,8 @@ class Report:
         lines.append(
             f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
         )
+        if self._device_memory is not None:
+            lines[-1] += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
         if measured.workers:
             busy, cpu, queued, collate = (
                 1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate")
