@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from copy import copy, deepcopy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -90,9 +90,6 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     holds_batches_until_copied = False
     timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
 
-    tuner: Tuner | None  # chooses how many workers get tasks; None: all do
-    bounds_memory: bool  # whether batches loaded ahead take an eighth of the memory at most
-
     _iterators: weakref.WeakSet[Any]  # that are running
     _newest: Callable[[], Any]  # a weak reference to the newest iterator
     _current: Any  # the iterator behind next(loader)
@@ -136,10 +133,11 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self._closed = False
         self._forget_iterators()
         check_arguments(self, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
-        self.tuner, self.bounds_memory = None, prefetch_factor == "auto"
+        # Underscored: Ignite passes all other attributes of a DataLoader to the class, to make another.
+        self._bounds_memory, self._tuner = prefetch_factor == "auto", cast("Tuner | None", None)
         if isinstance(num_workers, str):
             num_workers = available_cores()
-            self.tuner = Tuner(num_workers)
+            self._tuner = Tuner(num_workers)
         if isinstance(prefetch_factor, str):
             prefetch_factor = AUTO_PREFETCH_FACTOR
         last_batch = checked_last_batch(last_batch, drop_last)
@@ -227,6 +225,16 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         """Whether batches are copied into torch's pinned memory: it is asked for, and there is a device for it."""
         return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
 
+    @property
+    def tuner(self) -> Tuner | None:
+        """Chooses how many workers get tasks; None: all do."""
+        return self._tuner
+
+    @property
+    def bounds_memory(self) -> bool:
+        """Whether batches loaded ahead take an eighth of the memory at most."""
+        return self._bounds_memory
+
     def build_engine(self, base_seed: int | None = None) -> Dispatcher:
         """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
         engine = build_engine(self, base_seed)
@@ -261,7 +269,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         vars(self).update(state)
         self._forget_iterators()
         if self.seed is not None:  # copy.copy() gives that of the other loader, which runs its own epochs on it
-            self._runner, self.tuner = copy(self._runner), deepcopy(self.tuner)
+            self._runner, self._tuner = copy(self._runner), deepcopy(self._tuner)
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
