@@ -21,6 +21,7 @@ from training.table import table
 from training.trial import Trials
 from training.verdict import Measured, Verdict, candidates, diagnose
 
+NOT_MEASURED = "the run ended before it was measured what bounded it"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
 WORTH = 1.05  # a change that was tried is suggested if it is at least so many times as fast
 
@@ -104,7 +105,7 @@ class Report:
             "memory_bytes": self._memory,
             "device_memory_bytes": self._device_memory,
             "active_workers": self._active_workers,
-            "verdict": NOT_TRAINED if verdict is None else verdict.sentence,
+            "verdict": verdict.sentence if verdict else NOT_MEASURED if self.timer.whole().steps else NOT_TRAINED,
             "bottleneck": verdict and verdict.bottleneck,
             "gain": verdict and verdict.gain,
             "try": verdict and list(verdict.changes),

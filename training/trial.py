@@ -42,14 +42,15 @@ class Trials:
         self._trainer, self._signals, self._seconds, self._make = trainer, signals, seconds, make_loader
 
     def free(self, step_seconds: float) -> float | None:
-        """A step on a batch that is there already; `step_seconds` is what a step of the run took."""
+        """A step on a batch that is there already, or None; `step_seconds` is what a step of the run took."""
         with self._aside():
-            return self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
+            seconds = self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
+        return None if seconds == math.inf else seconds
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
         """A step with the changed loader, after the batches that it loads ahead.
 
-        None if it would take too long to measure; infinity if the loader cannot be used.
+        None if it would take too long to measure; infinity if the loader cannot be used, or after a signal.
         """
         if self._signals.received:
             return math.inf
@@ -88,7 +89,7 @@ class Trials:
                 began = time.perf_counter()
             trainer.train_step(batch)
             if trainer.processes.agree(self._signals.received)[0]:
-                return None
+                return math.inf
         _wait_for(trainer.device)
         return (time.perf_counter() - began) / counted
 

@@ -41,8 +41,8 @@ SENTENCES = {
 }
 SLOWED = (
     "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms a step, "
+    "and took {free:.1f} ms a moment later"
 )
-SLOWED += "and took {free:.1f} ms a moment later"
 UNMEASURED = "compute-bound: a step takes {step:.1f} ms, of which it waits for data {waiting:.1f} ms"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
 HINTS = {
