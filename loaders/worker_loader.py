@@ -68,8 +68,8 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     last_batch: "keep" or "drop" in place of drop_last, or "rollover": samples left over at the end of an epoch begin
         the next one's first batch, so every batch is full (see Order); needs a seed and the loader's own order.
     num_workers: with a seed also "auto": as many processes or threads as serve the consumer best, found while it is
-        served, from 1 to the cores that this process may use (loaders.machine). The attribute, and that of
-        get_worker_info(), is then the largest number.
+        served: at most the cores that this process may use (loaders.machine), or up to 32 workers if they mostly
+        wait, for a disk perhaps. The attribute, and that of get_worker_info(), is then the largest number.
     prefetch_factor: with a seed also "auto": 4, or less where so many batches would take an eighth of the memory.
     prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
     worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
@@ -126,8 +126,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         max_restarts: int = 3,
     ) -> None:
         self.seed = None if seed is None else checked_seed(seed)
-        self.rank, self.world_size, self.pad = rank, world_size, pad
-        self.last_batch = last_batch
+        self.rank, self.world_size, self.pad, self.last_batch = rank, world_size, pad, last_batch
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
         self.on_error, self.max_restarts = on_error, max_restarts
         self._closed = False
@@ -136,8 +135,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         # Underscored: Ignite passes all other attributes of a DataLoader to the class, to make another.
         self._bounds_memory, self._tuner = prefetch_factor == "auto", cast("Tuner | None", None)
         if isinstance(num_workers, str):
-            num_workers = available_cores()
-            self._tuner = Tuner(num_workers)
+            self._tuner = Tuner(available_cores())
+            num_workers = self._tuner.most
+            vars(self)["check_worker_number_rationality"] = _nothing  # torch would warn of more workers than cores
         if isinstance(prefetch_factor, str):
             prefetch_factor = AUTO_PREFETCH_FACTOR
         last_batch = checked_last_batch(last_batch, drop_last)

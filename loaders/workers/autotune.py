@@ -3,6 +3,8 @@
 A search doubles the number while the consumer waits and is served faster for it, and halves the interval between a
 number that is too small and one that is too large. Of numbers that it cannot tell apart it keeps the smallest. What
 counts is the consumer's own throughput: workers that take cores from the training step show there, not in its waiting.
+Workers that compute are never more than the cores; workers that mostly wait, for a disk perhaps, use little of a core,
+so there may be more of them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ LINEAR = 0.9  # if the throughput a worker is still this share of that with fewe
 LOOK_SECONDS = 2.0  # of a look at the settled throughput, with as many windows as a trial
 CHANGED, WAITS_MORE = 0.25, 0.05  # a change of the throughput, or of the share of waiting, that calls for a new search
 PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show it; doubled after each search that changed nothing
+MOSTLY = 0.75  # share of its time that the consumer may wait before the number is quadrupled instead of doubled
+MOST_WAITING = 32  # as many workers are tried if they mostly wait, where there are fewer cores
 AGAIN = 4  # a consumer that still waits is tried with more workers after `patience` times so many looks
 
 
@@ -42,17 +46,25 @@ class Window(NamedTuple):
 
 
 class Search:
-    """Finds the number of workers, from 1 to `most`, that serves the consumer best: `workers` is to be used next."""
+    """Finds the number of workers that serves the consumer best: `workers` is to be used next.
 
-    def __init__(self, most: int) -> None:
-        self.most, self.workers = most, 1
+    The largest is `cores`, or `most` if they wait so much that they all fit on the cores.
+    """
+
+    def __init__(self, cores: int, most: int) -> None:
+        self.cores, self.most, self.workers = cores, most, 1
+        self.limit = cores  # the largest number for workers that compute as much as these did
         self.is_settled = False
         self._found, self._patience = 0, PATIENCE  # the number that the last search found
         self._begin()
 
-    def note(self, window: Window) -> None:
-        """Takes a window that was measured with `workers` workers, and decides on `workers` anew."""
+    def note(self, window: Window, load: float) -> None:
+        """Takes a window that was measured with `workers` workers, and decides on `workers` anew.
+
+        `load` is the share of a core that a worker used while it read.
+        """
         self._windows.append(window)
+        self.limit = max(self.cores, min(self.most, int(self.cores / max(load, 0.01))))
         if self.is_settled:
             self._look()
         else:
@@ -92,9 +104,10 @@ class Search:
 
     def _choose(self) -> None:
         """Chooses the next number to try, or settles."""
-        number, too_many = self._number, self._too_many
+        number, too_many = self._number, min(self._too_many, self.limit + 1)
         if not self._is_shrinking and self._best.waits > WAITS and too_many - number > 1:
-            self.workers = min(2 * number, self.most) if too_many > self.most else (number + too_many) // 2
+            larger = (4 if self._best.waits > MOSTLY else 2) * number
+            self.workers = min(larger, self.limit) if self._too_many > self.most else (number + too_many) // 2
         elif number - self._too_few > 1 and not self._is_linear:
             self._is_shrinking = True
             self.workers = (self._too_few + number) // 2
@@ -117,7 +130,7 @@ class Search:
         is_odd = has_changed or abs(now.waits - usual.waits) > WAITS_MORE
         self._odd_looks = self._odd_looks + 1 if is_odd else 0
         self._looks += 1
-        could_gain = usual.waits > WAITS and self.workers * (1 + 2 * GAIN) < self.most
+        could_gain = usual.waits > WAITS and self.workers * (1 + 2 * GAIN) < self.limit
         if self._odd_looks >= self._patience or (could_gain and self._looks >= AGAIN * self._patience):
             self._begin()
 
@@ -125,8 +138,9 @@ class Search:
 class Tuner:
     """Measures windows for a search. Batches begun with another number of workers, or ahead, do not count."""
 
-    def __init__(self, most: int) -> None:
-        self._search = Search(most)
+    def __init__(self, cores: int) -> None:
+        self.most = max(cores, MOST_WAITING)
+        self._search = Search(cores, self.most)
         self.new_workers: set[int] = set()  # that have answered no task since they were added
         self.changes = 0  # of the number of workers
         self._settled = 0  # the number that the log was told last
@@ -139,11 +153,12 @@ class Tuner:
         """How many workers should get tasks now."""
         return self._search.workers
 
-    def delivered(self, now: float, waited: float, ready: int, in_flight: int, is_first: bool) -> None:
+    def delivered(self, now: float, waited: float, ready: int, in_flight: int, is_first: bool, load: float) -> None:
         """A batch was delivered at `now`, after its consumer had waited for `waited` seconds.
 
         `ready`: further batches that could have been delivered. `in_flight`: these, and those not ready.
         `is_first`: of an epoch, so what the consumer did since the last batch was perhaps an evaluation.
+        `load`: the share of a core that a worker has used while it read.
         """
         seconds, self._clock = now - self._clock, now
         if self.new_workers:
@@ -159,15 +174,15 @@ class Tuner:
             # Workers may answer in step, so only whole rounds can be compared.
             rounds, part = divmod(self._batches, self.workers)
             if not part and rounds >= WINDOW_ROUNDS and self._seconds >= WINDOW_SECONDS:
-                self._end_window(in_flight)
+                self._end_window(in_flight, load)
 
     def _begin_window(self) -> None:
         self._batches, self._seconds, self._waited = 0, 0.0, 0.0
 
-    def _end_window(self, in_flight: int) -> None:
+    def _end_window(self, in_flight: int, load: float) -> None:
         window, before = Window(self._batches, self._seconds, self._waited), self.workers
         self._begin_window()
-        self._search.note(window)
+        self._search.note(window, load)
         if self.workers != before:
             self.new_workers = set(range(before, self.workers))
             self._skipped = in_flight
@@ -176,7 +191,7 @@ class Tuner:
             log.debug("num_workers=auto: %s with workers: %d; next: %d", figures, before, self.workers)
         if self._search.is_settled and self.workers != self._settled:
             self._settled = self.workers
-            log.info("num_workers=auto uses %d of at most %d workers", self.workers, self._search.most)
+            log.info("num_workers=auto uses %d of at most %d workers", self.workers, self._search.limit)
 
 
 class FixedNumber:
@@ -186,7 +201,7 @@ class FixedNumber:
         self.workers, self.changes = workers, 0
         self.new_workers: set[int] = set()
 
-    def delivered(self, now: float, waited: float, ready: int, in_flight: int, is_first: bool) -> None:
+    def delivered(self, now: float, waited: float, ready: int, in_flight: int, is_first: bool, load: float) -> None:
         """Measures nothing."""
 
 

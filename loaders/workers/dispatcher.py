@@ -208,7 +208,8 @@ class Dispatcher:
         ready = sum(1 for other in self._queue if self._in_flight[other].result is not None)
         delivery = self._open(self._in_flight.pop(number), ready, ended - began)
         self.deliveries += 1
-        self._tuner.delivered(ended, ended - began, ready, len(self._queue), is_first=self.deliveries == 1)
+        is_first, load = self.deliveries == 1, self.stats.worker_load
+        self._tuner.delivered(ended, ended - began, ready, len(self._queue), is_first, load)
         self.stats.active_workers, self.stats.worker_changes = self._tuner.workers, self._tuner.changes
         with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)

@@ -48,6 +48,12 @@ class Stats:
         self.worker_collate_seconds += work.collate_seconds
         self.worker_wait_seconds += work.wait_seconds
 
+    @property
+    def worker_load(self) -> float:
+        """The share of a core that a worker has used while it read: less than 1 if it waits, for a disk perhaps."""
+        seconds = self.worker_busy_seconds - self.worker_queued_seconds
+        return min(1.0, self.worker_cpu_seconds / seconds) if seconds > 0 else 1.0
+
     def count_delivery(self, result: Result, queued: int, waited: float) -> None:
         self.batches += 1
         self.wait_seconds += waited

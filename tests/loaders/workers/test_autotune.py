@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loaders.workers.autotune import Tuner
+from loaders.workers.autotune import MOST_WAITING, Tuner
 
 Model = Callable[[int], tuple[float, float]]  # workers -> batches/s, and the share of the time that the consumer waits
 
@@ -13,8 +13,8 @@ Model = Callable[[int], tuple[float, float]]  # workers -> batches/s, and the sh
 class Simulation:
     """A consumer that is served as `model` says; its clock is simulated, and each batch takes its time times noise."""
 
-    def __init__(self, model: Model, most: int, noise: float = 0.0) -> None:
-        self.model, self.most, self.noise = model, most, noise
+    def __init__(self, model: Model, most: int, noise: float = 0.0, load: float = 1.0) -> None:
+        self.model, self.most, self.noise, self.load = model, most, noise, load
         self.tuner = Tuner(most)
         self.now, self.batches = 0.0, 0
         self.used: list[int] = []  # the number of workers, by batch
@@ -33,7 +33,7 @@ class Simulation:
             if self.batches % epoch < 4 * workers and pause:  # loaded in the pause
                 took, waits = took * (1 - waits), 0.0
             self.now += took
-            self.tuner.delivered(self.now, took * waits, ready, 4 * workers, is_first)
+            self.tuner.delivered(self.now, took * waits, ready, 4 * workers, is_first, self.load)
             self.tuner.new_workers.clear()
             self.batches += 1
             self.used.append(workers)
@@ -93,8 +93,20 @@ def test_the_best_number_is_found_and_kept(model, most, best, noise):
 def test_it_is_found_within_some_hundred_batches_or_a_few_seconds():
     simulation = Simulation(bounded(50, 390), 16)
     simulation.run(10)
-    assert list(dict.fromkeys(simulation.used)) == [1, 2, 4, 8]
+    assert list(dict.fromkeys(simulation.used)) == [1, 4, 8]
     assert simulation.used.index(8) < 500
+
+
+def test_workers_that_wait_may_be_more_than_the_cores():
+    simulation = Simulation(bounded(3, 80), 2, load=0.02)
+    simulation.run(60)
+    assert simulation.used[-1] == 27
+    simulation = Simulation(bounded(3, 80), 2, load=0.4)  # five workers fill both cores
+    simulation.run(60)
+    assert simulation.used[-1] == 5
+    simulation = Simulation(bounded(1, 80), 2, load=0.0)
+    simulation.run(60)
+    assert simulation.used[-1] == MOST_WAITING
 
 
 def test_noise_does_not_make_it_change_its_mind_for_ever():
@@ -131,10 +143,10 @@ def test_nothing_is_concluded_before_new_workers_have_answered():
     tuner = simulation.tuner
     while tuner.workers == 1:
         simulation.now += 0.1
-        tuner.delivered(simulation.now, 0.08, 0, 4, is_first=False)
+        tuner.delivered(simulation.now, 0.08, 0, 4, False, 1.0)
     for _ in range(1000):  # as slow as before: the second worker is still starting
         simulation.now += 0.1
-        tuner.delivered(simulation.now, 0.08, 0, 8, is_first=False)
+        tuner.delivered(simulation.now, 0.08, 0, 8, False, 1.0)
     assert tuner.workers == 2 and tuner.new_workers == {1}
     tuner.new_workers.discard(1)
     simulation.run(10)

@@ -810,7 +810,7 @@ class OneMore:
         self.new_workers: set[int] = set()
         self.calls: list[tuple] = []
 
-    def delivered(self, now, waited, ready, in_flight, is_first) -> None:
+    def delivered(self, now, waited, ready, in_flight, is_first, load) -> None:
         self.calls.append((ready, in_flight, is_first))
 
 
