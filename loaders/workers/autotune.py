@@ -125,6 +125,9 @@ class Search:
         self._windows = []
         if not usual.batches:
             self._usual = now
+            # The trial saw no waiting, so no larger number was tried: there were batches loaded ahead, perhaps.
+            if now.waits > WAITS and self.workers < min(self._too_many, self.limit + 1) - 1:
+                self._begin()
             return
         has_changed = not 1 - CHANGED < now.rate / usual.rate < 1 / (1 - CHANGED)
         is_odd = has_changed or abs(now.waits - usual.waits) > WAITS_MORE
@@ -160,8 +163,8 @@ class Tuner:
         `is_first`: of an epoch, so what the consumer did since the last batch was perhaps an evaluation.
         `load`: the share of a core that a worker has used while it read.
         """
-        seconds, self._clock = now - self._clock, now
-        if self.new_workers:
+        began, seconds, self._clock = self._clock, now - self._clock, now
+        if self.new_workers or not began:  # the first steps are slow, and batches wait for them
             self._skipped = in_flight
         elif is_first:
             self._skipped = max(self._skipped, ready)

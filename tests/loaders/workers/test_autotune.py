@@ -153,6 +153,15 @@ def test_nothing_is_concluded_before_new_workers_have_answered():
     assert simulation.used[-1] == 2
 
 
+def test_a_consumer_that_waits_only_after_the_first_steps_gets_more_workers():
+    simulation = Simulation(lambda workers: (10, 0.0), 4)  # steps that are slow at first, and batches wait for them
+    simulation.run(5)
+    assert set(simulation.used) == {1}
+    simulation.model = bounded(10, 45)
+    simulation.run(10)
+    assert simulation.used[-1] == 4
+
+
 def test_a_long_pause_in_the_step_does_not_count():
     simulation = Simulation(bounded(10, 45), 8)
     simulation.run(2)
