@@ -1,8 +1,4 @@
-"""The types and bounds of the config, and a sentence for each mistake in it.
-
-`check_overrides` compares keys and types with conf/ before Hydra starts, because Hydra 1.3 exits on a wrong override
-without a suggestion. `checked` compares the values with their bounds.
-"""
+"""The types and bounds of the config, and a sentence for each mistake in it. Overrides are checked before: overrides.py."""
 
 from __future__ import annotations
 
@@ -17,24 +13,19 @@ from typing import Any
 
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
-from hydra.errors import HydraException, InstantiationException, OverrideParseException
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, UnionNode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.errors import DataError, check_choice, did_you_mean
+from data.errors import DataError, check_choice
 from loaders import LoaderConfig, LoaderConfigError
 from loaders.machine import available_cores
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 TRIAL_TIMEOUT = 5.0  # seconds
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
-TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 class ConfigError(ValueError):
@@ -169,7 +160,7 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
     except DataError:
         raise
     except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError) as error:
-        reason = _one_line(error).partition(", set env var")[0]
+        reason = one_line(error).partition(", set env var")[0]
         raise ConfigError(
             f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"
         ) from error
@@ -200,93 +191,5 @@ def full_errors() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-def check_overrides(arguments: list[str], conf: Path) -> None:
-    """Raises ConfigError for a command-line override that has an unknown key, an unknown choice or a wrong type.
-
-    With flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1, nothing is checked.
-    """
-    flags = {argument for argument in arguments if argument.startswith("-")}
-    if flags - {"-m", "--multirun", "-r", "--run"} or full_errors():
-        return
-    overrides = _parsed([argument for argument in arguments if not argument.startswith(("-", "hydra"))])
-    for override in overrides:
-        if override.is_sweep_override() and not flags & {"-m", "--multirun"}:
-            raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        for argument in arguments:  # Hydra itself would answer with a page
-            if argument.startswith("hydra/launcher="):
-                choices = loader.get_group_options("hydra/launcher")
-                check_choice("hydra/launcher", argument.partition("=")[2], choices, ConfigError)
-        groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-        for override in groups:
-            key = override.key_or_group
-            for value in _values(override):
-                several = isinstance(value, list) and key == "logger"  # logger=[tensorboard,wandb]
-                for choice in value if several else [value]:
-                    if choice is not None:  # null leaves out an optional group such as debug
-                        check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
-        try:
-            known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
-        except HydraException as error:
-            raise ConfigError(_one_line(error)) from error
-        names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
-    for override in overrides:
-        adds_or_deletes = str(override.input_line).startswith(("+", "~"))
-        if override not in groups and not (adds_or_deletes and not _is_typed(override.key_or_group)):
-            for value in _values(override):
-                _check_value(override.key_or_group, value, known, names)
-
-
-def _parsed(lines: list[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(lines)
-    except OverrideParseException as error:
-        raise ConfigError(
-            f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3"
-        ) from error
-
-
-def _is_typed(key: str) -> bool:
-    """Whether the key's section is a dataclass, to which nothing can be added."""
-    return key.startswith(("train.", "loader.", "timing."))
-
-
-def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
-    if key not in names:
-        hint = did_you_mean(key, names)
-        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
-    default = OmegaConf.select(known, key)
-    if isinstance(default, DictConfig):
-        raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
-    kind = type(default)
-    takes = TYPES.get(kind, f"a {kind.__name__}")
-    section, _, name = key.rpartition(".")
-    if section and isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode):  # int | str
-        kind, takes = (str if value == "auto" else int), "an integer or auto"
-    wants = f"it takes {takes}, such as {key}={str(default).lower()}"
-    # The keys of data, model and optim are untyped: a value must have the type of the default.
-    if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
-        raise ConfigError(f"{key}={value}: {wants}")
-    try:
-        OmegaConf.update(known.copy(), key, value)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={value}: {_one_line(error) if default is None else wants}") from error
-
-
-def _values(override: Override) -> list[Any]:
-    """The override's value, or the values that it sweeps over."""
-    values = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
-    return [value.text if isinstance(value, QuotedString) else value for value in values]
-
-
-def _names(config: DictConfig, prefix: str = "") -> list[str]:
-    names = []
-    for key, value in config.items_ex(resolve=False):
-        name = f"{prefix}{key!s}"
-        names += [name, *(_names(value, f"{name}.") if isinstance(value, DictConfig) else [])]
-    return names
-
-
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return str(error).partition("\n")[0]

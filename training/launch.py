@@ -35,8 +35,9 @@ from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from training.checkpoint import CheckpointError
 from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
-from training.config import ConfigError, check_overrides, full_errors
+from training.config import ConfigError, full_errors
 from training.files import write_whole
+from training.overrides import check_overrides
 from training.processes import ProcessesLost, is_main_process
 from training.stopping import Stopped
 from training.sweep import Sweep, write_report

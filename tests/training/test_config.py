@@ -7,7 +7,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from data.errors import DataError
-from training.config import ConfigError, build, check_overrides, checked
+from training.config import ConfigError, build, checked
+from training.overrides import check_overrides
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
