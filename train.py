@@ -14,23 +14,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from data.augment import Augment
-from data.transform import Normalize
 from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
-from training.config import Config, ConfigError, build, changed_loader, checked
+from training.config import Config, ConfigError, changed_loader, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
 from training.record import Record
 from training.report import Report
+from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer
 from training.trial import Trials
@@ -57,20 +56,20 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         report = Report(config, processes.device)
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
-            train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
-        normalize = Normalize(train_set.mean, train_set.std)
-        augment = Augment(normalize, len(train_set.classes), **config.augment)
-        make = partial(make_loader, config, processes)
-        make_train_loader = partial(make, train_set, augment, shuffle=True, last_batch=config.train.last_batch)
+            sets = Sets(config)
+        make = partial(make_loader, config, processes, sets)
+        make_train_loader = partial(make, sets.train, sets.augment, shuffle=True, last_batch=config.train.last_batch)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
         train_loader.timeline = report.timeline
-        test_loader = cleanup.enter_context(make(test_set, normalize, config.loader, pad=False))
+        evaluated, evaluated_set = sets.evaluated
+        eval_loader = cleanup.enter_context(make(evaluated_set, sets.transform, config.loader, pad=False))
 
-        trainer = Trainer(config, train_set, processes)
+        trainer = Trainer(config, sets, processes)
         checkpoints = Checkpoints(record.folder, config.train, processes, signals, report.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
-        if trainer.finished and (summary := processes.share(record.finished)):
+        finished = processes.share(record.finished)
+        if finished and (trainer.finished or finished.get("stopped_early")):
             hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
             if config.train.resume != "auto":
                 raise ConfigError(f"train.resume={config.train.resume}: {hint}")
@@ -80,24 +79,29 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
                     "another folder, or train.resume=null to start afresh in this one"
                 )
             log.info(hint)
-            return summary
-        record.begin(trainer.step)
-        record.accuracies = processes.share(lambda: record.accuracies)  # the main process has read them
+            return finished
+        record.begin(trainer.step, f"{evaluated}_{sets.task.metric}", sets.task.higher_is_better)
+        record.scores = processes.share(lambda: record.scores)  # the main process has read them
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
-        log.info("%s", report.beginning(train_set, test_set, trainer.last_step))
+        log.info("%s", report.beginning(sets, trainer.last_step))
 
         report.begin_training()
         bar = cleanup.enter_context(trainer.progress_bar())
-        unevaluated = trainer.step not in record.accuracies
+        parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
+        unevaluated = trainer.step not in record.scores
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
-            evaluate(trainer, train_loader, test_loader, record, report, checkpoints)
-        while not trainer.finished:
+            evaluate(parts)
+        while not trainer.finished and not record.has_stalled(config.train.early_stop):
             with report.phase("training"):
-                train_epoch(trainer, train_loader, record, report, checkpoints, bar)
-            evaluate(trainer, train_loader, test_loader, record, report, checkpoints)
+                train_epoch(parts)
+            evaluate(parts)
             window, first = processes.total(report.timer.epoch()), report.timer.epoch_first_batch_seconds
             log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
         bar.close()
+        scores = {record.score: record.scores[trainer.step]}
+        if sets.val is not None:
+            with cleanup.enter_context(make(sets.test, sets.transform, config.loader, pad=False)) as test_loader:
+                scores |= score(parts, test_loader, "test")
 
         total = processes.total(report.timer.run())
         summary = {
@@ -107,32 +111,38 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "device": str(processes.device),
             "processes": processes.world_size,
             **report.timer.summary(total),
-            "test_accuracy": record.accuracies[trainer.step],
+            **scores,
+            "score": f"test_{sets.task.metric}",
             "epochs": trainer.epoch,
+            "stopped_early": not trainer.finished,
         }
         if total.steps:
             record.draft(**summary, **report.summary())  # if what is measured now should fail, the run is complete
             seconds = min(config.timing.trial_seconds, total.seconds / 5)
-            trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader))
+            trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader, train_loader))
             report.finish(total, train_loader, trials)
         summary = record.summary(**summary, **report.summary())
         record.report(report)
-        log.info("test accuracy %.4f, %s\n\n%s", summary["test_accuracy"], total, report.text)
+        log.info("test %s %.4f, %s\n\n%s", sets.task.metric, summary[summary["score"]], total, report.text)
         return summary
 
 
 def make_loader(
-    config: Config, processes: Processes, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
+    config: Config, processes: Processes, sets: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
 ) -> Preloader:
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
-    return build_loader(loader, dataset, device=processes.device, transform=transform, **order)
+    options = {"device": processes.device, "transform": transform, "collate_fn": sets.collate}
+    return build_loader(loader, dataset, **options, **order)
 
 
 @contextmanager
-def try_loader(config: Config, make: Any, overrides: tuple[str, ...]) -> Iterator[tuple[Preloader, int]]:
+def try_loader(
+    config: Config, make: Any, trained_with: Preloader, overrides: tuple[str, ...]
+) -> Iterator[tuple[Preloader, int]]:
     """A training loader with changed settings, and how many batches it loads ahead."""
-    changed, threads = changed_loader(config.loader, overrides), torch.get_num_threads()
+    workers = trained_with.stats().get("workers", {}).get("active_workers")
+    changed, threads = changed_loader(config.loader, overrides, workers), torch.get_num_threads()
     with ExitStack() as cleanup, make(changed) as loader:
         if "train.num_threads=1" in overrides:
             torch.set_num_threads(1)
@@ -140,60 +150,74 @@ def try_loader(config: Config, make: Any, overrides: tuple[str, ...]) -> Iterato
         yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
 
 
-def train_epoch(
-    trainer: Trainer, loader: Preloader, record: Record, report: Report, checkpoints: Checkpoints, bar: Any
-) -> None:
+class Parts(NamedTuple):
+    """What a run consists of."""
+
+    trainer: Trainer
+    train_loader: Preloader
+    eval_loader: Preloader
+    evaluated: str  # the set that it loads, "val" or "test"
+    record: Record
+    report: Report
+    checkpoints: Checkpoints
+    bar: tqdm
+
+
+def train_epoch(parts: Parts) -> None:
     """Trains for one epoch, or for the rest of one that was interrupted."""
+    trainer, loader, timer = parts.trainer, parts.train_loader, parts.report.timer
     loader.set_epoch(trainer.epoch)
-    losses: list[Tensor] = []
-    for batch in report.timer.batches(loader):
-        losses.append(trainer.train_step(batch))
-        bar.update()
+    last_logged = trainer.step
+    for batch in timer.batches(loader):
+        trainer.train_step(batch)
+        parts.bar.update()
         if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
-            log_steps(trainer, losses, record, report, bar)
-        report.timer.end_step()
-        checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
+            log_steps(parts)
+            last_logged = trainer.step
+        timer.end_step()
+        parts.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
-    if losses:
-        log_steps(trainer, losses, record, report, bar)
+    if trainer.step > last_logged:
+        log_steps(parts)
     trainer.epoch += 1
 
 
-def log_steps(trainer: Trainer, losses: list[Tensor], record: Record, report: Report, bar: Any) -> None:
-    """Writes the mean loss and the timing since the last call to the log, to metrics.jsonl and to the bar."""
-    loss, window = torch.stack(losses).mean().item(), trainer.processes.total(report.timer.window())
-    loss = sum(loss for (loss,) in trainer.processes.gather(loss)) / trainer.processes.world_size
-    losses.clear()
-    bar.set_postfix_str(f"epoch {trainer.epoch + 1}, loss {loss:.3f}, {window}")
-    record.metrics(
+def log_steps(parts: Parts) -> None:
+    """Writes the mean loss, the scores and the timing since the last call to the log, metrics.jsonl and the bar."""
+    trainer = parts.trainer
+    means, window = trainer.means.read(), trainer.processes.total(parts.report.timer.window())
+    parts.bar.set_postfix_str(f"epoch {trainer.epoch + 1}, loss {means['loss']:.3f}, {window}")
+    parts.record.metrics(
         step=trainer.step,
         epoch=trainer.epoch + 1,
-        loss=loss,
+        **means,
         lr=trainer.schedule.get_last_lr()[0],
         images_per_second=window.images_per_second,
         data_wait_fraction=window.data_wait_fraction,
     )
-    log.info("step %d: loss %.3f, %s", trainer.step, loss, window)
+    log.info("step %d: loss %.3f, %s", trainer.step, means["loss"], window)
 
 
-def evaluate(
-    trainer: Trainer,
-    train_loader: Preloader,
-    test_loader: Preloader,
-    record: Record,
-    report: Report,
-    checkpoints: Checkpoints,
-) -> None:
+def evaluate(parts: Parts) -> None:
     """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
-    checkpoints.save(trainer.state_dict(train_loader))
-    with report.phase("evaluation"):
-        accuracy, stopped_by = trainer.evaluate(test_loader, checkpoints.signals)
-    checkpoints.stop_if(stopped_by, trainer.step)
-    record.metrics(step=trainer.step, epoch=trainer.epoch, test_accuracy=accuracy)
-    log.info("epoch %d: accuracy %.4f", trainer.epoch, accuracy)
-    if accuracy >= max(record.accuracies.values()):
-        checkpoints.mark_best(trainer.step)
+    trainer, record = parts.trainer, parts.record
+    parts.checkpoints.save(trainer.state_dict(parts.train_loader))
+    scores = score(parts, parts.eval_loader, parts.evaluated)
+    log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    if record.is_best(trainer.step):
+        parts.checkpoints.mark_best(trainer.step)
+
+
+def score(parts: Parts, loader: Preloader, evaluated: str) -> dict[str, float]:
+    """The mean loss and scores of a set, such as test_accuracy, which are written to metrics.jsonl too."""
+    trainer = parts.trainer
+    with parts.report.phase("evaluation"):
+        means, stopped_by = trainer.evaluate(loader, parts.checkpoints.signals)
+    parts.checkpoints.stop_if(stopped_by, trainer.step)
+    scores = {f"{evaluated}_{name}": value for name, value in means.items()}
+    parts.record.metrics(step=trainer.step, epoch=trainer.epoch, **scores)
+    return scores
 
 
 launcher = Launcher(run)

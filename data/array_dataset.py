@@ -86,6 +86,12 @@ class ArrayDataset:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
         np.take(self.labels, indices, out=out["label"].numpy())
 
+    def without_augmentation(self) -> "ArrayDataset":
+        """Returns the same images as those of a test set."""
+        height, width, _ = self.image_shape
+        images = self.images[:, self.pad : self.pad + height, self.pad : self.pad + width]
+        return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""
         return {"image": self.images, "label": self.labels}

@@ -19,6 +19,8 @@ ERASE_ATTEMPTS = 10
 class Augment:
     """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
 
+    normalize: None for float images that are normalised already.
+
     erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
@@ -30,7 +32,12 @@ class Augment:
     """
 
     def __init__(
-        self, normalize: Normalize, num_classes: int, erase: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0
+        self,
+        normalize: Normalize | None,
+        num_classes: int,
+        erase: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
     ) -> None:
         if not 0 <= erase <= 1:
             raise DataError(f"augment.erase={erase}: give the share of the images, from 0 to 1")
@@ -41,7 +48,10 @@ class Augment:
         self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]
 
     def __call__(self, batch: dict[str, Any], random: Any) -> dict[str, Any]:
-        batch = self.normalize(batch, random)  # returns new memory, so images may be changed in place below
+        if self.normalize is not None:
+            batch = self.normalize(batch, random)  # returns new memory, so images may be changed in place below
+        elif self.erase or self._mixes:
+            batch = {**batch, "image": batch["image"].clone()}
         images = batch["image"]
         if self.erase:
             erase_boxes(images, erasing_boxes(images, self.erase, random))

@@ -5,6 +5,7 @@ Subclasses read the images. Crops are resized directly into the batch's memory.
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ class CroppedDataset:
         of its size.
         """
         raise NotImplementedError
+
+    def without_augmentation(self) -> "CroppedDataset":
+        """Returns the same images, cropped as those of a test set."""
+        plain = copy(self)
+        plain.train, plain.policy = False, None
+        return plain
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,7 @@ def build_loader(
     world_size: int = 1,
     device: torch.device | str = "cpu",
     transform: Transform | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Preloader:
     """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
@@ -78,7 +80,7 @@ def build_loader(
     thread. There is none on a CPU where workers read: nothing is left to overlap, and the thread would take time from
     the step. `num_workers="auto"` is chosen while the loader is used, see WorkerLoader; `torch` then takes all
     available cores. `cached` repeats the first batches of `prefetch`, if it shuffles. `last_batch`: "keep", "drop" or
-    "rollover", see WorkerLoader; None leaves it to `drop_last`.
+    "rollover", see WorkerLoader; None leaves it to `drop_last`. `collate_fn`: makes a batch of a list of samples.
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -98,12 +100,15 @@ def build_loader(
         "pad": pad,
     }
     if config.name == "resident":
+        if collate_fn is not None:
+            raise LoaderConfigError("loader=resident takes no collate_fn, as it keeps samples as arrays: use prefetch")
         return Preloader(ResidentLoader(dataset, device=device, **order), device, config.preload_depth, transform)
     reading: dict[str, Any] = {
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
         "timeout": config.timeout,
         "pin_memory": device.type == "cuda",
+        "collate_fn": collate_fn,
     }
     loader: TorchLoader | WorkerLoader[Any]
     if config.name == "torch":

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +48,10 @@ class TorchLoader(EpochLoader):
         world_size: int = 1,
         pad: bool = True,
         last_batch: str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
+        self._collate = partial(_collate, collate_fn or default_collate)
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
@@ -62,7 +65,7 @@ class TorchLoader(EpochLoader):
         return DataLoader(
             self._seeded,
             batch_sampler=self._batches,
-            collate_fn=_collate,  # type: ignore[arg-type]  # _Seeded returns _Numbered, a list with two attributes
+            collate_fn=self._collate,
             generator=torch.Generator(),  # without one, every epoch would draw from the global generator
             multiprocessing_context=default_context() if self._settings["num_workers"] else None,
             **self._settings,
@@ -140,10 +143,10 @@ class _Numbered(list[Any]):
         self.number, self.key, self.clock = number, key, clock
 
 
-def _collate(samples: _Numbered) -> tuple[int, Any, int, Work]:
+def _collate(collate_fn: Callable[[list[Any]], Any], samples: _Numbered) -> tuple[int, Any, int, Work]:
     """Returns the batch with its number, the worker that read it, and what that took."""
     began, clock, info = time.perf_counter(), samples.clock, get_worker_info()
-    batch = default_collate(list(samples))
+    batch = collate_fn(list(samples))
     assert clock is not None  # samples come from _Seeded
     work = clock.end(time.perf_counter() - began)
     return samples.number, batch, 0 if info is None else info.id, work

@@ -1,7 +1,8 @@
-"""The types and bounds of the config, and a sentence for each mistake in it. Overrides are checked before: overrides.py."""
+"""The types and bounds of the config, and a sentence for each mistake in it; overrides.py checks the command line."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -44,11 +45,12 @@ class TrainConfig:
     checkpoint_every: str | None
     keep_checkpoints: int
     warmup_epochs: float
-    label_smoothing: float
+    early_stop: int | None
+    ema: float | None
     clip_norm: float | None
     accumulate: int
     precision: str
-    channels_last: bool
+    channels_last: str  # OmegaConf makes "True" of true
     num_threads: int | None
     compile: bool
     sync_batchnorm: bool
@@ -57,16 +59,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
-        least = dict.fromkeys((*counts, "process_timeout"), 1)
-        least |= dict.fromkeys(("warmup_epochs", "label_smoothing"), 0)
+        least = dict.fromkeys((*counts, "early_stop", "process_timeout"), 1) | {"warmup_epochs": 0}
         for key, bound in least.items():
             value = getattr(self, key)
             if value is not None and not value >= bound:
                 raise ConfigError(f"train.{key}={value}: give a number from {bound}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
-        if self.label_smoothing >= 1:
-            raise ConfigError(f"train.label_smoothing={self.label_smoothing}: give a number from 0 to below 1")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ConfigError(f"train.ema={self.ema}: give a decay between 0 and 1, such as 0.999, or null for no EMA")
+        self.channels_last = self.channels_last.lower()
+        check_choice("train.channels_last", self.channels_last, ("auto", "true", "false"), ConfigError)
         if self.num_threads is not None and self.num_threads > (os.cpu_count() or 1):
             raise ConfigError(
                 f"train.num_threads={self.num_threads}: give at most {os.cpu_count()}, the number of cores"
@@ -105,12 +108,14 @@ class TimingConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `model` and `optim` are a `_target_` and its arguments; `augment` those of Augment.
+    """The whole config. `data`, `task`, `model` and `optim` are a `_target_` and its arguments; so are `augment`'s.
 
-    `logger` has a section for each chosen logger.
+    `logger` has a section for each chosen logger. `data` also has val_fraction, the share of the training set that is
+    kept apart to choose the best checkpoint with, and collate, a `_target_` that makes a batch of a list of samples.
     """
 
     data: dict[str, Any]
+    task: dict[str, Any]
     augment: dict[str, float]
     model: dict[str, Any]
     optim: dict[str, Any]
@@ -151,26 +156,39 @@ def checked(cfg: DictConfig) -> Config:
 def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Raises ConfigError if there is no such target, or if it raises an error about its arguments. A DataError and other
-    kinds of errors are raised unchanged.
+    Options that the target does not take are left out. Raises ConfigError if there is no such target, or if it raises
+    an error about its arguments or files. A DataError and other kinds of errors are raised unchanged.
     """
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
-        return instantiate(section, _partial_=True)(*arguments, **options)
+        target = instantiate(section, _partial_=True)
+        return target(*arguments, **accepted(target.func, options))
     except DataError:
         raise
-    except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError) as error:
+    except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError, OSError) as error:
         reason = one_line(error).partition(", set env var")[0]
         raise ConfigError(
             f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"
         ) from error
 
 
-def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConfig:
+def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of the options that the function or class takes."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return options
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return options
+    return {key: value for key, value in options.items() if key in parameters}
+
+
+def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:
     """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
 
-    Another loader keeps the number of workers, if both have any. "auto" becomes a number: it would still be searched
-    for while the loader is measured. There, a worker that takes longer than TRIAL_TIMEOUT is killed.
+    Another loader keeps the number of workers, if both have any. "auto" becomes a number, `workers` or that of the
+    cores: it would still be searched for while the loader is measured. There, a worker that takes longer than
+    TRIAL_TIMEOUT is killed.
     """
     values = asdict(loader)
     for key, _, text in (override.partition("=") for override in overrides):
@@ -181,7 +199,7 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str]) -> LoaderConf
             values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
         elif key.startswith("loader."):
             values[key.removeprefix("loader.")] = value
-    numbers = {"num_workers": available_cores(), "prefetch_factor": 4}
+    numbers = {"num_workers": workers or available_cores(), "prefetch_factor": 4}
     values |= {key: number for key, number in numbers.items() if values[key] == "auto"}
     return LoaderConfig(**values | {"timeout": TRIAL_TIMEOUT})
 

@@ -1,4 +1,4 @@
-"""Compares the command line with conf/ before Hydra starts, because Hydra 1.3 exits on a wrong override without a hint."""
+"""Compares the command line with conf/ before Hydra starts: Hydra 1.3 exits on a wrong override without a hint."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
             known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{conf}: a file cannot be read as YAML: {' '.join(str(error).split())}") from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for override in overrides:
         adds_or_deletes = str(override.input_line).startswith(("+", "~"))
@@ -74,7 +76,8 @@ def _is_typed(key: str) -> bool:
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
     if key not in names:
-        hint = did_you_mean(key, names)
+        same = [name for name in names if name.rpartition(".")[2] == key]  # lr instead of optim.lr
+        hint = f"did you mean {same[0]}? " if same else did_you_mean(key, names)
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig):

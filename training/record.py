@@ -34,7 +34,8 @@ class Record:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
         self._writes, self._config = writes, config
         self._loggers = Loggers()
-        self.accuracies: dict[int, float] = {}  # test accuracy after which step
+        self.score, self._sign = "test_accuracy", 1  # by which the best checkpoint is chosen; -1: the lowest is best
+        self.scores: dict[int, float] = {}  # after which step
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -44,11 +45,13 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self._loggers.finish()
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, score: str = "test_accuracy", higher_is_better: bool = True) -> None:
         """Removes what an earlier run in this folder wrote after `step`, from which training goes on.
 
-        Then starts the loggers. Raises ConfigError for a key that a logger does not have.
+        Then starts the loggers. `score`: the key of metrics.jsonl by which the best checkpoint is chosen. Raises
+        ConfigError for a key that a logger does not have.
         """
+        self.score, self._sign = score, 1 if higher_is_better else -1
         if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
@@ -57,19 +60,31 @@ class Record:
             lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
             write_whole(path, "".join(f"{line}\n" for line in lines))
             for values in map(json.loads, lines):
-                if "test_accuracy" in values:
-                    self.accuracies[values["step"]] = values["test_accuracy"]
+                self._note(values)
         if self._config is not None:
             self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
 
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""
-        if "test_accuracy" in values:
-            self.accuracies[values["step"]] = values["test_accuracy"]
+        self._note(values)
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(finite(values), allow_nan=False) + "\n")
             self._loggers.metrics(values)
+
+    def is_best(self, step: int) -> bool:
+        """Whether no other step has a better score."""
+        return self._sign * self.scores[step] >= max(self._sign * score for score in self.scores.values())
+
+    def has_stalled(self, evaluations: int | None) -> bool:
+        """Whether the last so many evaluations were no better than one before them."""
+        scores = [self._sign * self.scores[step] for step in sorted(self.scores)]
+        return evaluations is not None and scores.index(max(scores)) + evaluations < len(scores) if scores else False
+
+    def _note(self, values: dict[str, Any]) -> None:
+        score = values.get(self.score)
+        if score is not None:
+            self.scores[values["step"]] = score
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that has ended in this folder, if one has."""

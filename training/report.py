@@ -17,6 +17,7 @@ from loaders.machine import available_cores
 from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
 from training.config import Config
+from training.sets import Sets
 from training.table import table
 from training.trial import Trials
 from training.verdict import Measured, Verdict, candidates, diagnose
@@ -63,13 +64,15 @@ class Report:
         self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
         return before
 
-    def beginning(self, train_set: Any, test_set: Any, steps: int) -> str:
+    def beginning(self, sets: Sets, steps: int) -> str:
         """Returns a sentence on what is about to run."""
-        config = self._config
+        config, what = self._config, "images" if sets.image is not None else "samples"
+        classes = f" of {sets.task.label_below} classes" if sets.task.label_below else ""
+        validation = "" if sets.val is None else f"{len(sets.val):,} to validate, "
         return (
-            f"{type(train_set).__name__}: {len(train_set):,} images of {len(train_set.classes)} classes, "
-            f"{len(test_set):,} to test; loader={config.loader.name}, {config.loader.num_workers} workers; "
-            f"{steps:,} steps of {config.train.batch_size} images, learning rate {config.optim.get('lr')}"
+            f"{sets.name}: {len(sets.train):,} {what}{classes}, {validation}{len(sets.test):,} to test; "
+            f"loader={config.loader.name}, {config.loader.num_workers} workers; "
+            f"{steps:,} steps of {config.train.batch_size} {what}, learning rate {config.optim.get('lr')}"
         )
 
     def begin_training(self) -> None:

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from loaders import Preloader
+from loaders.nested import move
 from training.checkpoint import load_weights
 from training.command_line import changes
-from training.config import Config, ConfigError, TrainConfig, build
+from training.config import Config, ConfigError, TrainConfig, build, one_line
 from training.processes import Processes
+from training.sets import Sets
 from training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
@@ -28,29 +31,37 @@ log = logging.getLogger(__name__)
 class Trainer:
     """The model, its optimizer and schedule, and how far training has come."""
 
-    def __init__(self, config: Config, train_set: Any, processes: Processes) -> None:
-        self.config, self.seed = config.train, config.seed
+    def __init__(self, config: Config, sets: Sets, processes: Processes) -> None:
+        self.config, self.seed, self.task = config.train, config.seed, sets.task
         self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "logger")}
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self.first_batch: dict[str, Tensor] = {}  # on which steps are measured after the run
+        self.first_batch: dict[str, Any] = {}  # on which steps are measured after the run
         self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
-        steps = steps_in(self.config.epochs, len(train_set), self.config)
+        self.means = Means(processes)  # of training, since they were last read
+        steps = steps_in(self.config.epochs, len(sets.train), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        channels = train_set.sample_spec()["image"][0][-1]
-        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels)
-        memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
-        self.model: nn.Module = model.to(self.device, memory_format=memory_format)
+        model = build("model", config.model, **sets.model_options())
+        channels_last = {"auto": self.device.type == "cuda"}.get(
+            self.config.channels_last, self.config.channels_last == "true"
+        )
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model: nn.Module = model.to(self.device, memory_format=self.memory_format)
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        self.parallel = processes.parallel(self.model)
-        self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
         gpu_has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        self._try(sets)
+        self.parallel = processes.parallel(self.model)
+        self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
+        self.ema: AveragedModel | None = None
+        if self.config.ema is not None:
+            average = get_ema_multi_avg_fn(self.config.ema)
+            self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
 
         # Weight decay applies to weights, not to biases and norms.
         weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
@@ -68,59 +79,89 @@ class Trainer:
             return (step + 1) / (self.warmup_steps + 1)
         return 0.5 + 0.5 * math.cos(math.pi * (step - self.warmup_steps) / (self.last_step - self.warmup_steps))
 
-    def train_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """One optimizer step. Returns the batch's mean loss, left on the device so that nothing waits for it."""
+    def train_step(self, batch: dict[str, Any]) -> None:
+        """One optimizer step. Loss and scores stay on the device, in `means`, so that nothing waits for them."""
         self.model.train()
         self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
-        mean_loss = torch.zeros((), device=self.device)
         # More than one part if the device cannot hold a whole batch's activations at once.
-        images, labels = (batch[key].chunk(self.config.accumulate) for key in ("image", "label"))
-        for part in range(len(labels)):
-            is_last = part == len(labels) - 1
+        *inputs, labels = (part.chunk(self.config.accumulate) for part in self._parts(batch))
+        for number, part in enumerate(labels):
+            is_last = number == len(labels) - 1
             with nullcontext() if is_last else self.processes.without_averaging(self.parallel):
                 with self.autocast:
-                    logits = self.forward(images[part])
-                loss = nn.functional.cross_entropy(
-                    logits.float(), labels[part], label_smoothing=self.config.label_smoothing
-                )
-                loss = loss * (len(labels[part]) / len(batch["label"]))
-                loss.backward()
-            mean_loss += loss.detach()
+                    outputs = self.forward(*(parts[number] for parts in inputs))
+                loss = self.task.loss(outputs, part)
+                (loss * (len(part) / len(batch[self.task.label]))).backward()
+            with torch.no_grad():
+                self.means.add(len(part), {"loss": loss, **self.task.scores(outputs, part)})
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.step()
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
         self.step += 1
-        return mean_loss
 
     @torch.inference_mode()
-    def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[float, int]:
-        """Returns the share of the loader's samples, over all processes, that the model classifies correctly.
+    def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
+        """Returns the mean loss and scores over the loader's samples, over all processes.
 
         A signal cuts the evaluation short. Its number is returned too: 0 if none came.
         """
-        self.model.eval()
-        self.processes.share_buffers(self.model)
-        correct, seen = torch.zeros((), dtype=torch.int64, device=self.device), 0
+        model = self.model if self.ema is None else self.ema.module
+        model.eval()
+        self.processes.share_buffers(model)
+        means = Means(self.processes)
         with self._bar("evaluating", total=len(loader)) as bar:
             for batch in loader:
+                *inputs, labels = self._parts(batch)
                 with self.autocast:
-                    logits = self.model(batch["image"])
-                correct += (logits.argmax(dim=1) == batch["label"]).sum()
-                seen += len(batch["label"])
+                    outputs = model(*inputs)
+                means.add(len(labels), {"loss": self.task.loss(outputs, labels), **self.task.scores(outputs, labels)})
                 bar.update()
                 if signals.received:
                     break
-        every = self.processes.gather(correct.item(), seen, signals.received)
-        corrects, counts, stops = zip(*every, strict=True)
-        return sum(corrects) / sum(counts), int(max(stops))
+        (stops,) = zip(*self.processes.gather(signals.received), strict=True)
+        return means.read(), int(max(stops))
+
+    def _parts(self, batch: dict[str, Any]) -> list[Tensor]:
+        """The fields of a batch that the network gets, and the labels."""
+        parts = [batch[name] for name in self.task.inputs]
+        if self.memory_format is torch.contiguous_format:  # the transform leaves images channels last
+            parts = [part.contiguous() for part in parts]
+        return [*parts, batch[self.task.label]]
+
+    @torch.inference_mode()
+    def _try(self, sets: Sets) -> None:
+        """Passes the first samples through the network. Raises DataError or ConfigError if they do not fit."""
+        batch = move(sets.first, lambda tensor: tensor.to(self.device))
+        batch = batch if sets.transform is None else sets.transform(batch)
+        *inputs, labels = self._parts(batch)
+        shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
+        self.model.eval()
+        try:
+            with self.autocast:
+                outputs = self.model(*inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            name = type(self.model).__name__
+            raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
+        self.task.check(outputs, labels)
+        try:
+            self.task.loss(outputs, labels)
+            self.task.scores(outputs, labels)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
+                f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
+            ) from error
 
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
         """Everything a run needs to continue from here as if it had not stopped."""
         return {
             "model": self.model.state_dict(),
+            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_class": type(self.optimizer).__name__,
             "loader": loader.state_dict(),
@@ -131,6 +172,9 @@ class Trainer:
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
         """Continues from a checkpoint. Raises ConfigError if it does not fit this run."""
         load_weights(self.model, state["model"], path)
+        if self.ema is not None:
+            # A checkpoint without a mean begins one, with its weights.
+            self.ema.load_state_dict(state.get("ema") or AveragedModel(self.model).state_dict())
         theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
         if theirs != ours:
             raise ConfigError(
@@ -164,11 +208,35 @@ class Trainer:
         return f"{type(self.model).__name__} with {parameters:,} parameters in {'bf16' if self.bf16 else 'fp32'}"
 
 
+class Means:
+    """Means over samples, summed up on the device; all processes read them together."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, samples: int, values: dict[str, Tensor]) -> None:
+        """Adds values of so many samples: one for each (B,), or their mean ()."""
+        for name, value in values.items():
+            total = value.detach().sum(dtype=torch.float64) if value.ndim else value.detach().double() * samples
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._count += samples
+
+    def read(self) -> dict[str, float]:
+        """Returns the means since the last call, over all processes."""
+        every = self._processes.gather(self._count, *(total.item() for total in self._sums.values()))
+        count, *sums = (sum(values) for values in zip(*every, strict=True))
+        means = {name: total / count for name, total in zip(self._sums, sums, strict=True)} if count else {}
+        self._sums, self._count = {}, 0
+        return means
+
+
 def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
     """The number of optimizer steps. Raises ConfigError if there are too few samples for one."""
     size = config.batch_size
     if samples < size and config.last_batch != "keep":
-        raise ConfigError(f"train.batch_size={size}: there are only {samples} training images; lower it")
+        raise ConfigError(f"train.batch_size={size}: there are only {samples} training samples; lower it")
     return {
         "drop": epochs * (samples // size),
         "keep": epochs * -(-samples // size),

@@ -1,0 +1,99 @@
+"""Samples: checks what a dataset returns, and lets it return tuples; wraps datasets that read sample by sample."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.errors import DataError
+
+CHANNELS = (1, 2, 3, 4)  # of images; the other sides are larger
+
+
+class Samples:
+    """A dataset whose samples are dicts with `names`, (input, ..., label); a tuple gets these names, in this order.
+
+    num_classes: what an integer label is below; None: anything goes. Raises DataError, with the dataset's name and the
+    sample's index, for a sample that training cannot use: an image has to be a uint8 tensor (H, W, C), or a float one
+    (C, H, W), which is not normalised any more.
+    """
+
+    def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None) -> None:
+        self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
+        self.name = type(dataset).__name__
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.checked(self.dataset[index], index)
+
+    def checked(self, sample: Any, index: int) -> dict[str, Any]:
+        where, names = f"{self.name}[{index}]", self.names
+        if isinstance(sample, tuple | list):
+            if len(sample) != len(names):
+                raise DataError(f"{where} has {len(sample)} parts: return ({', '.join(names)}), or a dict of these")
+            sample = dict(zip(names, sample, strict=True))
+        if not isinstance(sample, dict):
+            raise DataError(f"{where} is {_kind(sample)}: return ({', '.join(names)}), or a dict of these")
+        if missing := [name for name in names if name not in sample]:
+            raise DataError(
+                f"{where} has no field {missing[0]!r}, only {', '.join(map(str, sample))}: rename one, or set "
+                "task.inputs and task.label"
+            )
+        for name, value in sample.items():
+            if value is None:
+                raise DataError(f"{where} has None as {name!r}: return a tensor")
+        *inputs, label = names
+        for name in inputs:
+            _check_input(where, name, sample[name])
+        self._check_label(where, label, sample[label])
+        return sample
+
+    def _check_label(self, where: str, name: str, label: Any) -> None:
+        if self.num_classes is None:
+            return
+        is_tensor = isinstance(label, torch.Tensor | np.ndarray | np.generic)
+        if is_tensor and math.prod(label.shape) != 1:
+            raise DataError(
+                f"{where} has {name!r} of shape {tuple(label.shape)}: give the number of its class, or choose "
+                "task=multilabel"
+            )
+        if isinstance(label, str):
+            raise DataError(f"{where} has {name!r} {label!r}: give its number, 0 to {self.num_classes - 1}")
+        number = label.item() if is_tensor else label
+        if not isinstance(number, int):
+            raise DataError(f"{where} has {name!r} {number!r}: give an integer, or choose task=regression")
+        if not 0 <= number < self.num_classes:
+            raise DataError(
+                f"{where} has {name!r} {number}: give 0 to {self.num_classes - 1}, as there are {self.num_classes} "
+                "classes"
+            )
+
+
+def _check_input(where: str, name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value) if value.dtype.kind in "uifb" else value
+    if not isinstance(value, torch.Tensor):
+        hint = f", such as torch.from_numpy(np.array({name}))" if "PIL" in type(value).__module__ else ""
+        raise DataError(f"{where} has {_kind(value)} as {name!r}: return a tensor{hint}")
+    if value.dtype == torch.float64:
+        raise DataError(f"{where} has float64 values as {name!r}: return them as float32")
+    if name != "image":
+        return
+    shape = tuple(value.shape)
+    if value.dtype != torch.uint8 and not value.is_floating_point():
+        raise DataError(f"{where} has an image of {value.dtype}: return uint8 (H, W, C) or float (C, H, W)")
+    last, first, order = (-1, 0, "(H, W, C)") if value.dtype == torch.uint8 else (0, -1, "(C, H, W)")
+    if len(shape) != 3:
+        raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images have three dimensions, {order}")
+    if shape[last] not in CHANNELS and shape[first] in CHANNELS:
+        raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images are {order}; use permute")
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,44 @@
+"""Subset: some samples of a dataset, which can still read whole batches and lie on the device."""
+
+from typing import Any
+
+import numpy as np
+
+
+class Subset:
+    """The samples of `dataset` at `indices`, int64 (N,). It has `read_batch` and `arrays` if that has them."""
+
+    def __init__(self, dataset: Any, indices: np.ndarray) -> None:
+        self.dataset, self.indices = dataset, indices
+        for name in ("read_batch", "arrays"):
+            if callable(getattr(dataset, name, None)):
+                setattr(self, name, getattr(self, f"_{name}"))
+        for name in ("sample_spec", "augment_batch", "classes", "mean", "std"):
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
+        if hasattr(dataset, "labels"):
+            self.labels = np.asarray(dataset.labels)[indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.indices[index])]
+
+    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+        self.dataset.read_batch(self.indices[indices], out, random)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
+
+
+def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
+    """Splits off a random `fraction` (0..1) of the dataset: (the rest, the part), each in the dataset's order.
+
+    The part is not augmented, if the dataset has a method `without_augmentation()` that returns such a one. It is the
+    same part each time.
+    """
+    order = np.random.default_rng(0).permutation(len(dataset))
+    size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
+    plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset
+    return Subset(dataset, np.sort(order[size:])), Subset(plain, np.sort(order[:size]))

@@ -1,0 +1,150 @@
+"""The training, validation and test set of a run, the task that they are for, and a look at their first samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor
+
+from data.augment import Augment
+from data.errors import DataError
+from data.samples import Samples
+from data.subset import split
+from data.transform import Normalize
+from loaders import WorkerLoader
+from training.config import Config, ConfigError, build
+from training.tasks import Task
+
+log = logging.getLogger(__name__)
+
+MOST_SKIPPED = 100  # samples that cannot be read, before the first one that can
+
+
+class Sets:
+    """What config.data and config.task describe; `val` is None without data.val_fraction.
+
+    `first`: the first training samples as a batch, on the host. Raises DataError if the task cannot use a sample.
+    """
+
+    def __init__(self, config: Config) -> None:
+        section = dict(config.data)
+        fraction, collate = section.pop("val_fraction"), section.pop("collate")
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"data.val_fraction={fraction}: give a share of the training set, from 0 to below 1")
+        self.collate: Callable | None = collate and instantiate(collate, _partial_=True)
+        train, test = (build("data", section, train=train) for train in (True, False))
+        for dataset in (train, test):
+            if not len(dataset):
+                raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
+        self.name = type(train).__name__
+        self.task: Task = build("task", config.task, train)
+        self.train, self.val, self.test = self._checked(train), None, self._checked(test)
+        self.first = self._first_batch(config)
+        if fraction:
+            self.train, self.val = split(self.train, fraction)
+        image = self.first["image"] if "image" in self.task.inputs else None
+        self.image = (
+            image if isinstance(image, Tensor) and image.ndim == 4 else None
+        )  # the first images, if it has any
+        self.transform, self.augment = self._transforms(train, config.augment)
+
+    @property
+    def evaluated(self) -> tuple[str, Any]:
+        """The set by which the best checkpoint is chosen, and its name in metrics.jsonl."""
+        return ("test", self.test) if self.val is None else ("val", self.val)
+
+    def model_options(self) -> dict[str, Any]:
+        """What the network is built with, as far as it takes them."""
+        options: dict[str, Any] = {"num_classes": self.task.num_outputs}
+        if self.image is not None:
+            bytes_ = self.image.dtype == torch.uint8
+            options["in_channels"] = self.image.shape[3 if bytes_ else 1]
+            options["image_size"] = min(self.image.shape[1:3] if bytes_ else self.image.shape[2:])
+        return options
+
+    def _checked(self, dataset: Any) -> Any:
+        """The dataset, with each of its samples checked. One that reads whole batches has to know what it writes."""
+        if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
+            return dataset
+        samples = Samples(dataset, [*self.task.inputs, self.task.label], self.task.label_below)
+        for name in ("classes", "mean", "std", "labels"):
+            if hasattr(dataset, name):
+                setattr(samples, name, getattr(dataset, name))
+        return samples
+
+    def _first_batch(self, config: Config) -> dict[str, Tensor]:
+        """Reads the first samples of each set, in a worker if workers read: some files must not be open at a fork."""
+        sets = [self.train, self.test]
+        in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
+        names = [*self.task.inputs, self.task.label]
+        samples = FirstSamples(sets, names, self.task.label_below, config.loader.on_error == "skip")
+        batches = [[0, 2] if len(self.train) > 1 else [0], [1]]
+        options: dict[str, Any] = {"collate_fn": self.collate, "num_workers": int(not in_process), "seed": config.seed}
+        with WorkerLoader(samples, batch_sampler=batches, **options) as loader:
+            first, *others = list(loader)
+        for dataset, batch in zip(sets, [first, *others], strict=True):
+            _check_spec(dataset, batch)
+        return first
+
+    def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
+        """The transform of evaluated batches, and that of training batches."""
+        normalize: Any = None
+        if self.image is None:
+            if used := [f"augment.{key}={value}" for key, value in augment.items() if value]:
+                raise ConfigError(f"{used[0]}: {self.name} has no images to augment: set it to 0")
+            return None, None
+        if self.image.dtype == torch.uint8:
+            channels = self.image.shape[3]
+            mean, std = getattr(train, "mean", None), getattr(train, "std", None)
+            if mean is None or std is None:
+                mean, std = [0.5] * channels, [0.25] * channels
+                log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
+            normalize = Normalize(mean, std)
+        for key in ("mixup", "cutmix"):
+            if augment[key] and self.task.label_below is None:
+                raise ConfigError(
+                    f"augment.{key}={augment[key]}: it mixes classes: set it to 0, or task=classification"
+                )
+        return normalize, Augment(normalize, self.task.num_outputs, **augment)
+
+
+class FirstSamples:
+    """The first sample of each dataset, then the second one of the first dataset; `skips`: the first that can be read.
+
+    Raises DataError for a sample that training cannot use.
+    """
+
+    def __init__(self, datasets: list[Any], names: list[str], num_classes: int | None, skips: bool) -> None:
+        self.datasets, self.names, self.num_classes, self.skips = datasets, names, num_classes, skips
+
+    def __len__(self) -> int:
+        return len(self.datasets) + 1
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        dataset = self.datasets[number % len(self.datasets)]
+        samples, first = Samples(dataset, self.names, self.num_classes), number // len(self.datasets)
+        for index in range(first, min(len(dataset), first + MOST_SKIPPED)):
+            try:
+                return samples[index]
+            except Exception:
+                if not self.skips:
+                    raise
+        raise DataError(f"{samples.name}: none of the first {MOST_SKIPPED} samples can be read")
+
+
+def _check_spec(dataset: Any, batch: dict[str, Tensor]) -> None:
+    """Raises DataError if the dataset's samples are not what its sample_spec() says."""
+    if not callable(getattr(dataset, "sample_spec", None)):
+        return
+    said = dataset.sample_spec()
+    found = {name: (tuple(value.shape[1:]), value.dtype) for name, value in batch.items() if name in said}
+    for name, (shape, dtype) in said.items():
+        if found.get(name) != (tuple(shape), dtype):
+            raise DataError(
+                f"{type(dataset).__name__}.sample_spec() says that {name!r} is {dtype} {tuple(shape)}, and its first "
+                f"sample has {found[name][1] if name in found else 'no such field'} {found.get(name, ('',))[0]}"
+            )

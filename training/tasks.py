@@ -1,0 +1,230 @@
+"""Tasks: what the network learns, as a loss, scores and the number of its outputs. conf/task/ chooses one.
+
+A task is a class with the methods of Task, made with the training set and the keys of its yaml file. Only tasks know
+what outputs and labels mean: a new one needs no change of train.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from data.errors import DataError
+
+TOP5_CLASSES = 20  # with at least so many classes, evaluation tells how often the label is among the best five
+Function = Callable[[Tensor, Tensor], Tensor]  # of outputs and labels
+
+
+class Task:
+    """What tasks share.
+
+    dataset: the training set. inputs: the names of a sample's fields that the network gets, in this order.
+    label: the name of the field that it learns. loss: a function of outputs and labels that returns their mean loss,
+    in place of the task's own. scores: further ones by name, functions of outputs and labels that return a number for
+    each sample (B,).
+    """
+
+    metric = ""  # the name of the score by which the best checkpoint is chosen
+    higher_is_better = True
+    num_outputs = 1
+    label_below: int | None = None  # labels are integers from 0 to below this
+
+    def __init__(
+        self,
+        dataset: Any,
+        inputs: str | list[str] = "image",
+        label: str = "label",
+        loss: Function | None = None,
+        scores: dict[str, Function] | None = None,
+    ) -> None:
+        self.dataset_name = type(dataset).__name__
+        self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        self.label = label
+        self._own_loss, self._own_scores = loss, scores or {}
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Returns the mean loss of a batch, a float32 scalar."""
+        return (self._own_loss or self._loss)(outputs.float(), labels)
+
+    def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Returns numbers for each sample (B,), by name. Their means over a set of samples are what is reported."""
+        own = {name: function(outputs.float(), labels) for name, function in self._own_scores.items()}
+        return self._scores(outputs, labels) | own
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Returns what the network says in the labels' units: probabilities of the classes, or values."""
+        raise NotImplementedError
+
+    def check(self, outputs: Any, labels: Tensor) -> None:
+        """Raises DataError if outputs and labels do not fit the task, or each other."""
+        if not isinstance(outputs, Tensor) or outputs.ndim < 1:
+            raise DataError(f"the network returned a {type(outputs).__name__}: it should return a tensor (B, outputs)")
+        wanted = (len(labels), self.num_outputs)
+        if tuple(outputs.shape) != wanted:
+            raise DataError(
+                f"the network returned outputs of shape {tuple(outputs.shape)}, and {self._meaning} need {wanted}: "
+                "give its last layer as many outputs"
+            )
+
+    @property
+    def _meaning(self) -> str:
+        """What the number of outputs stands for, in an error."""
+        return f"{self.num_outputs} outputs"
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+class Classification(Task):
+    """Each sample has one class: outputs are logits (B, classes), labels int64 (B,), or float shares (B, classes).
+
+    label_smoothing: share (0 to below 1) of the target that is spread over all classes (arXiv:1512.00567).
+    class_weights: one number per class, or "balanced": the rarer a class in the dataset's `labels`, the more it
+        counts.
+    Scores: accuracy, and with many classes top5. Raises DataError for a dataset without `classes` or bad arguments.
+    """
+
+    metric = "accuracy"
+
+    def __init__(
+        self,
+        dataset: Any,
+        label_smoothing: float = 0.0,
+        class_weights: str | list[float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, **options)
+        if not getattr(dataset, "classes", ()):
+            raise DataError(
+                f"{self.dataset_name} has no `classes`: give it a list of their names, or choose task=regression"
+            )
+        if not 0 <= label_smoothing < 1:
+            raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
+        self.classes = tuple(dataset.classes)
+        self.num_outputs = self.label_below = len(self.classes)
+        self._smoothing, self._weights = label_smoothing, self._class_weights(dataset, class_weights)
+
+    @property
+    def _meaning(self) -> str:
+        return f"the {self.num_outputs} classes of {self.dataset_name}"
+
+    def _class_weights(self, dataset: Any, weights: Any) -> Tensor | None:
+        if weights is None:
+            return None
+        if weights == "balanced":
+            labels = getattr(dataset, "labels", None)
+            if labels is None:
+                raise DataError(
+                    f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count them"
+                )
+            counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
+            return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
+        if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
+            raise DataError(
+                f"task.class_weights={weights}: give balanced, or a number from 0 for each of the {self.num_outputs} "
+                "classes"
+            )
+        return torch.tensor([float(weight) for weight in weights])
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.float().softmax(dim=1)
+
+    def check(self, outputs: Any, labels: Tensor) -> None:
+        super().check(outputs, labels)
+        if labels.ndim == 1 and not labels.is_floating_point() and len(labels):
+            least, most = int(labels.min()), int(labels.max())
+            if not 0 <= least <= most < self.num_outputs:
+                raise DataError(
+                    f"{self.dataset_name} has the label {least if least < 0 else most}: labels go from 0 to "
+                    f"{self.num_outputs - 1}, as there are {self.num_outputs} classes"
+                )
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self._weights is not None:
+            self._weights = self._weights.to(outputs.device)
+        return functional.cross_entropy(outputs, labels, self._weights, label_smoothing=self._smoothing)
+
+    def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        labels = labels if labels.ndim == 1 else labels.argmax(dim=1)  # of mixed images
+        scores = {"accuracy": outputs.argmax(dim=1) == labels}
+        if self.num_outputs >= TOP5_CLASSES:
+            scores["top5"] = (outputs.topk(5).indices == labels[:, None]).any(dim=1)
+        return scores
+
+
+class Multilabel(Task):
+    """Each sample has any number of classes: outputs are logits (B, classes), labels 0 or 1 (B, classes).
+
+    Scores: f1 (of a sample's classes, averaged over samples), and exact: whether all classes are right.
+    """
+
+    metric = "f1"
+
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        if not getattr(dataset, "classes", ()):
+            raise DataError(f"{self.dataset_name} has no `classes`: give it a list of their names")
+        self.classes, self.num_outputs = tuple(dataset.classes), len(dataset.classes)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.float().sigmoid()
+
+    def check(self, outputs: Any, labels: Tensor) -> None:
+        super().check(outputs, labels)
+        if labels.shape != outputs.shape:
+            raise DataError(
+                f"{self.dataset_name} has labels of shape {tuple(labels.shape[1:])}: task=multilabel needs "
+                f"({self.num_outputs},), 1 for each class that a sample has and else 0"
+            )
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, labels.float())
+
+    def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        said, true = outputs > 0, labels > 0
+        both = (said & true).sum(dim=1)
+        counts = said.sum(dim=1) + true.sum(dim=1)
+        return {"f1": torch.where(counts > 0, 2 * both / counts.clamp(min=1), 1.0), "exact": (said == true).all(dim=1)}
+
+
+class Regression(Task):
+    """Each sample has a number, or several: outputs are (B, numbers), labels (B,) or (B, numbers), on any scale.
+
+    numbers: how many a sample has. Scores: mae and mse, the mean absolute and squared error over its numbers.
+    The loss is the squared error.
+    """
+
+    metric = "mae"
+    higher_is_better = False
+
+    def __init__(self, dataset: Any, numbers: int = 1, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.num_outputs = numbers
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return super().loss(outputs, labels.float().view(len(labels), -1))
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.float()
+
+    def check(self, outputs: Any, labels: Tensor) -> None:
+        super().check(outputs, labels)
+        if labels[:1].numel() != self.num_outputs:
+            raise DataError(
+                f"{self.dataset_name} has labels of shape {tuple(labels.shape[1:])}: task.numbers={self.num_outputs} "
+                "has to be how many numbers one of them has"
+            )
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.mse_loss(outputs, labels)
+
+    def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        error = outputs.float() - labels.float().view(len(labels), -1)
+        return {"mae": error.abs().mean(dim=1), "mse": error.square().mean(dim=1)}
