@@ -89,16 +89,16 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         bar = cleanup.enter_context(trainer.progress_bar())
         parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
         unevaluated = trainer.step not in record.scores
+        scores = {record.score: record.scores.get(trainer.step)}
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
-            evaluate(parts)
+            scores = evaluate(parts)
         while not trainer.finished and not record.has_stalled(config.train.early_stop):
             with report.phase("training"):
                 train_epoch(parts)
-            evaluate(parts)
+            scores = evaluate(parts)
             window, first = processes.total(report.timer.epoch()), report.timer.epoch_first_batch_seconds
             log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
         bar.close()
-        scores = {record.score: record.scores[trainer.step]}
         if sets.val is not None:
             with cleanup.enter_context(make(sets.test, sets.transform, config.loader, pad=False)) as test_loader:
                 scores |= score(parts, test_loader, "test")
@@ -113,6 +113,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             **report.timer.summary(total),
             **scores,
             "score": f"test_{sets.task.metric}",
+            "lower_is_better": not sets.task.higher_is_better,
             "epochs": trainer.epoch,
             "stopped_early": not trainer.finished,
         }
@@ -199,7 +200,7 @@ def log_steps(parts: Parts) -> None:
     log.info("step %d: loss %.3f, %s", trainer.step, means["loss"], window)
 
 
-def evaluate(parts: Parts) -> None:
+def evaluate(parts: Parts) -> dict[str, float]:
     """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
     trainer, record = parts.trainer, parts.record
     parts.checkpoints.save(trainer.state_dict(parts.train_loader))
@@ -207,6 +208,7 @@ def evaluate(parts: Parts) -> None:
     log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     if record.is_best(trainer.step):
         parts.checkpoints.mark_best(trainer.step)
+    return scores
 
 
 def score(parts: Parts, loader: Preloader, evaluated: str) -> dict[str, float]:

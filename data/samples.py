@@ -17,7 +17,8 @@ class Samples:
 
     num_classes: what an integer label is below; None: anything goes. Raises DataError, with the dataset's name and the
     sample's index, for a sample that training cannot use: an image has to be a uint8 tensor (H, W, C), or a float one
-    (C, H, W), which is not normalised any more.
+    (C, H, W), which is not normalised any more. What the dataset raises gets the index too, as a RuntimeError, or as a
+    DataError if it is about a file.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None) -> None:
@@ -28,7 +29,14 @@ class Samples:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.checked(self.dataset[index], index)
+        try:
+            sample = self.dataset[index]
+        except DataError:
+            raise
+        except Exception as error:
+            said = f"{self.name}[{index}] raised {type(error).__name__}: {error}"
+            raise (DataError(said) if isinstance(error, OSError) else RuntimeError(said)) from error
+        return self.checked(sample, index)
 
     def checked(self, sample: Any, index: int) -> dict[str, Any]:
         where, names = f"{self.name}[{index}]", self.names
@@ -76,6 +84,8 @@ class Samples:
 def _check_input(where: str, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value) if value.dtype.kind in "uifb" else value
+    if name != "image" and isinstance(value, int | float):
+        return
     if not isinstance(value, torch.Tensor):
         hint = f", such as torch.from_numpy(np.array({name}))" if "PIL" in type(value).__module__ else ""
         raise DataError(f"{where} has {_kind(value)} as {name!r}: return a tensor{hint}")

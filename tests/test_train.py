@@ -67,7 +67,7 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     steps = [line for line in metrics(tmp_path) if "loss" in line]
     assert len(steps) >= 2
     for line in steps:
-        assert line.keys() == {"step", "epoch", "loss", "lr", "images_per_second", "data_wait_fraction"}
+        assert line.keys() == {"step", "epoch", "loss", "lr", "images_per_second", "data_wait_fraction", "accuracy"}
     assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("step-0000008.pt", "step-0000016.pt", "last.pt", "best.pt")
@@ -253,7 +253,7 @@ def test_a_resumed_run_uses_its_own_learning_rate(tmp_path):
 def test_after_a_resume_too_best_is_the_best_of_its_folder(tmp_path, monkeypatch, where):
     # In a new folder, the checkpoint that the run starts from is evaluated first.
     accuracies = iter([0.8, 0.9, *([0.5] if where == "a new folder" else []), 0.7, 0.6, 0.6])
-    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: (next(accuracies), 0))
+    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: ({"accuracy": next(accuracies)}, 0))
     train(tmp_path)
     folder = tmp_path / "on" if where == "a new folder" else tmp_path
     train(folder, "train.epochs=5", f"train.resume={tmp_path}")
@@ -337,7 +337,7 @@ def test_an_evaluation_that_fails_loses_no_training(tmp_path, monkeypatch):
 
 def test_checkpoints_are_saved_inside_an_epoch_and_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
     accuracies = iter([0.9, 0.8])
-    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: (next(accuracies), 0))
+    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: ({"accuracy": next(accuracies)}, 0))
     train(tmp_path, "train.checkpoint_every=3", "train.keep_checkpoints=3")
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert kept == {"last.pt", "best.pt", *(f"step-{step:07}.pt" for step in (8, 12, 15, 16))}
@@ -405,7 +405,7 @@ def test_resuming_another_run_is_refused_with_the_difference(tmp_path, override,
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.batch_size=300: there are only 256 training images"):
+    with pytest.raises(ConfigError, match=r"train\.batch_size=300: there are only 256 training samples"):
         train(tmp_path, "train.batch_size=300")
 
 

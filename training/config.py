@@ -156,13 +156,15 @@ def checked(cfg: DictConfig) -> Config:
 def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Options that the target does not take are left out. Raises ConfigError if there is no such target, or if it raises
-    an error about its arguments or files. A DataError and other kinds of errors are raised unchanged.
+    Options that the section has, or that the target does not take, are left out. Raises ConfigError if there is no
+    such target, or if it raises an error about its arguments or files. A DataError and other kinds of errors are
+    raised unchanged.
     """
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
         target = instantiate(section, _partial_=True)
-        return target(*arguments, **accepted(target.func, options))
+        open_options = {key: value for key, value in options.items() if key not in section}
+        return target(*arguments, **accepted(target.func, open_options))
     except DataError:
         raise
     except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError, OSError) as error:

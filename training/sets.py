@@ -19,7 +19,7 @@ from loaders import WorkerLoader
 from training.config import Config, ConfigError, build
 from training.tasks import Task
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__dataset_name_)
 
 MOST_SKIPPED = 100  # samples that cannot be read, before the first one that can
 
@@ -31,16 +31,15 @@ class Sets:
     """
 
     def __init__(self, config: Config) -> None:
-        section = dict(config.data)
-        fraction, collate = section.pop("val_fraction"), section.pop("collate")
+        fraction, collate = config.data["val_fraction"], config.data["collate"]
         if not 0 <= fraction < 1:
             raise ConfigError(f"data.val_fraction={fraction}: give a share of the training set, from 0 to below 1")
         self.collate: Callable | None = collate and instantiate(collate, _partial_=True)
-        train, test = (build("data", section, train=train) for train in (True, False))
+        train, test = (open_dataset(config, train) for train in (True, False))
         for dataset in (train, test):
             if not len(dataset):
-                raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
-        self.name = type(train).__name__
+                raise DataError(f"{type(dataset).__dataset_name_} has no samples: see what data.root names")
+        self.name = type(train).__dataset_name_
         self.task: Task = build("task", config.task, train)
         self.train, self.val, self.test = self._checked(train), None, self._checked(test)
         self.first = self._first_batch(config)
@@ -71,7 +70,7 @@ class Sets:
         if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
             return dataset
         samples = Samples(dataset, [*self.task.inputs, self.task.label], self.task.label_below)
-        for name in ("classes", "mean", "std", "labels"):
+        for name in ("classes", "mean", "std", "labels", "sample_spec"):
             if hasattr(dataset, name):
                 setattr(samples, name, getattr(dataset, name))
         return samples
@@ -87,7 +86,7 @@ class Sets:
         with WorkerLoader(samples, batch_sampler=batches, **options) as loader:
             first, *others = list(loader)
         for dataset, batch in zip(sets, [first, *others], strict=True):
-            _check_spec(dataset, batch)
+            _check_spec(dataset, self.name, batch)
         return first
 
     def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
@@ -110,6 +109,12 @@ class Sets:
                     f"augment.{key}={augment[key]}: it mixes classes: set it to 0, or task=classification"
                 )
         return normalize, Augment(normalize, self.task.num_outputs, **augment)
+
+
+def open_dataset(config: Config, train: bool) -> Any:
+    """Makes the training set or the test set. Raises ConfigError or DataError if that cannot work."""
+    common = ("val_fraction", "collate")
+    return build("data", {key: value for key, value in config.data.items() if key not in common}, train=train)
 
 
 class FirstSamples:
@@ -136,7 +141,7 @@ class FirstSamples:
         raise DataError(f"{samples.name}: none of the first {MOST_SKIPPED} samples can be read")
 
 
-def _check_spec(dataset: Any, batch: dict[str, Tensor]) -> None:
+def _check_spec(dataset: Any, dataset_name: str, batch: dict[str, Tensor]) -> None:
     """Raises DataError if the dataset's samples are not what its sample_spec() says."""
     if not callable(getattr(dataset, "sample_spec", None)):
         return
@@ -145,6 +150,6 @@ def _check_spec(dataset: Any, batch: dict[str, Tensor]) -> None:
     for name, (shape, dtype) in said.items():
         if found.get(name) != (tuple(shape), dtype):
             raise DataError(
-                f"{type(dataset).__name__}.sample_spec() says that {name!r} is {dtype} {tuple(shape)}, and its first "
+                f"{dataset_name}.sample_spec() says that {name!r} is {dtype} {tuple(shape)}, and its first "
                 f"sample has {found[name][1] if name in found else 'no such field'} {found.get(name, ('',))[0]}"
             )

@@ -27,7 +27,7 @@ from training.table import table
 
 # What the picture shows for a setting that has no number, by its status.
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
-SPEED, WAITING, ACCURACY = "images_per_second", "data_wait_fraction", "test_accuracy"
+SPEED, WAITING = "images_per_second", "data_wait_fraction"
 # Keys that change how fast a job runs but not what it learns: `loader`, `loader.num_workers`, `device`, ...
 SPEED_ONLY = ("loader", "device", "timing", "logger")
 # Keys of summary.json, their headings in the table, and how their values are written there.
@@ -37,7 +37,6 @@ METRICS = (
     ("first_batch_seconds", "1st batch", "{:.2f} s".format),
     ("step_ms_p50", "step p50", "{:.1f} ms".format),
     ("step_ms_p95", "step p95", "{:.1f} ms".format),
-    (ACCURACY, "accuracy", "{:.4f}".format),
 )
 
 
@@ -70,6 +69,9 @@ class Sweep:
         comparable = all(key.split(".")[0] == "loader" for key in self.names)  # another device has another ceiling
         free = [setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and comparable]
         self.ceiling: float | None = max(free, default=None)  # images/s with free data
+        done = next((job.summary for job in self.jobs if job.summary), {})
+        self.score = str(done.get("score", "test_accuracy"))  # the key of summary.json that tells how good a job is
+        self.lower_is_better = bool(done.get("lower_is_better"))
         self.fastest, self.as_fast = self._best(SPEED)
         # No loader can be faster than free data. If one was, the machine was busier in some jobs than in others.
         fastest = max([setting.metric(SPEED) or 0.0 for setting in self.as_fast], default=0.0)
@@ -78,11 +80,12 @@ class Sweep:
             self.ceiling = None
 
     def _best(self, key: str) -> tuple[Setting | None, list[Setting]]:
-        """The setting to use if `key` matters, and all that equal the highest within their spread."""
+        """The setting to use if `key` matters, and all that equal the best within their spread."""
         candidates = [setting for setting in self.settings if setting.metric(key) is not None and not setting.is_free]
         if not candidates:
             return None, []
-        highest = max(candidates, key=lambda setting: setting.metric(key) or 0.0)
+        sign = -1 if key == self.score and self.lower_is_better else 1
+        highest = max(candidates, key=lambda setting: sign * (setting.metric(key) or 0.0))
         equals = [setting for setting in candidates if setting is highest or setting.equals(highest, key)]
         return min(equals, key=Setting.complexity), equals
 
@@ -118,14 +121,15 @@ class Sweep:
         columns += [[name, *(values.get(name, "-") for values in given)] for name in self.names.values()]
         if repeated:
             columns.append(["runs", *(str(len(setting.jobs)) for setting in settings)])
-        for key, heading, write in METRICS:
+        score = (self.score, self.score.removeprefix("test_"), "{:.4f}".format)
+        for key, heading, write in (*METRICS, score):
             values = [setting.metric(key) for setting in settings]
             if any(value is not None for value in values):
                 columns.append([heading, *("-" if value is None else write(value) for value in values)])
             if key == SPEED and any(map(spread, settings)):
                 columns.append(["spread", *(spread(setting) or "-" for setting in settings)])
-            if key == ACCURACY and any(len(setting.values(key)) > 1 for setting in settings):
-                columns[-1] = [heading, *map(accuracy, settings)]
+            if key == self.score and any(len(setting.values(key)) > 1 for setting in settings):
+                columns[-1] = [heading, *(with_deviation(setting.values(key)) for setting in settings)]
         if any(job.status != "done" for job in self.jobs):
             columns.append(["status", *(setting.status for setting in settings)])
         best = [">" if setting is self.fastest else "=" if setting in self.as_fast else " " for setting in settings]
@@ -143,10 +147,10 @@ class Sweep:
             if self.is_unequal:
                 sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
             yield f"{sentence}.", best
-        setting, equals = (None, []) if self.trains_alike else self._best(ACCURACY)
+        setting, equals = (None, []) if self.trains_alike else self._best(self.score)
         if setting is not None and self.fastest not in equals:
-            sentence = f"{self._named('Most accurate', setting, equals)}, test accuracy {accuracy(setting)}."
-            yield sentence, setting
+            score = f"{self.score.replace('_', ' ')} {with_deviation(setting.values(self.score))}"
+            yield f"{self._named('Most accurate', setting, equals)}, {score}.", setting
 
     def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
         if len(equals) == 1:
@@ -173,7 +177,7 @@ class Sweep:
 
     def csv(self) -> str:
         """One row per job, with the full names of the keys, the seed among them."""
-        text, metrics = io.StringIO(), [key for key, _, _ in METRICS]
+        text, metrics = io.StringIO(), [*(key for key, _, _ in METRICS), self.score]
         writer = csv.writer(text, lineterminator="\n")
         full = {key: key.lstrip("+") for key in self.keys}
         quartiles = [f"{SPEED}_q25", f"{SPEED}_q75"]
@@ -229,9 +233,8 @@ def spread(setting: Setting) -> str:
     return f"±{percent((interval[1] - interval[0]) / 2 / speed)}"
 
 
-def accuracy(setting: Setting) -> str:
+def with_deviation(values: list[float]) -> str:
     """The mean, and the standard deviation over the repeats if there are several."""
-    values = setting.values(ACCURACY)
     if not values:
         return "-"
     mean = f"{statistics.mean(values):.4f}"

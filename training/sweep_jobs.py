@@ -80,7 +80,7 @@ class Setting:
 
     def metric(self, key: str) -> float | None:
         """The median over the repeats, or None if there is no number; of the accuracy, the mean."""
-        middle = statistics.mean if key == "test_accuracy" else statistics.median
+        middle = statistics.mean if key.startswith("test_") else statistics.median
         return middle(values) if (values := self.values(key)) else None
 
     def interval(self, key: str) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from data.errors import DataError
 from training.config import ConfigError, build, checked
 from training.overrides import check_overrides
+from training.sets import open_dataset
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -86,7 +87,9 @@ def test_with_full_errors_nothing_is_checked_before_hydra(monkeypatch):
         "train.batch_size=0",
         "train.max_steps=0",
         "train.warmup_epochs=-1",
-        "train.label_smoothing=1.0",
+        "train.ema=1.0",
+        "train.early_stop=0",
+        "train.channels_last=maybe",
         "train.clip_norm=0",
         "train.accumulate=0",
         "train.precision=fp8",
@@ -147,21 +150,35 @@ def test_an_error_inside_a_target_is_raised_unchanged():
         ("optim", "optim.lr=-1", r"optim: torch\.optim\.SGD\(lr=-1, .*Invalid learning rate"),
         ("optim", "optim.betas=[0.9]", r"optim: torch\.optim\.AdamW\(.*betas=\[0\.9\].*: list index out of range"),
         ("model", "model.width=0", r"model: models\.small_cnn\.SmallCNN\(width=0\): width=0: give a number from 1"),
-        ("data", "+data.mean=[0.5]", r"data: data\.fashion\.FashionMini\(.*unexpected keyword argument 'mean'"),
     ],
 )
 def test_a_value_that_a_target_refuses_is_reported_in_one_sentence(group, override, sentence):
-    arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3), "data": (True,)}
+    arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3)}
     loaded = config(override, "optim=adamw") if "betas" in override else config(override)
     with pytest.raises(ConfigError, match=f"^{sentence}") as error:
         build(group, getattr(loaded, group), *arguments[group])
     assert "\n" not in str(error.value)
 
 
+def test_a_key_that_the_dataset_does_not_have_is_reported_in_one_sentence():
+    sentence = r"data: data\.fashion\.FashionMini\(.*unexpected keyword argument 'mean'"
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        open_dataset(config("+data.mean=[0.5]"), train=True)
+
+
 def test_a_data_error_is_raised_unchanged():
     loaded = config("data=image_folder", "data.root=/no/such/folder")
     with pytest.raises(DataError, match=r"^[^(]*/no/such/folder"):
-        build("data", loaded.data, train=True)
+        open_dataset(loaded, train=True)
+
+
+def test_a_target_gets_those_options_that_it_takes():
+    assert (
+        build("model", {"_target_": "models.linear.linear"}, num_classes=2, in_channels=1, image_size=8)[
+            2
+        ].out_features
+        == 2
+    )
 
 
 def test_a_target_that_does_not_exist_is_named():

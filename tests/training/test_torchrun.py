@@ -147,7 +147,7 @@ def test_several_processes_write_one_folder_and_one_log(undisturbed):
     assert summary["processes"] == 2 and summary["batch_size"] == 16
     assert {path.name for path in undisturbed.out.parent.iterdir()} == {"out", "output.txt"}
     log = (undisturbed.out / "train.log").read_text()
-    assert log.count("epoch 2: accuracy") == 1 == undisturbed.text().count("epoch 2: accuracy")
+    assert log.count("epoch 2: test_loss") == 1 == undisturbed.text().count("epoch 2: test_loss")
 
 
 def test_without_a_given_folder_a_restarted_run_finds_its_own(tmp_path, monkeypatch):

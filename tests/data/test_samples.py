@@ -1,0 +1,67 @@
+"""What a dataset may return, and what is refused with the name of the dataset and the sample's index."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.errors import DataError
+from data.samples import Samples
+
+IMAGE = torch.zeros(8, 8, 3, dtype=torch.uint8)
+
+
+class Plankton(list):
+    """A dataset of given samples."""
+
+
+def samples(*given, names=("image", "label"), num_classes=3) -> Samples:
+    return Samples(Plankton(given), names, num_classes)
+
+
+@pytest.mark.parametrize("label", [2, np.int64(2), torch.tensor(2), torch.tensor([2]), True])
+@pytest.mark.parametrize("image", [IMAGE, IMAGE.numpy(), torch.zeros(3, 8, 8), np.zeros((3, 8, 8), np.float32)])
+def test_a_tuple_becomes_a_dict_and_a_dict_stays_as_it_is(image, label):
+    assert samples((image, label))[0] == {"image": image, "label": label}
+    sample = {"image": image, "label": label, "file": "a.jpg"}
+    assert samples(sample)[0] is sample
+
+
+def test_fields_may_have_other_names():
+    tokens, length = torch.zeros(5, dtype=torch.int64), 5
+    found = samples((tokens, length, 1), names=("tokens", "length", "class"), num_classes=None)
+    assert found[0] == {"tokens": tokens, "length": 5, "class": 1}
+    found = samples((tokens, 0.5), names=("tokens", "value"), num_classes=None)
+    assert found[0] == {"tokens": tokens, "value": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("sample", "sentence"),
+    [
+        (None, r"is None: return \(image, label\), or a dict"),
+        (IMAGE, r"is a torch\.Tensor: return \(image, label\)"),
+        ((IMAGE, 1, 2), r"has 3 parts: return \(image, label\)"),
+        ({"pixels": IMAGE, "label": 1}, r"has no field 'image', only pixels, label: rename one, or set task\.inputs"),
+        ((None, 1), r"has None as 'image': return a tensor"),
+        ((Image.new("RGB", (8, 8)), 1), r"a PIL\.Image\.Image as 'image': return a tensor, such as torch\.from_numpy"),
+        (([[0.5]], 1), r"has a list as 'image': return a tensor"),
+        ((np.array(["a"]), 1), r"has a numpy\.ndarray as 'image'"),
+        ((torch.zeros(3, 8, 8, dtype=torch.float64), 1), r"has float64 values as 'image': return them as float32"),
+        ((IMAGE.long(), 1), r"an image of torch\.int64: return uint8 \(H, W, C\) or float \(C, H, W\)"),
+        ((IMAGE[:, :, 0], 1), r"an image of shape \(8, 8\): .*three dimensions, \(H, W, C\)"),
+        (
+            (IMAGE.permute(2, 0, 1), 1),
+            r"an image of shape \(3, 8, 8\): torch\.uint8 images are \(H, W, C\); use permute",
+        ),
+        ((torch.zeros(8, 8, 3), 1), r"an image of shape \(8, 8, 3\): torch\.float32 images are \(C, H, W\)"),
+        ((IMAGE, 3), r"has 'label' 3: give 0 to 2, as there are 3 classes"),
+        ((IMAGE, -1), r"has 'label' -1: give 0 to 2"),
+        ((IMAGE, 0.5), r"has 'label' 0\.5: give an integer, or choose task=regression"),
+        ((IMAGE, "cat"), r"has 'label' 'cat': give its number, 0 to 2"),
+        ((IMAGE, torch.ones(3)), r"has 'label' of shape \(3,\): .*task=multilabel"),
+    ],
+)
+def test_a_sample_that_training_cannot_use_is_refused_in_a_sentence(sample, sentence):
+    with pytest.raises(DataError, match=rf"^Plankton\[1\] .*{sentence}") as error:
+        samples((IMAGE, 1), sample)[1]
+    assert "\n" not in str(error.value)

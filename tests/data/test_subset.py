@@ -1,0 +1,46 @@
+"""A validation split, which reads as its dataset does."""
+
+import numpy as np
+import torch
+
+from data.array_dataset import ArrayDataset
+from data.subset import Subset, split
+from data.synthetic import Synthetic
+from loaders import Random
+
+
+def arrays(train: bool = True) -> ArrayDataset:
+    images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
+    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3, "pad": 2, "flip": True}
+    return ArrayDataset(images, np.arange(50) % 3, train=train, **options)
+
+
+def read(dataset, indices: list[int]) -> dict[str, torch.Tensor]:
+    spec = dataset.sample_spec()
+    out = {name: torch.empty((len(indices), *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+    dataset.read_batch(np.array(indices), out, Random(0, 0, np.arange(len(indices)), np.array(indices)))
+    return out
+
+
+def test_the_parts_of_a_split_have_each_sample_once_and_are_the_same_each_time():
+    rest, part = split(Synthetic(train=True, length=100), 0.2)
+    assert (len(rest), len(part)) == (80, 20)
+    assert sorted([*rest.indices, *part.indices]) == list(range(100))
+    assert np.array_equal(split(Synthetic(train=True, length=100), 0.2)[1].indices, part.indices)
+
+
+def test_the_validation_part_is_not_augmented():
+    _, part = split(arrays(), 0.2)
+    plain = arrays(train=False)
+    wanted = [int(index) for index in part.indices]
+    assert torch.equal(read(part, list(range(10)))["image"], read(plain, wanted)["image"])
+    assert torch.equal(part[3]["image"], plain[wanted[3]]["image"])
+
+
+def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
+    subset = Subset(arrays(train=False), np.array([4, 7]))
+    assert torch.equal(read(subset, [1, 0])["label"], torch.tensor([7 % 3, 4 % 3]))
+    assert np.array_equal(subset.arrays()["label"], subset.labels)
+    plain = Subset([10, 11, 12], np.array([2, 0]))
+    assert [plain[0], plain[1], len(plain)] == [12, 10, 2]
+    assert not hasattr(plain, "read_batch") and not hasattr(plain, "sample_spec")

@@ -1,0 +1,188 @@
+"""Whole runs with datasets and networks as users write them: what trains, and what ends in a sentence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch import nn
+
+from data.errors import DataError
+from train import CONF, run
+from training.config import ConfigError
+from training.trainer import Trainer
+
+HERE = "test_sets"
+
+
+class Plain:
+    """As few lines as a dataset can have: (image, label), and nothing that describes them."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, train: bool, fault: str = "") -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int):
+        label = index % 2
+        image = torch.full((8, 8, 3), 200 * label, dtype=torch.uint8)
+        if self.fault == "missing file" and index == 37:
+            raise FileNotFoundError("37.png is missing")
+        if self.fault == "label" and index == 37:
+            return image, 2
+        if self.fault == "floats":
+            return image.permute(2, 0, 1) / 255, label
+        return (image, None) if self.fault == "none" else (image, label)
+
+
+class Described(Plain):
+    def sample_spec(self):
+        return {"image": ((9, 9, 3), torch.uint8), "label": ((), torch.int64)}
+
+
+class Unclassed(Plain):
+    classes = ()
+
+
+class Sums:
+    """Sequences of several lengths, and their sums."""
+
+    def __init__(self, train: bool) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int):
+        numbers = torch.from_numpy(np.random.default_rng(index).random(1 + index % 5, dtype=np.float32))
+        return numbers, numbers.sum()
+
+
+class Summing(nn.Module):
+    """Takes padded sequences (B, longest)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(1))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return (self.scale * numbers.sum(dim=1))[:, None]
+
+
+class Wide(nn.Sequential):
+    def __init__(self, in_channels: int) -> None:
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, 1000))
+
+
+def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
+    small = ["model=linear", "train.batch_size=16", "train.epochs=2", "timing.trial_seconds=0", "loader.num_workers=0"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=[*small, *overrides])
+    config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
+    return run(config, folder)
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("loader", ["torch", "prefetch", "resident"])
+def test_a_dataset_of_tuples_trains_without_describing_them(tmp_path, loader):
+    assert train(tmp_path, f"loader={loader}", "loader.num_workers=0")["test_accuracy"] == 1.0
+
+
+def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=["model=linear", "train.batch_size=16", "train.epochs=2", *overrides])
+    config.data = {"_target_": f"{HERE}.Plain", "fault": fault, "val_fraction": 0.0, "collate": None}
+    return run(config, folder)
+
+
+def test_float_images_are_taken_as_they_are(tmp_path):
+    assert with_fault("floats", tmp_path, "augment.erase=0.5", "timing.trial_seconds=0")["test_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [("none", r"Plain\[0\] has None as 'label'"), ("label", r"Plain\[37\] has 'label' 2: give 0 to 1")],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_used_ends_the_run_with_its_index(tmp_path, fault, sentence, workers):
+    with pytest.raises(DataError, match=sentence):
+        with_fault(fault, tmp_path, f"loader.num_workers={workers}")
+
+
+@pytest.mark.parametrize(("loader", "workers"), [("torch", 0), ("torch", 1), ("workers", 1), ("threads", 1)])
+def test_any_error_of_a_dataset_names_the_index(tmp_path, loader, workers):
+    with pytest.raises(DataError, match=r"Plain\[37\] raised FileNotFoundError: 37\.png is missing"):
+        with_fault("missing file", tmp_path, f"loader={loader}", f"loader.num_workers={workers}")
+
+
+def test_a_sample_spec_that_is_wrong_is_named(tmp_path):
+    sentence = r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)"
+    with pytest.raises(DataError, match=sentence):
+        train(tmp_path, dataset="Described")
+
+
+def test_classes_that_are_missing_are_asked_for(tmp_path):
+    with pytest.raises(DataError, match="Unclassed has no `classes`"):
+        train(tmp_path, dataset="Unclassed")
+
+
+def test_a_network_with_other_outputs_than_classes_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"shape \(2, 1000\), and the 2 classes of Plain need \(2, 2\)"):
+        train(tmp_path, f"model._target_={HERE}.Wide", "~model.size")
+
+
+def test_a_network_for_other_inputs_is_refused_with_their_shape(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"model: Sequential cannot take inputs of shape \(2, 3, 8, 8\): .*mat1 and mat2"
+    ):
+        train(tmp_path, "+model.in_channels=4")
+
+
+def test_sequences_are_padded_and_their_sum_is_learnt(tmp_path):
+    overrides = [
+        "task=regression",
+        "task.inputs=numbers",
+        "+data.collate._target_=data.collate.pad",
+        "train.epochs=20",
+    ]
+    summary = train(tmp_path, *overrides, f"model._target_={HERE}.Summing", "~model.size", dataset="Sums")
+    assert summary["test_mae"] < 0.2 and summary["score"] == "test_mae" and "test_accuracy" not in summary
+
+
+def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
+    summary = train(tmp_path, "data.val_fraction=0.25")
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
+    assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
+    assert summary["test_accuracy"] == 1.0 and {"val_accuracy", "val_loss", "test_loss"} <= summary.keys()
+
+
+def test_a_run_that_no_longer_improves_stops_early_and_is_finished(tmp_path):
+    summary = train(tmp_path, "train.epochs=50", "train.early_stop=2")
+    assert summary["stopped_early"] and summary["epochs"] < 50
+    assert train(tmp_path, "train.epochs=50", "train.early_stop=2") == summary
+
+
+def test_the_running_mean_of_the_weights_is_evaluated_and_resumed(tmp_path, monkeypatch):
+    assert train(tmp_path / "whole", "train.ema=0.5")["test_accuracy"] == 1.0
+    step = Trainer.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "train.Trainer.train_step", lambda trainer, batch: step(trainer, batch) if trainer.step < 5 else 1 / 0
+        )
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path, "train.ema=0.5", "train.checkpoint_every=1")
+    train(tmp_path, "train.ema=0.5", "train.checkpoint_every=1")
+    folders = tmp_path, tmp_path / "whole"
+    one, other = (torch.load(folder / "checkpoints" / "last.pt", weights_only=True) for folder in folders)
+    for name, tensor in one["ema"].items():
+        assert torch.equal(tensor, other["ema"][name])
+    assert any(not torch.equal(tensor, one["ema"][f"module.{name}"]) for name, tensor in one["model"].items())
