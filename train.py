@@ -89,7 +89,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         bar = cleanup.enter_context(trainer.progress_bar())
         parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
         unevaluated = trainer.step not in record.scores
-        scores = {record.score: record.scores.get(trainer.step)}
+        scores = {record.score: record.scores.get(trainer.step, float("nan"))}
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
             scores = evaluate(parts)
         while not trainer.finished and not record.has_stalled(config.train.early_stop):

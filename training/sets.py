@@ -19,7 +19,7 @@ from loaders import WorkerLoader
 from training.config import Config, ConfigError, build
 from training.tasks import Task
 
-log = logging.getLogger(__dataset_name_)
+log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 100  # samples that cannot be read, before the first one that can
 
@@ -38,8 +38,8 @@ class Sets:
         train, test = (open_dataset(config, train) for train in (True, False))
         for dataset in (train, test):
             if not len(dataset):
-                raise DataError(f"{type(dataset).__dataset_name_} has no samples: see what data.root names")
-        self.name = type(train).__dataset_name_
+                raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
+        self.name = type(train).__name__
         self.task: Task = build("task", config.task, train)
         self.train, self.val, self.test = self._checked(train), None, self._checked(test)
         self.first = self._first_batch(config)
