@@ -27,12 +27,12 @@ class HuggingFace(CroppedDataset):
     """The training or the test images of a dataset of the Hugging Face hub or of a local folder.
 
     path: a dataset's name on the hub, such as ylecun/mnist, or a folder of parquet, arrow or image files that the
-    package `datasets` can load. name: which of the dataset's configurations, where it has several. train_split and
-    test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation. image and
-    label: columns; None: those with the features Image and ClassLabel. Labels may also be integers or strings, whose
-    classes are the values in the training split, sorted. At first use the package converts parquet files, in its cache,
-    to ones that can be mapped. `decoder` is as in ImageFolder; for the other arguments and
-    the samples see CroppedDataset.
+    package `datasets` can load. At first use it converts parquet files, in its cache, to ones that can be mapped.
+    name: which of the dataset's configurations, where it has several.
+    train_split, test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation.
+    image, label: columns; None: those with the features Image and ClassLabel. Labels may also be integers or strings,
+    whose classes are the values in the training split, sorted.
+    `decoder` is as in ImageFolder; for the other arguments and the samples see CroppedDataset.
 
     Raises DataError if the package is not installed, the dataset cannot be loaded, or its columns do not fit, and when
     it reads an image that is damaged.
