@@ -79,7 +79,7 @@ class HuggingFace(CroppedDataset):
         encoded = importlib.import_module("datasets").Image(decode=False)
         try:
             self._rows = rows.select_columns([image]).cast_column(image, encoded)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except NotImplementedError as error:
             raise DataError(
                 f"data.image={image}: this column of {path} has no images, but {rows.features[image]}; "
                 "choose another one"
@@ -89,11 +89,11 @@ class HuggingFace(CroppedDataset):
         return f"{self._where}, row {index}"
 
     def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        image = self._rows[index][self._image] or {"bytes": b"", "path": None}  # a row may have no image
+        image = self._rows[index][self._image] or {"bytes": None, "path": None}  # a row may have no image
         data, file = image["bytes"], image["path"]
         try:
-            if data is None:
-                data = Path(file).read_bytes() if file else b""
+            if data is None and file:
+                data = Path(file).read_bytes()
             return decode(data, crop, enough, self._decoders)
         except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
             raise unreadable(f"{self.path(index)} ({file})" if file else self.path(index), error) from error
@@ -151,8 +151,10 @@ def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequ
     datasets = importlib.import_module("datasets")
     try:
         parts = datasets.ReadInstruction.from_spec(chosen).to_absolute({name: len(splits[name]) for name in splits})
-    except (ValueError, AssertionError) as error:
-        raise DataError(f"{key}={chosen}: {known}; set {key} to one of them") from error
+    except ValueError as error:
+        raise DataError(
+            f"{key}={chosen}: {known}; set {key} to one, or to a part of one, such as train[90%:]"
+        ) from error
     rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
     if not rows:
         raise DataError(f"{key}={chosen} has no rows; set {key} to another split")

@@ -161,7 +161,7 @@ def scan(shard: str) -> np.ndarray:
             folder, name = os.path.split(member.name)
             stem, _, kind = name.partition(".")
             key = os.path.join(folder, stem)
-            if not member.isreg() or not stem:  # a folder, or a hidden file
+            if not member.isreg():  # a folder, or a link to another file
                 continue
             if kind.lower() in IMAGES:
                 if key in images:

@@ -91,13 +91,15 @@ def write_pack(write_images):
 
 @pytest.fixture
 def write_tar():
-    def write(path: Path, files: dict[str, bytes]) -> Path:
+    def write(path: Path, files: dict[str, bytes | None]) -> Path:
+        """None stands for a link."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(path, "w") as tar:
             for name, content in files.items():
                 member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+                member.type = tarfile.SYMTYPE if content is None else tarfile.REGTYPE
+                member.size = len(content or b"")
+                tar.addfile(member, io.BytesIO(content or b""))
         return path
 
     return write

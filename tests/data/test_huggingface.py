@@ -64,7 +64,7 @@ def test_every_form_gives_the_same_batches_as_the_folder(tmp_path, save_images, 
         assert (ours.classes, ours.labels.tolist()) == (folder.classes, folder.labels.tolist())
         ours, theirs = read_batch(ours, 4), read_batch(folder, 4)
         assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", "") and not datasets.are_progress_bars_disabled()
 
 
 def test_workers_read_a_dataset_and_its_pickle_has_no_images(tmp_path, save_images):
@@ -100,13 +100,15 @@ def test_images_may_be_paths_or_bytes_in_a_plain_column(tmp_path, save_rows, wri
         shutil.rmtree(tmp_path / "rows")
 
 
-def test_a_split_may_be_a_part_of_one_or_several(save_rows):
+def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
     path = save_rows(LABEL, train={"label": [0, 1, 1, 0]}, validation={"label": [1]}, test={"label": [0, 0]})
     lengths = {None: 2, "validation": 1, "train+test": 6, "train[:75%]": 3, "train[3:]+validation": 2}
     for split, length in lengths.items():
         assert len(HuggingFace(False, path, test_split=split)) == length
     assert len(HuggingFace(True, path)) == 4
     assert HuggingFace(True, path, train_split="train[3:]+validation").labels.tolist() == [0, 1]
+    datasets.load_from_disk(path)["train"].save_to_disk(tmp_path / "one split")
+    assert HuggingFace(False, tmp_path / "one split", test_split="train[1:2]").labels.tolist() == [1]
 
 
 @pytest.mark.parametrize(
