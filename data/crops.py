@@ -37,7 +37,9 @@ class CroppedDataset:
     classes: tuple[str, ...]
     labels: np.ndarray
 
-    def __init__(self, train: bool, image_size: int, min_area: float, flip: bool, policy: str | None) -> None:
+    def __init__(
+        self, train: bool, image_size: int = 224, min_area: float = 0.08, flip: bool = True, policy: str | None = None
+    ) -> None:
         if image_size < 1:
             raise DataError(f"data.image_size={image_size} must be at least 1")
         if not 0 < min_area <= 1:

@@ -1,8 +1,11 @@
 """Small fakes of the public datasets' files, so that no test needs a network."""
 
 import gzip
+import io
+import os
 import pickle
 import struct
+import tarfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -11,7 +14,11 @@ import pytest
 from PIL import Image
 
 from data import photographs
+from data.image_folder import ImageFolder
 from scripts import pack_images
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Hugging Face's packages are imported
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 
 @pytest.fixture
@@ -80,6 +87,62 @@ def write_pack(write_images):
         return folder / "pack"
 
     return write
+
+
+@pytest.fixture
+def write_tar():
+    def write(path: Path, files: dict[str, bytes | None]) -> Path:
+        """None stands for a link."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w") as tar:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.type = tarfile.SYMTYPE if content is None else tarfile.REGTYPE
+                member.size = len(content or b"")
+                tar.addfile(member, io.BytesIO(content or b""))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_shards(write_images, write_tar):
+    def write(folder: Path) -> dict[str, str]:
+        """Packs folder/images into two shards per split. Unless folder/images exists, write_images makes it."""
+        if not (folder / "images").exists():
+            write_images(folder / "images")
+        for split in ("train", "val"):
+            for number, name in enumerate(sorted(os.listdir(folder / "images" / split))):
+                files = {}
+                for index, path in enumerate(sorted((folder / "images" / split / name).iterdir())):
+                    files[f"{name}/{index:03}{path.suffix}"] = path.read_bytes()
+                    files[f"{name}/{index:03}.cls"] = f"{name}\n".encode()
+                write_tar(folder / "shards" / f"{split}-{number:02}.tar", files)
+        return {"urls": f"{folder}/shards/train-{{00..01}}.tar", "test_urls": f"{folder}/shards/val-*.tar"}
+
+    return write
+
+
+@pytest.fixture
+def save_images(write_images):
+    def save(folder: Path) -> Path:
+        """The images of folder/images as the package datasets saves them. Unless it exists, write_images makes it."""
+        import datasets
+
+        if not (folder / "images").exists():
+            write_images(folder / "images")
+        splits = datasets.DatasetDict()
+        for split, name in (("train", "train"), ("val", "test")):
+            images = ImageFolder(split == "train", folder / "images")
+            files = [images.path(index) for index in range(len(images))]
+            features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(images.classes))}
+            columns = {"image": [{"bytes": Path(file).read_bytes(), "path": None} for file in files]}
+            columns["label"] = images.labels.tolist()
+            splits[name] = datasets.Dataset.from_dict(columns, datasets.Features(features))
+        splits.save_to_disk(folder / "saved")
+        return folder / "saved"
+
+    return save
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +16,35 @@ from torch._utils import ExceptionWrapper
 from data.cifar import CIFAR10
 from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST
+from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
 from data.packed import Packed
 from data.photographs import Photographs
 from data.synthetic import Synthetic
+from data.webdataset import WebDataset
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
-NAMES = ["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "packed", "photographs", "synthetic"]
+NAMES = [path.stem for path in CONFIGS]
 
 
 @pytest.fixture(params=NAMES)
-def make(request, tmp_path, few_photographs, any_cifar, write_fashion, write_cifar, write_images, write_pack):
+def make(request, tmp_path):
     """A function train -> dataset."""
-    return {
-        "fashion_mini": lambda train: FashionMini(train=train),
-        "fashion_mnist": lambda train: FashionMNIST(train=train, root=write_fashion(tmp_path)),
-        "cifar10": lambda train: CIFAR10(train=train, root=write_cifar(tmp_path)),
-        "image_folder": lambda train: ImageFolder(train=train, root=write_images(tmp_path), image_size=32),
-        "packed": lambda train: Packed(train=train, root=write_pack(tmp_path), image_size=32),
-        "photographs": lambda train: Photographs(train=train, root=few_photographs, image_size=32),
-        "synthetic": lambda train: Synthetic(train=train, length=30, test_length=20),
-    }[request.param]
+    use = request.getfixturevalue
+    if request.param == "huggingface":
+        pytest.importorskip("datasets")
+    makers = {
+        "fashion_mini": lambda: FashionMini,
+        "fashion_mnist": lambda: partial(FashionMNIST, root=use("write_fashion")(tmp_path)),
+        "cifar10": lambda: use("any_cifar") or partial(CIFAR10, root=use("write_cifar")(tmp_path)),
+        "huggingface": lambda: partial(HuggingFace, path=use("save_images")(tmp_path), image_size=32),
+        "image_folder": lambda: partial(ImageFolder, root=use("write_images")(tmp_path), image_size=32),
+        "packed": lambda: partial(Packed, root=use("write_pack")(tmp_path), image_size=32),
+        "photographs": lambda: partial(Photographs, root=use("few_photographs"), image_size=32),
+        "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
+        "webdataset": lambda: partial(WebDataset, **use("write_shards")(tmp_path), image_size=32),
+    }
+    return makers[request.param]()
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -99,16 +108,19 @@ def test_an_error_from_a_worker_keeps_its_type_and_message(tmp_path, write_image
         pickle.loads(pickle.dumps(caught)).reraise()
 
 
-def test_every_dataset_has_a_yaml_file():
-    assert sorted(path.stem for path in CONFIGS) == sorted(NAMES)
+def defaults(cls):
+    """The constructor's arguments, and those that it passes on to its base class, without `train`."""
+    arguments = inspect.signature(cls).parameters.values()
+    passed_on = defaults(cls.__base__) if any(each.kind is each.VAR_KEYWORD for each in arguments) else {}
+    named = {each.name: each.default for each in arguments if each.kind is not each.VAR_KEYWORD}
+    return {name: default for name, default in (passed_on | named).items() if name != "train"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment_on_each(path):
     config = yaml.safe_load(path.read_text())
     module, _, name = config.pop("_target_").rpartition(".")
-    arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    assert config == {key: value.default for key, value in arguments.items() if key != "train"}
+    assert config == defaults(getattr(importlib.import_module(module), name))
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
 
 

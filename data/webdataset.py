@@ -1,0 +1,197 @@
+"""WebDataset: images and labels in local tar files (shards), read in any order.
+
+A sample is the members of one shard with the same name up to the first dot, its key: KEY.jpg with KEY.cls or KEY.json.
+Where its members begin is read from a shard once, and kept in a hidden file beside it where that can be written.
+"""
+
+import glob
+import json
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from data.crops import CroppedDataset
+from data.decoders import choose
+from data.decoding import Box, Size, decode
+from data.errors import DataError
+from data.image_folder import unreadable
+from data.labels import class_indices
+
+IMAGES = ("jpg", "jpeg", "png", "webp")
+HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
+
+
+class WebDataset(CroppedDataset):
+    """The training images in the shards of `urls`, or the test images in those of `test_urls`.
+
+    Each is a local path or a list of paths, which may have braces (train-{000000..000009}.tar, {a,b}.tar) and
+    wildcards. A label is the text of KEY.cls, a number or a name, or "label" in KEY.json. classes: the names of the
+    classes, or a file with a name a line; None: the labels in `urls`, sorted. A label that is a number is an index of
+    `classes`, if these are given. `decoder` is as in ImageFolder; for the other arguments and the samples see
+    CroppedDataset.
+
+    Raises DataError for urls that are not local, for shards that are missing, compressed or damaged, for keys without
+    an image or a label, and when it reads an image that is damaged.
+    """
+
+    def __init__(
+        self,
+        train: bool,
+        urls: str | Sequence[str] | None = None,
+        test_urls: str | Sequence[str] | None = None,
+        classes: str | Sequence[str] | None = None,
+        decoder: str = "auto",
+        **crops: Any,
+    ) -> None:
+        super().__init__(train, **crops)
+        self._decoders = choose(decoder)
+        shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
+        indices = read_indices(shards)
+        self.shards, self._entries = np.array(shards), np.concatenate(indices)
+        self._shard = np.repeat(np.arange(len(shards)), [len(index) for index in indices])
+        labels = read_labels(indices)
+        if classes is not None:
+            self.classes = read_classes(classes)
+            known = np.arange(len(self.classes)) if labels.dtype.kind == "i" else np.array(self.classes)
+        else:
+            known = np.unique(labels if train else read_labels(read_indices(find_shards("data.urls", urls))))
+            self.classes = tuple(str(value) for value in known)
+        self.labels = class_indices(labels, known)
+        if (unknown := np.flatnonzero(self.labels < 0)).size:
+            raise DataError(
+                f"{self.path(unknown[0])} has the label {labels[unknown[0]]}, which is not one of the {len(known)} "
+                "classes; change the label, or set data.classes to a list of all classes"
+            )
+
+    def path(self, index: int) -> str:
+        return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._entries[index]['name'])}"
+
+    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        entry = self._entries[index]
+        try:
+            with open(self.shards[self._shard[index]], "rb", buffering=0) as file:
+                return decode(os.pread(file.fileno(), entry["bytes"], entry["offset"]), crop, enough, self._decoders)
+        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
+            raise unreadable(self.path(index), error) from error
+
+
+def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
+    """The paths that `urls`, the value of `key`, stand for, in their order; wildcards are sorted."""
+    if not urls:
+        raise DataError(f"{key} is not set; {HOW}")
+    shards = []
+    for url in [urls] if isinstance(urls, str) else urls:
+        if re.match(r"\w+://|pipe:", url):
+            raise DataError(f"{key}={url}: only local files are read; download the shards, then set {key} to them")
+        for path in expand_braces(os.path.expanduser(url)):
+            found = [path] if os.path.isfile(path) else sorted(glob.glob(path))
+            if not found:
+                raise DataError(f"{key}={url}: there is no file {path}; {HOW}")
+            shards += found
+    return shards
+
+
+def expand_braces(text: str) -> list[str]:
+    """The texts that one with {first..last} or {one,other} stands for, as in a shell."""
+    braces = re.search(r"{([^{}]+)}", text)
+    if braces is None:
+        return [text]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    each = braces[1].split(",")
+    if numbers:
+        each = [f"{number:0{len(numbers[1])}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+    return [result for one in each for result in expand_braces(text[: braces.start()] + one + text[braces.end() :])]
+
+
+def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in a list, or in a file."""
+    try:
+        names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
+    return tuple(str(name).strip() for name in names)
+
+
+def read_labels(indices: list[np.ndarray]) -> np.ndarray:
+    """The labels in the shards: int64 (N,) if all are integers, else strings."""
+    labels = np.concatenate([index["label"] for index in indices])
+    with suppress(ValueError, OverflowError):
+        return labels.astype(np.int64)
+    return np.char.decode(labels, "utf-8")
+
+
+def read_indices(shards: list[str]) -> list[np.ndarray]:
+    """For each shard the images in it: their offset, bytes, label and member's name."""
+    with tqdm(shards, desc="reading the shards' indices", unit="shard", leave=False, disable=None, delay=1) as bar:
+        return [read_index(shard) for shard in bar]
+
+
+def read_index(shard: str) -> np.ndarray:
+    """The images in a shard: from the file beside it, unless that is out of date or damaged; else from its headers."""
+    cached = Path(shard).with_name(f".{Path(shard).name}.index.npz")
+    try:
+        found = os.stat(shard)
+        stamp = np.array([found.st_size, found.st_mtime_ns])
+        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(cached) as saved:
+            if np.array_equal(saved["stamp"], stamp):
+                return saved["index"]
+        index = scan(shard)
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
+    with suppress(OSError):  # another user's folder, or a full disk: then the headers are read at each start
+        np.savez(cached, stamp=stamp, index=index)
+    return index
+
+
+def scan(shard: str) -> np.ndarray:
+    """Reads all headers of a shard, and its labels."""
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, tarfile.TarInfo] = {}
+    with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            folder, name = os.path.split(member.name)
+            stem, _, kind = name.partition(".")
+            key = os.path.join(folder, stem)
+            if not member.isreg():  # a folder, or a link to another file
+                continue
+            if kind.lower() in IMAGES:
+                if key in images:
+                    raise DataError(f"{shard} has two images with the key {key}; rename or remove one")
+                images[key] = member
+            elif kind == "cls" or (kind == "json" and key not in labels):
+                labels[key] = member
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes it for the end
+            raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
+        if lone := images.keys() ^ labels.keys():
+            key = min(lone)
+            missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
+            raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
+        if not images:
+            raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
+        texts = [read_label(file.fileno(), shard, labels[key]) for key in images]
+    names = [os.fsencode(image.name) for image in images.values()]
+    fields = [("offset", "<u8"), ("bytes", "<u8"), ("label", np.array(texts).dtype), ("name", np.array(names).dtype)]
+    places = ((image.offset_data, image.size) for image in images.values())
+    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+
+
+def read_label(file: int, shard: str, member: tarfile.TarInfo) -> bytes:
+    content = os.pread(file, member.size, member.offset_data)
+    try:
+        label = json.loads(content)["label"] if member.name.endswith(".json") else content.decode().strip()
+        if not isinstance(label, int | str) or label == "":
+            raise ValueError(f"it has {label!r}")
+        return str(label).encode()
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise DataError(f"{shard}: {member.name} has no label ({reason}); write a number or a name into it") from error

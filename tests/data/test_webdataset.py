@@ -1,0 +1,189 @@
+import json
+import os
+import re
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.webdataset import WebDataset, find_shards
+from loaders import WorkerLoader
+from loaders.randomness import Random
+
+
+def read_batch(dataset, count):
+    spec, indices = dataset.sample_spec(), np.arange(count)
+    out = {name: torch.zeros((count, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+    dataset.read_batch(indices, out, Random(0, 0, indices, indices))
+    return out
+
+
+@pytest.fixture
+def jpeg(tmp_path, write_images):
+    """The bytes of a JPEG."""
+    return (write_images(tmp_path / "one") / "train" / "cat" / "0.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_shards_give_the_same_batches_as_the_folder(tmp_path, write_shards, train):
+    shards = WebDataset(train, **write_shards(tmp_path), image_size=24)
+    folder = ImageFolder(train, tmp_path / "images", image_size=24)
+    assert (shards.classes, shards.labels.tolist()) == (folder.classes, folder.labels.tolist())
+    ours, theirs = read_batch(shards, 4), read_batch(folder, 4)
+    assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
+
+
+def test_workers_read_shards(tmp_path, write_shards):
+    shards = WebDataset(True, **write_shards(tmp_path), image_size=24)
+    with WorkerLoader(shards, 4, seed=0, num_workers=1, shuffle=False) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["image"], read_batch(shards, 4)["image"])
+
+
+@pytest.mark.parametrize(
+    ("urls", "names"),
+    [
+        ("FOLDER/a-{008..010}.tar", ["a-008", "a-009", "a-010"]),
+        ("FOLDER/a-{010,008}.tar", ["a-010", "a-008"]),
+        ("FOLDER/{a,b}-00{8..9}.tar", ["a-008", "a-009", "b-008", "b-009"]),
+        ("FOLDER/?-*[09].tar", ["a-009", "a-010", "b-009", "b-010"]),
+        (["FOLDER/b-009.tar", "FOLDER/a-*.tar"], ["b-009", "a-008", "a-009", "a-010"]),
+    ],
+)
+def test_urls_are_lists_with_braces_and_wildcards(tmp_path, urls, names):
+    for name in ("a", "b"):
+        for number in (8, 9, 10):
+            (tmp_path / f"{name}-{number:03}.tar").touch()
+    urls = [url.replace("FOLDER", str(tmp_path)) for url in ([urls] if isinstance(urls, str) else urls)]
+    assert find_shards("data.urls", urls) == [f"{tmp_path}/{name}.tar" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "expected"),
+    [
+        ([b"10", b"9", b"9\n"], None, (("9", "10"), [1, 0, 0])),  # numbers are sorted as numbers
+        ([b"dog", b"cat", b"dog"], None, (("cat", "dog"), [1, 0, 1])),
+        ([b"dog", b"cat", b"dog"], ["dog", "cat"], (("dog", "cat"), [0, 1, 0])),
+        ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
+        (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
+        ([5, 7, 5], None, (("5", "7"), [0, 1, 0])),
+    ],
+)
+def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, write_tar, jpeg, labels, classes, expected):
+    files = {}
+    for index, label in enumerate(labels):
+        kind, text = ("cls", label) if isinstance(label, bytes) else ("json", json.dumps({"label": label}).encode())
+        files |= {f"{index}.{kind}": text, f"{index}.JPG": jpeg, f"{index}.txt": b"a cat", f"._{index}.jpg": b""}
+    shard = write_tar(tmp_path / "a.tar", files)
+    dataset = WebDataset(True, str(shard), classes=classes, image_size=8)
+    assert (dataset.classes, dataset.labels.tolist()) == expected
+    assert dataset.path(1) == f"{shard}/1.JPG"
+
+
+def test_a_number_is_found_among_names(tmp_path, write_tar, jpeg):
+    urls = {"urls": {"7": b"7", "cat": b"cat"}, "test_urls": {"7": b"7"}}
+    for key, labels in urls.items():
+        files = {f"{name}.jpg": jpeg for name in labels} | {f"{name}.cls": label for name, label in labels.items()}
+        urls[key] = str(write_tar(tmp_path / f"{key}.tar", files))
+    assert WebDataset(False, **urls).labels.tolist() == WebDataset(True, **urls).labels.tolist()[:1] == [0]
+
+
+def test_the_names_of_classes_may_be_in_a_file(tmp_path, write_tar, jpeg):
+    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"1", "0.json": b"{}"})
+    (tmp_path / "names.txt").write_text("dog\ncat\n")
+    dataset = WebDataset(True, str(shard), classes=str(tmp_path / "names.txt"))
+    assert (dataset.classes, dataset.labels.tolist()) == (("dog", "cat"), [1])
+
+
+def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, write_tar, jpeg, monkeypatch):
+    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
+    expected = WebDataset(True, str(shard))[0]["image"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, "open", None)
+        assert torch.equal(WebDataset(True, f"{tmp_path}/*a*")[0]["image"], expected)  # * does not match the index
+    write_tar(shard, {"0.cls": b"dog", "0.jpg": jpeg})
+    assert WebDataset(True, str(shard)).classes == ("dog",)
+    os.truncate(tmp_path / ".a.tar.index.npz", 100)
+    assert WebDataset(True, str(shard)).classes == ("dog",)
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, write_shards, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(np, "savez", refuse)
+    assert len(WebDataset(False, **write_shards(tmp_path))) == 4
+    assert not list((tmp_path / "shards").glob(".*"))
+
+
+def flip_a_byte_of_the_second_header(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(b"0.cls")] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.unlink(), "data.urls=SHARD: there is no file SHARD; set it to tar files such as"),
+        (lambda path: os.truncate(path, 100), "SHARD cannot be read as an uncompressed tar ("),
+        (lambda path: os.truncate(path, 700), "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
+        (lambda path: os.truncate(path, 0), "SHARD cannot be read as an uncompressed tar ("),
+        (flip_a_byte_of_the_second_header, "SHARD cannot be read as an uncompressed tar (the header at byte 1,536 is"),
+        (lambda path: path.write_bytes(b"\x1f\x8b" + bytes(2000)), "SHARD cannot be read as an uncompressed tar ("),
+    ],
+)
+def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, write_tar, jpeg, spoil, words):
+    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
+    spoil(shard)
+    with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
+        WebDataset(True, str(shard))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
+        ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (jpg, jpeg, png, webp); add it"),
+        ({}, "SHARD has no images"),
+        ({"0.jpg": b"", "0.png": b"", "0.cls": b"1"}, "SHARD has two images with the key 0"),
+        ({"0.jpg": b"", "0.cls": b"\n"}, "SHARD: 0.cls has no label (it has '')"),
+        ({"0.jpg": b"", "0.cls": b"\xff"}, "SHARD: 0.cls has no label ('utf-8' codec"),
+        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label (there is no 'label'); write"),
+        ({"0.jpg": b"", "0.json": b'{"label": [1]}'}, "SHARD: 0.json has no label (it has [1])"),
+        ({"0.jpg": b"", "0.json": b"{"}, "SHARD: 0.json has no label ("),
+    ],
+)
+def test_a_key_without_an_image_or_a_label_is_named(tmp_path, write_tar, files, words):
+    shard = write_tar(tmp_path / "a.tar", files)
+    with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
+        WebDataset(True, str(shard))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "data.urls is not set; set it to tar files such as"),
+        ({"train": False, "urls": "a.tar"}, "data.test_urls is not set"),
+        ({"urls": "s3://bucket/a-{0..9}.tar"}, "data.urls=s3://bucket/a-{0..9}.tar: only local files are read"),
+        ({"urls": "pipe:cat a.tar"}, "only local files are read"),
+        ({"urls": "a.tar", "classes": ["ant"]}, "a.tar/0.jpg has the label cat, which is not one of the 1 classes"),
+        ({"urls": "a.tar", "classes": "nowhere.txt"}, "data.classes=nowhere.txt cannot be read ("),
+        ({"train": False, "urls": "a.tar", "test_urls": "b.tar"}, "b.tar/0.jpg has the label 3, which is not one of"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, write_tar, jpeg, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
+    write_tar(tmp_path / "b.tar", {"0.jpg": jpeg, "0.cls": b"3"})
+    with pytest.raises(DataError, match=re.escape(words)):
+        WebDataset(**{"train": True} | arguments)
+
+
+def test_a_damaged_image_is_named(tmp_path, write_tar, jpeg):
+    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg[:300], "0.cls": b"cat"})
+    with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
+        WebDataset(True, str(shard))[0]
