@@ -55,6 +55,7 @@ class TrainConfig:
     warmup_epochs: float
     label_smoothing: float
     clip_norm: float | None
+    freeze: Any  # None, a name or a list of names
     accumulate: int
     precision: str
     channels_last: bool
@@ -80,6 +81,9 @@ class TrainConfig:
             raise ConfigError(
                 f"train.num_threads={self.num_threads}: give at most {os.cpu_count()}, the number of cores"
             )
+        self.freeze = [self.freeze] if isinstance(self.freeze, str) else list(self.freeze or [])
+        if not all(isinstance(name, str) for name in self.freeze):
+            raise ConfigError(f"train.freeze={self.freeze}: give backbone, a list such as [conv1,layer1], or null")
         check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
         check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
         self.checkpoint_interval()

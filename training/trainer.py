@@ -19,6 +19,8 @@ from loaders import Preloader
 from training.checkpoint import load_weights
 from training.command_line import changes
 from training.config import Config, ConfigError, TrainConfig, build
+from training.optimizer import build_optimizer, freeze, training_mode
+from training.preprocessing import accepted
 from training.processes import Processes
 from training.stopping import StopSignals
 
@@ -40,22 +42,21 @@ class Trainer:
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        channels = train_set.sample_spec()["image"][0][-1]
-        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels)
+        height, _, channels = train_set.sample_spec()["image"][0]
+        if_it_asks = accepted(config.model, image_size=height)
+        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels, **if_it_asks)
         memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
         self.model: nn.Module = model.to(self.device, memory_format=memory_format)
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        freeze(self.model, self.config.freeze)
         self.parallel = processes.parallel(self.model)
         self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
         gpu_has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
-        # Weight decay applies to weights, not to biases and norms.
-        weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
-        others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        self.optimizer = build("optim", config.optim, [{"params": weights}, {"params": others, "weight_decay": 0.0}])
+        self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
     @property
@@ -70,7 +71,7 @@ class Trainer:
 
     def train_step(self, batch: dict[str, Tensor]) -> Tensor:
         """One optimizer step. Returns the batch's mean loss, left on the device so that nothing waits for it."""
-        self.model.train()
+        training_mode(self.model)
         self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
         mean_loss = torch.zeros((), device=self.device)
