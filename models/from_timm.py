@@ -6,6 +6,7 @@ from torch import nn
 
 from models.pretrained import Preprocessing, check_name, downloading
 
+OLDEST = (1, 0, 26)  # the first that loads all files with weights_only=True
 WITHOUT_NETWORK = (
     "copy ~/.cache/huggingface from a machine that has it, give a folder as model.name=local-dir:FOLDER, "
     "or set model.pretrained=false"
@@ -23,7 +24,7 @@ def from_timm(
         same. For other than three channels timm sums or repeats the weights of the first layer.
     image_size: for networks that need it, such as most transformers, which then resize their position embedding.
     options: further arguments of timm.create_model, such as drop_path_rate.
-    Raises ValueError for an unknown name, for weights that cannot be downloaded and if timm is not installed.
+    Raises ValueError for an unknown name, for weights that cannot be downloaded and if timm is missing or too old.
     """
     if settings(name).get("fixed_input_size"):
         options = {"img_size": image_size, **options}
@@ -59,9 +60,13 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def package() -> Any:
-    """The package timm. Raises ValueError if it is not installed."""
+    """The package timm. Raises ValueError if it is not installed or too old."""
     try:
         import timm
     except ModuleNotFoundError as error:
         raise ValueError(f"model=timm needs {error.name}, which is not installed: pip install timm") from error
+    if tuple(int(part) for part in timm.__version__.split(".")[:3]) < OLDEST:
+        raise ValueError(
+            f"timm {timm.__version__} could execute code in a file of weights: pip install --upgrade timm"
+        )
     return timm

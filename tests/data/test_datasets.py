@@ -107,8 +107,14 @@ def test_every_dataset_has_a_yaml_file():
 def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment_on_each(path):
     config = yaml.safe_load(path.read_text())
     module, _, name = config.pop("_target_").rpartition(".")
-    arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    assert config == {key: value.default for key, value in arguments.items() if key != "train"}
+    arguments = {}
+    for kind in getattr(importlib.import_module(module), name).__mro__:
+        parameters = inspect.signature(kind.__init__).parameters
+        arguments = {**parameters, **arguments}
+        if inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}:
+            break  # else it passes the others on
+    defaults = {key: value.default for key, value in arguments.items() if value.default is not value.empty}
+    assert config == defaults
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
 
 

@@ -18,7 +18,7 @@ def test_a_network_takes_the_images_that_the_data_have(name: str, size: int, cha
     assert model(torch.randn(2, channels, size, size)).shape == (2, 7)
 
 
-def test_other_arguments_are_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_arguments_are_timms() -> None:
     assert from_timm("test_vit", False, num_classes=7, in_channels=3, image_size=160, drop_rate=0.3).head_drop.p == 0.3
 
 
@@ -72,6 +72,14 @@ def test_a_failed_download_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
     with pytest.raises(ValueError, match=r"test_vit cannot be loaded \(cannot find .* cache\): .*pretrained=false"):
         from_timm("test_vit", True, num_classes=7, in_channels=3, image_size=160)
+
+
+def test_a_version_that_could_execute_code_in_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm, "__version__", "1.0.25")
+    with pytest.raises(
+        ValueError, match=r"timm 1\.0\.25 could execute code in files of weights: pip install --upgrade"
+    ):
+        from_timm("test_vit", True, num_classes=7, in_channels=3)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

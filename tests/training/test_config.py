@@ -1,4 +1,5 @@
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from omegaconf import OmegaConf
 
 from data.errors import DataError
 from training.config import ConfigError, build, check_overrides, checked
+from training.optimizer import build_optimizer
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -150,10 +152,14 @@ def test_an_error_inside_a_target_is_raised_unchanged():
     ],
 )
 def test_a_value_that_a_target_refuses_is_reported_in_one_sentence(group, override, sentence):
-    arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3), "data": (True,)}
+    make = {
+        "optim": partial(build_optimizer, torch.nn.Linear(1, 1)),
+        "model": lambda section: build("model", section, 10, 3),
+        "data": lambda section: build("data", section, True),
+    }
     loaded = config(override, "optim=adamw") if "betas" in override else config(override)
     with pytest.raises(ConfigError, match=f"^{sentence}") as error:
-        build(group, getattr(loaded, group), *arguments[group])
+        make[group](getattr(loaded, group))
     assert "\n" not in str(error.value)
 
 
