@@ -66,7 +66,5 @@ def package() -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"model=timm needs {error.name}, which is not installed: pip install timm") from error
     if tuple(int(part) for part in timm.__version__.split(".")[:3]) < OLDEST:
-        raise ValueError(
-            f"timm {timm.__version__} could execute code in a file of weights: pip install --upgrade timm"
-        )
+        raise ValueError(f"timm {timm.__version__} could execute code in a file of weights: pip install -U timm")
     return timm

@@ -36,22 +36,33 @@ def with_preprocessing(config: Config) -> tuple[dict[str, Any], Preprocessing]:
     return data, preprocessing
 
 
+def mean_and_std(preprocessing: Preprocessing, dataset: Any, channels: int) -> tuple[Any, Any]:
+    """What images are normalised with: the network's numbers, if it has one for each channel, else the dataset's.
+
+    None, None if the dataset has none either.
+    """
+    if preprocessing.mean and len(preprocessing.mean) == channels:
+        return preprocessing.mean, preprocessing.std
+    return getattr(dataset, "mean", None), getattr(dataset, "std", None)
+
+
+def accepted(section: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Those of `options` that the section's `_target_` has a parameter for.
+
+    One that takes any keywords, such as torchvision.models.resnet18, gets num_classes.
+    """
+    try:
+        parameters = signature(target(section)).parameters
+    except (TypeError, ValueError):  # there is no such target, as `build` will say, or it is not written in Python
+        return options
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    names = {*parameters, "num_classes"} if takes_any else {*parameters}
+    return {key: value for key, value in options.items() if key in names}
+
+
 def target(section: dict[str, Any]) -> Any:
-    """The function or class that the section's `_target_` names; None if there is none, which `build` reports."""
+    """The function or class that the section's `_target_` names; None if there is none."""
     try:
         return getattr(instantiate(section, _partial_=True), "func", None)
     except InstantiationException:
         return None
-
-
-def accepted(section: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Those of `options` that the section's `_target_` has a parameter for."""
-    function = target(section)
-    return {key: value for key, value in options.items() if function and key in signature(function).parameters}
-
-
-def mean_and_std(preprocessing: Preprocessing, dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What images are normalised with: the network's numbers, if it has one for each channel, else the dataset's."""
-    if preprocessing.mean and preprocessing.std and len(preprocessing.mean) == len(dataset.mean):
-        return preprocessing.mean, preprocessing.std
-    return dataset.mean, dataset.std

@@ -43,8 +43,8 @@ class Trainer:
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
         height, _, channels = train_set.sample_spec()["image"][0]
-        if_it_asks = accepted(config.model, image_size=height)
-        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels, **if_it_asks)
+        options = {"num_classes": len(train_set.classes), "in_channels": channels, "image_size": height}
+        model = build("model", config.model, **accepted(config.model, **options))
         memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
         self.model: nn.Module = model.to(self.device, memory_format=memory_format)
         if self.config.sync_batchnorm:

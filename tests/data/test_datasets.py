@@ -103,18 +103,19 @@ def test_every_dataset_has_a_yaml_file():
     assert sorted(path.stem for path in CONFIGS) == sorted(NAMES)
 
 
+def defaults(cls):
+    """The constructor's arguments, and those that it passes on to its base class, without `train`."""
+    arguments = inspect.signature(cls).parameters.values()
+    passed_on = defaults(cls.__base__) if any(each.kind is each.VAR_KEYWORD for each in arguments) else {}
+    named = {each.name: each.default for each in arguments if each.kind is not each.VAR_KEYWORD}
+    return {name: default for name, default in (passed_on | named).items() if name != "train"}
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment_on_each(path):
     config = yaml.safe_load(path.read_text())
     module, _, name = config.pop("_target_").rpartition(".")
-    arguments = {}
-    for kind in getattr(importlib.import_module(module), name).__mro__:
-        parameters = inspect.signature(kind.__init__).parameters
-        arguments = {**parameters, **arguments}
-        if inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}:
-            break  # else it passes the others on
-    defaults = {key: value.default for key, value in arguments.items() if value.default is not value.empty}
-    assert config == defaults
+    assert config == defaults(getattr(importlib.import_module(module), name))
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
 
 

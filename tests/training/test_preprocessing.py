@@ -37,13 +37,22 @@ def test_an_unknown_network_is_reported_before_data_are_read() -> None:
 
 def test_images_are_normalised_as_the_network_expects_if_they_have_its_channels() -> None:
     network = Preprocessing(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
-    colour, grey = SimpleNamespace(mean=(0.5,) * 3, std=(0.2,) * 3), SimpleNamespace(mean=(0.5,), std=(0.2,))
-    assert mean_and_std(network, colour) == (network.mean, network.std)
-    assert mean_and_std(network, grey) == (grey.mean, grey.std)
-    assert mean_and_std(Preprocessing(224), colour) == (colour.mean, colour.std)
+    dataset = SimpleNamespace(mean=(0.5,), std=(0.2,))
+    assert mean_and_std(network, dataset, 3) == (network.mean, network.std)
+    assert mean_and_std(network, dataset, 1) == mean_and_std(Preprocessing(224), dataset, 3) == ((0.5,), (0.2,))
+    assert mean_and_std(Preprocessing(224), object(), 3) == (None, None)
 
 
-def test_a_network_is_told_only_what_it_asks_for() -> None:
-    assert accepted({"_target_": "models.resnet.resnet", "name": "resnet18"}, image_size=8, x=1) == {"image_size": 8}
-    assert accepted({"_target_": "models.small_cnn.SmallCNN"}, image_size=8) == {}
-    assert accepted({"_target_": "models.none.None"}, image_size=8) == {}
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("models.resnet.resnet", {"num_classes", "in_channels", "image_size"}),
+        ("models.small_cnn.SmallCNN", {"num_classes", "in_channels"}),
+        ("torchvision.models.resnet18", {"num_classes"}),
+        ("torch.nn.Flatten", set()),
+        ("models.none.None", {"num_classes", "in_channels", "image_size"}),
+    ],
+)
+def test_a_network_is_told_only_what_it_asks_for(path: str, names: set[str]) -> None:
+    found = accepted({"_target_": path}, num_classes=10, in_channels=1, image_size=8)
+    assert set(found) == names
