@@ -140,7 +140,7 @@ def middle(size: Size) -> Box:
 def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor, share: float, interpolation: str) -> None:
     """Writes the middle of `pixels` (C, H, W), `share` of the shorter side, into `image` (1, C, h, h)."""
     size = image.shape[2]
-    pixels = with_shorter_side(pixels, int(size / share + 1e-6), interpolation)  # 224 / (224 / 232) is below 232
+    pixels = with_shorter_side(pixels, int(size / share + 1e-6), interpolation)  # 96 / (96 / 118) is just below 118
     top, left = (round((side - size) / 2) for side in pixels.shape[1:])
     image.copy_(pixels[None, :, top : top + size, left : left + size])
 

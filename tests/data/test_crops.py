@@ -42,11 +42,15 @@ def test_resizing_gives_pillows_pixels_but_for_two_levels(interpolation: str, si
     assert largest_difference(ours[0].permute(1, 2, 0), theirs) <= 2
 
 
-@pytest.mark.parametrize(("share", "resized"), [(None, 36), (224 / 232, 33), (0.95, 33), (1.0, 32)])
+@pytest.mark.parametrize(
+    ("size", "share", "resized"), [(32, None, 36), (32, 0.95, 33), (32, 1.0, 32), (96, 96 / 118, 118)]
+)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_a_test_sample_is_that_share_of_the_resized_image(share: float, resized: int, interpolation: str) -> None:
-    dataset = OneImage(image_size=32, test_crop=share, interpolation=interpolation)
-    steps = [v2.Resize(resized, v2.InterpolationMode(interpolation)), v2.CenterCrop(32)]
+def test_a_test_sample_is_that_share_of_the_resized_image(
+    size: int, share: float, resized: int, interpolation: str
+) -> None:
+    dataset = OneImage(image_size=size, test_crop=share, interpolation=interpolation)
+    steps = [v2.Resize(resized, v2.InterpolationMode(interpolation)), v2.CenterCrop(size)]
     assert largest_difference(dataset[0]["image"], v2.Compose(steps)(dataset.image)) <= 2
 
 
