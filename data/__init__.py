@@ -11,6 +11,8 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
   default generator, which the loader seeds for each sample.
 - `sample_spec()` returns the shapes and dtypes: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
 - `classes` are the names of the labels. `mean` and `std` have one number per channel, for pixels scaled to 0..1.
+- The keys `image_size`, `interpolation` and `test_crop`, where they are null in the yaml file, are filled in with what
+  a pretrained network expects.
 - `read_batch(indices, out, random)` is optional: it writes a whole batch into memory that the loader provides.
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: they return all samples as arrays,
   and augment whole batches of them on the device. `data.array_dataset` has both.

@@ -12,13 +12,18 @@ import numpy as np
 import torch
 
 from data.decoding import Box, Size
-from data.errors import DataError
+from data.errors import DataError, check_choice
 from data.policy import Policy
 
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
 DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
 LONGEST = 64  # in evaluation, an image is cut to at most LONGEST times its shorter side
+# These are interpolate(antialias=True), which cannot write into given memory. The results are those of Pillow.
+RESIZE = {
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
 
 
 class CroppedDataset:
@@ -27,7 +32,8 @@ class CroppedDataset:
     A training sample is a random crop of at least `min_area` (0..1) of the image, resized (Szegedy et al.,
     arXiv:1409.4842; torchvision's RandomResizedCrop), mirrored half of the time if `flip` is true, and then augmented
     by `policy` (data.policy). A test sample is the middle of the image: the shorter side is resized to
-    image_size * 256 / 224, and then a square of image_size is cut out.
+    image_size / test_crop, and then a square of image_size is cut out. `interpolation` is bilinear or bicubic, with
+    antialiasing. Arguments that are None have the defaults that conf/data/ names.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
     array (N,), and defines `read`. Raises DataError for a value out of range.
@@ -38,12 +44,24 @@ class CroppedDataset:
     labels: np.ndarray
 
     def __init__(
-        self, train: bool, image_size: int = 224, min_area: float = 0.08, flip: bool = True, policy: str | None = None
+        self,
+        train: bool,
+        image_size: int | None = None,
+        min_area: float = 0.08,
+        flip: bool = True,
+        policy: str | None = None,
+        interpolation: str | None = None,
+        test_crop: float | None = None,
     ) -> None:
-        if image_size < 1:
-            raise DataError(f"data.image_size={image_size} must be at least 1")
-        if not 0 < min_area <= 1:
-            raise DataError(f"data.min_area={min_area} must be above 0 and at most 1")
+        image_size = 224 if image_size is None else image_size
+        if not isinstance(image_size, int) or image_size < 1:
+            raise DataError(f"data.image_size={image_size} must be a whole number, at least 1")
+        self.test_crop = 224 / 256 if test_crop is None else test_crop
+        for key, share in {"min_area": min_area, "test_crop": self.test_crop}.items():
+            if not isinstance(share, (int, float)) or not 0 < share <= 1:
+                raise DataError(f"data.{key}={share} must be a number above 0 and at most 1")
+        self.interpolation = interpolation or "bilinear"
+        check_choice("data.interpolation", self.interpolation, RESIZE)
         self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
         chosen = None if policy is None else Policy(policy)
         self.policy = chosen if train else None
@@ -91,9 +109,10 @@ class CroppedDataset:
     def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
         """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order."""
         if not self.train:
-            resize_and_crop(self.read(index, middle, math.inf), image)
+            resize_and_crop(self.read(index, middle, math.inf), image, self.test_crop, self.interpolation)
             return
-        resize(self.read(index, lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size), image)
+        pixels = self.read(index, lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size)
+        resize(pixels, image, self.interpolation)
         if self.flip and draws[0] < 0.5:
             image.copy_(image.flip(3))
         if self.policy is not None:
@@ -125,26 +144,25 @@ def middle(size: Size) -> Box:
     return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
 
 
-def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor) -> None:
-    """Writes the middle of `pixels` (C, H, W) into `image` (1, C, h, h)."""
+def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor, share: float, interpolation: str) -> None:
+    """Writes the middle of `pixels` (C, H, W), `share` of the shorter side, into `image` (1, C, h, h)."""
     size = image.shape[2]
-    pixels = with_shorter_side(pixels, size * 256 // 224)
+    pixels = with_shorter_side(pixels, int(size / share + 1e-6), interpolation)  # 96 / (96 / 118) is just below 118
     top, left = (round((side - size) / 2) for side in pixels.shape[1:])
     image.copy_(pixels[None, :, top : top + size, left : left + size])
 
 
-def with_shorter_side(pixels: torch.Tensor, shorter: int) -> torch.Tensor:
+def with_shorter_side(pixels: torch.Tensor, shorter: int, interpolation: str = "bilinear") -> torch.Tensor:
     """Resizes `pixels` (C, H, W) so that the shorter side has `shorter` pixels; the result is channels last."""
     height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
     if pixels.shape[1:] == (height, width):
         return pixels
     resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    resize(pixels, resized)
+    resize(pixels, resized, interpolation)
     return resized[0]
 
 
-def resize(pixels: torch.Tensor, image: torch.Tensor) -> None:
+def resize(pixels: torch.Tensor, image: torch.Tensor, interpolation: str = "bilinear") -> None:
     """Resizes `pixels` (C, H, W) into the memory of `image` (1, C, h, w), which is channels last."""
     pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # the operator would copy a crop anyway
-    # This is interpolate(mode="bilinear", antialias=True), which cannot write into given memory.
-    torch.ops.aten._upsample_bilinear2d_aa.out(pixels, image.shape[2:], False, None, None, out=image)
+    RESIZE[interpolation](pixels, image.shape[2:], False, None, None, out=image)

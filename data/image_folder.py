@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,23 +24,14 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    For the other arguments and the samples see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the
-    EXIF orientation of photographs. It ignores hidden files and files with other suffixes. `decoder` is auto, or the
-    first of the decoders to try (data/decoders.py).
+    For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
+    the EXIF orientation of photographs. It ignores hidden files and files with other suffixes. `decoder` is auto, or
+    the first of the decoders to try (data/decoders.py).
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
-    def __init__(
-        self,
-        train: bool,
-        root: str | Path | None = None,
-        image_size: int = 224,
-        min_area: float = 0.08,
-        flip: bool = True,
-        policy: str | None = None,
-        decoder: str = "auto",
-    ) -> None:
-        super().__init__(train, image_size, min_area, flip, policy)
+    def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
+        super().__init__(train, **crops)
         if not root:
             raise DataError(
                 f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"

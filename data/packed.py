@@ -41,22 +41,13 @@ def shard_name(split: str, number: int) -> str:
 class Packed(CroppedDataset):
     """The training or the validation images of the pack in `root`.
 
-    For the other arguments and the samples see CroppedDataset; `decoder` is for packs of unchanged files, as in
+    For the samples and the arguments in `crops` see CroppedDataset; `decoder` is for packs of unchanged files, as in
     ImageFolder. Each process verifies an image's checksum when it reads the image for the first time. Raises DataError
     if the pack is missing, unfinished or damaged.
     """
 
-    def __init__(
-        self,
-        train: bool,
-        root: str | Path | None = None,
-        image_size: int = 224,
-        min_area: float = 0.08,
-        flip: bool = True,
-        policy: str | None = None,
-        decoder: str = "auto",
-    ) -> None:
-        super().__init__(train, image_size, min_area, flip, policy)
+    def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
+        super().__init__(train, **crops)
         if not root:
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
         self.folder, self._split = Path(root).expanduser(), "train" if train else "val"

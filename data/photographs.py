@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock  # comes with torch
@@ -40,23 +41,15 @@ class Photographs(ImageFolder):
     """1,600 training and 320 test photographs of ten kinds of clothing.
 
     root: the folder that has them, or where they are made at first use; that takes seconds and 170 MB. None:
-    downloads/photographs in the current folder. For the other arguments and the samples see data.crops.CroppedDataset.
+    downloads/photographs in the current folder. For the samples and the other arguments see data.crops.CroppedDataset.
     Raises DataError if they cannot be written.
     """
 
-    def __init__(
-        self,
-        train: bool,
-        root: str | Path | None = None,
-        image_size: int = 224,
-        min_area: float = 0.08,
-        flip: bool = True,
-        policy: str | None = None,
-    ) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         root = Path(root or Path(DEFAULT_ROOT, FOLDER)).expanduser()
         if not root.exists():
             make(root)
-        super().__init__(train, root, image_size, min_area, flip, policy)
+        super().__init__(train, root, **crops)
 
 
 def make(root: Path) -> None:

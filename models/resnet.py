@@ -1,28 +1,30 @@
-"""torchvision's ResNets, randomly initialised, with an optional first layer for small images."""
-
-from difflib import get_close_matches
+"""torchvision's ResNets, randomly initialised, with a first layer that fits the images' size."""
 
 import torchvision
 from torch import nn
 
+from models.pretrained import check_name
 
-def resnet(name: str, num_classes: int, in_channels: int, small_images: bool) -> nn.Module:
+SMALL = 64  # pixels a side
+
+
+def resnet(
+    name: str, num_classes: int, in_channels: int, image_size: int = 224, small_images: bool | None = None
+) -> nn.Module:
     """A ResNet (He et al., arXiv:1512.03385). It takes float images (B, in_channels, H, W) and returns logits.
 
     name: one of torchvision's, such as resnet18, resnet50, resnext50_32x4d or wide_resnet50_2.
-    small_images: for images of about 64 pixels or less. The first layer is a 3x3 convolution that keeps the
-        resolution, as in that paper's CIFAR networks, instead of a 7x7 one and a max-pool, which divide it by 4.
+    image_size: side of the images in pixels.
+    small_images: whether the first layer is a 3x3 convolution that keeps the resolution, as in that paper's CIFAR
+        networks, instead of a 7x7 one and a max-pool, which divide it by 4. None: for images up to 64 pixels.
     Raises ValueError for an unknown name.
     """
     known = torchvision.models.list_models(module=torchvision.models, include="*resne*")
-    if name not in known:
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"there is no ResNet named {name!r}: {hint}it is one of {', '.join(known)}")
+    check_name("ResNet", name, known, f"it is one of {', '.join(known)}")
 
     model = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
     width = model.conv1.out_channels
-    if small_images:
+    if image_size <= SMALL if small_images is None else small_images:
         model.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     else:

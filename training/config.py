@@ -48,6 +48,7 @@ class TrainConfig:
     early_stop: int | None
     ema: float | None
     clip_norm: float | None
+    freeze: Any  # None, a name or a list of names
     accumulate: int
     precision: str
     channels_last: str  # OmegaConf makes "True" of true
@@ -74,6 +75,9 @@ class TrainConfig:
             raise ConfigError(
                 f"train.num_threads={self.num_threads}: give at most {os.cpu_count()}, the number of cores"
             )
+        self.freeze = [self.freeze] if isinstance(self.freeze, str) else list(self.freeze or [])
+        if not all(isinstance(name, str) for name in self.freeze):
+            raise ConfigError(f"train.freeze={self.freeze}: give backbone, a list such as [conv1,layer1], or null")
         check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
         check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
         self.checkpoint_interval()
@@ -175,14 +179,17 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
 
 
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the options that the function or class takes."""
+    """Returns those of the options that the function or class takes.
+
+    One that takes any keywords, such as torchvision.models.resnet18, gets `num_classes` and `train`.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a function that is not written in Python
         return options
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return options
-    return {key: value for key, value in options.items() if key in parameters}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    names = {*parameters, *(("num_classes", "train") if takes_any else ())}
+    return {key: value for key, value in options.items() if key in names}
 
 
 def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:

@@ -17,6 +17,7 @@ from data.subset import split
 from data.transform import Normalize
 from loaders import WorkerLoader
 from training.config import Config, ConfigError, build
+from training.preprocessing import mean_and_std, with_preprocessing
 from training.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,11 @@ class Sets:
 
     def __init__(self, config: Config) -> None:
         fraction, collate = config.data["val_fraction"], config.data["collate"]
+        data, self.preprocessing = with_preprocessing(config)
         if not 0 <= fraction < 1:
             raise ConfigError(f"data.val_fraction={fraction}: give a share of the training set, from 0 to below 1")
         self.collate: Callable | None = collate and instantiate(collate, _partial_=True)
-        train, test = (open_dataset(config, train) for train in (True, False))
+        train, test = (open_dataset(data, train) for train in (True, False))
         for dataset in (train, test):
             if not len(dataset):
                 raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
@@ -98,7 +100,7 @@ class Sets:
             return None, None
         if self.image.dtype == torch.uint8:
             channels = self.image.shape[3]
-            mean, std = getattr(train, "mean", None), getattr(train, "std", None)
+            mean, std = mean_and_std(self.preprocessing, train, channels)
             if mean is None or std is None:
                 mean, std = [0.5] * channels, [0.25] * channels
                 log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
@@ -111,10 +113,10 @@ class Sets:
         return normalize, Augment(normalize, self.task.num_outputs, **augment)
 
 
-def open_dataset(config: Config, train: bool) -> Any:
-    """Makes the training set or the test set. Raises ConfigError or DataError if that cannot work."""
+def open_dataset(section: dict[str, Any], train: bool) -> Any:
+    """Makes the training set or the test set of the section `data`. Raises ConfigError or DataError."""
     common = ("val_fraction", "collate")
-    return build("data", {key: value for key, value in config.data.items() if key not in common}, train=train)
+    return build("data", {key: value for key, value in section.items() if key not in common}, train=train)
 
 
 class FirstSamples:

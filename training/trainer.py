@@ -21,6 +21,7 @@ from loaders.nested import move
 from training.checkpoint import load_weights
 from training.command_line import changes
 from training.config import Config, ConfigError, TrainConfig, build, one_line
+from training.optimizer import build_optimizer, freeze, training_mode
 from training.processes import Processes
 from training.sets import Sets
 from training.stopping import StopSignals
@@ -52,6 +53,7 @@ class Trainer:
         self.model: nn.Module = model.to(self.device, memory_format=self.memory_format)
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        freeze(self.model, self.config.freeze)
         gpu_has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
@@ -63,10 +65,7 @@ class Trainer:
             average = get_ema_multi_avg_fn(self.config.ema)
             self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
 
-        # Weight decay applies to weights, not to biases and norms.
-        weights = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
-        others = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
-        self.optimizer = build("optim", config.optim, [{"params": weights}, {"params": others, "weight_decay": 0.0}])
+        self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
     @property
@@ -81,7 +80,7 @@ class Trainer:
 
     def train_step(self, batch: dict[str, Any]) -> None:
         """One optimizer step. Loss and scores stay on the device, in `means`, so that nothing waits for them."""
-        self.model.train()
+        training_mode(self.model)
         self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
         # More than one part if the device cannot hold a whole batch's activations at once.

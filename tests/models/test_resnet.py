@@ -6,9 +6,13 @@ import torch
 from models.resnet import resnet
 
 
-@pytest.mark.parametrize(("small_images", "side"), [(True, 16), (False, 4)])
-def test_only_the_first_layer_for_small_images_keeps_the_resolution(small_images: bool, side: int) -> None:
-    model = resnet("resnet18", num_classes=10, in_channels=3, small_images=small_images)
+@pytest.mark.parametrize(
+    ("image_size", "small_images", "side"), [(224, True, 16), (32, False, 4), (64, None, 16), (65, None, 4)]
+)
+def test_only_the_first_layer_for_small_images_keeps_the_resolution(
+    image_size: int, small_images: bool | None, side: int
+) -> None:
+    model = resnet("resnet18", 10, 3, image_size, small_images)
     seen = []
     model.layer1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
     with torch.no_grad():

@@ -1,13 +1,16 @@
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.utils import get_object as locate
 from omegaconf import OmegaConf
 
 from data.errors import DataError
-from training.config import ConfigError, build, checked
+from training.config import ConfigError, accepted, build, checked
+from training.optimizer import build_optimizer
 from training.overrides import check_overrides
 from training.sets import open_dataset
 
@@ -153,23 +156,26 @@ def test_an_error_inside_a_target_is_raised_unchanged():
     ],
 )
 def test_a_value_that_a_target_refuses_is_reported_in_one_sentence(group, override, sentence):
-    arguments = {"optim": ([torch.nn.Parameter(torch.ones(1))],), "model": (10, 3)}
+    make = {
+        "optim": partial(build_optimizer, torch.nn.Linear(1, 1)),
+        "model": lambda section: build("model", section, 10, 3),
+    }
     loaded = config(override, "optim=adamw") if "betas" in override else config(override)
     with pytest.raises(ConfigError, match=f"^{sentence}") as error:
-        build(group, getattr(loaded, group), *arguments[group])
+        make[group](getattr(loaded, group))
     assert "\n" not in str(error.value)
 
 
 def test_a_key_that_the_dataset_does_not_have_is_reported_in_one_sentence():
     sentence = r"data: data\.fashion\.FashionMini\(.*unexpected keyword argument 'mean'"
     with pytest.raises(ConfigError, match=f"^{sentence}"):
-        open_dataset(config("+data.mean=[0.5]"), train=True)
+        open_dataset(config("+data.mean=[0.5]").data, train=True)
 
 
 def test_a_data_error_is_raised_unchanged():
     loaded = config("data=image_folder", "data.root=/no/such/folder")
     with pytest.raises(DataError, match=r"^[^(]*/no/such/folder"):
-        open_dataset(loaded, train=True)
+        open_dataset(loaded.data, train=True)
 
 
 def test_a_target_gets_those_options_that_it_takes():
@@ -189,3 +195,17 @@ def test_a_target_that_does_not_exist_is_named():
 def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():
     chosen = config("experiment=data_bound", "loader=torch")
     assert chosen.data["_target_"] == "data.photographs.Photographs" and chosen.loader.name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("models.resnet.resnet", {"num_classes", "in_channels", "image_size"}),
+        ("models.small_cnn.SmallCNN", {"num_classes", "in_channels"}),
+        ("torchvision.models.resnet18", {"num_classes"}),
+        ("torch.nn.Flatten", set()),
+    ],
+)
+def test_a_network_is_told_only_what_it_asks_for(path: str, names: set[str]) -> None:
+    found = accepted(locate(path), {"num_classes": 10, "in_channels": 1, "image_size": 8})
+    assert set(found) == names
