@@ -33,11 +33,11 @@ HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*
 class WebDataset(CroppedDataset):
     """The training images in the shards of `urls`, or the test images in those of `test_urls`.
 
-    Each is a local path or a list of paths, which may have braces (train-{000000..000009}.tar, {a,b}.tar) and
-    wildcards. A label is the text of KEY.cls, a number or a name, or "label" in KEY.json. classes: the names of the
-    classes, or a file with a name a line; None: the labels in `urls`, sorted. A label that is a number is an index of
-    `classes`, if these are given. `decoder` is as in ImageFolder; for the other arguments and the samples see
-    CroppedDataset.
+    urls, test_urls: local paths, which may have braces (train-{000000..000009}.tar, {a,b}.tar) and wildcards, or lists
+    of them. A label is the text of KEY.cls, a number or a name, or else "label" in KEY.json.
+    classes: their names, or a file with a name per line; None: the labels in `urls`, sorted. If classes are given, a
+    label that is a number is an index of them.
+    `decoder` is as in ImageFolder; for the other arguments and the samples see CroppedDataset.
 
     Raises DataError for urls that are not local, for shards that are missing, compressed or damaged, for keys without
     an image or a label, and when it reads an image that is damaged.
