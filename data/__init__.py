@@ -7,12 +7,15 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
     class Flowers:                                      _target_: data.flowers.Flowers
         def __init__(self, train, root): ...            root: null
 
-- `__getitem__(index)` returns {"image": uint8 tensor (H, W, C), "label": int64 tensor ()}. It may draw from torch's
-  default generator, which the loader seeds for each sample.
-- `sample_spec()` returns the shapes and dtypes: {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
-- `classes` are the names of the labels. `mean` and `std` have one number per channel, for pixels scaled to 0..1.
-- The keys `image_size`, `interpolation` and `test_crop`, where they are null in the yaml file, are filled in with what
-  a pretrained network expects.
+- `__getitem__(index)` returns (image, label), or {"image": image, "label": label}: a uint8 tensor or array (H, W, C),
+  and a number. A float image (C, H, W) is used as it is. `__getitem__` may draw from torch's default generator, which
+  the loader seeds for each sample.
+- `classes` are the names of the labels. `task=regression` needs none.
+- `mean` and `std` are optional: one number per channel, for pixels scaled to 0..1.
+- `sample_spec()` is needed with `read_batch`, and returns the shapes and dtypes of a sample:
+  {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
+- `labels`, an array of all of them, is optional: task.class_weights=balanced counts it.
+- `without_augmentation()` is optional, for data.val_fraction: the training samples as a test set's.
 - `read_batch(indices, out, random)` is optional: it writes a whole batch into memory that the loader provides.
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: they return all samples as arrays,
   and augment whole batches of them on the device. `data.array_dataset` has both.
