@@ -6,12 +6,15 @@ Subclasses read the images. Crops are resized directly into the batch's memory.
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 
-from data.decoding import Box, Size
+from data.decoding import Box, Decoder, Size, decode, naming
+from data.encoded import EncodedImages
 from data.errors import DataError, check_choice
 from data.policy import Policy
 
@@ -25,6 +28,8 @@ RESIZE = {
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
 
+Read = Callable[[Callable[[Size], Box], float], torch.Tensor]
+
 
 class CroppedDataset:
     """Images of any size, cropped and resized.
@@ -36,12 +41,15 @@ class CroppedDataset:
     antialiasing. Arguments that are None have the defaults that conf/data/ names.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
-    array (N,), and defines `read`. Raises DataError for a value out of range.
+    array (N,), and defines `encoded`, or `read`. With decode_on="device", not "workers", `read_batch` does not decode:
+    see data/decode_on_device.py. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
     classes: tuple[str, ...]
     labels: np.ndarray
+    advice = "replace or remove it"  # what to do about an image that cannot be read
+    _decoders: Sequence[Decoder] = ()
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class CroppedDataset:
         policy: str | None = None,
         interpolation: str | None = None,
         test_crop: float | None = None,
+        decode_on: str = "workers",
     ) -> None:
         image_size = 224 if image_size is None else image_size
         if not isinstance(image_size, int) or image_size < 1:
@@ -62,6 +71,8 @@ class CroppedDataset:
                 raise DataError(f"data.{key}={share} must be a number above 0 and at most 1")
         self.interpolation = interpolation or "bilinear"
         check_choice("data.interpolation", self.interpolation, RESIZE)
+        check_choice("data.decode_on", decode_on, ("workers", "device"))
+        self.decode_on = decode_on
         self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
         chosen = None if policy is None else Policy(policy)
         self.policy = chosen if train else None
@@ -72,7 +83,16 @@ class CroppedDataset:
         If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
         of its size.
         """
+        return self.decoded(*self.encoded(index), crop, enough)
+
+    def encoded(self, index: int) -> tuple[bytes, str]:
+        """Reads the image file at `index`, and the name that it has in errors."""
         raise NotImplementedError
+
+    def decoded(self, data: bytes, name: str, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        """What `read` returns, of a file that has been read. Raises DataError for one that is damaged."""
+        with naming(name, self.advice):
+            return decode(data, crop, enough, self._decoders)
 
     def without_augmentation(self) -> "CroppedDataset":
         """Returns the same images, cropped as those of a test set."""
@@ -84,34 +104,45 @@ class CroppedDataset:
         return len(self.labels)
 
     def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": ((self.image_size, self.image_size, 3), torch.uint8), "label": ((), torch.int64)}
+        spec = {"image": ((self.image_size, self.image_size, 3), torch.uint8), "label": ((), torch.int64)}
+        return spec if self.decode_on == "workers" else {"label": spec["label"]}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = torch.empty((1, self.image_size, self.image_size, 3), dtype=torch.uint8)
         self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
         return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
 
-    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
         Augments as `__getitem__` does, with numbers from `random.uniform`: float64 (B, DRAWS), or more for a policy.
+        With decode_on="device", out["image"] becomes EncodedImages.
         """
-        images = out["image"].permute(0, 3, 1, 2)
-        draws = random.uniform(self._draws).tolist() if self.train else [()] * len(indices)
-        for row, index in enumerate(indices.tolist()):
-            self._write(index, images[row : row + 1], draws[row])
         np.take(self.labels, indices, out=out["label"].numpy())
+        draws = random.uniform(self._draws) if self.train else np.empty((len(indices), 0))
+        if self.decode_on == "device":
+            out["image"] = EncodedImages.of([self.encoded(index) for index in indices.tolist()], draws)
+            return
+        images = out["image"].permute(0, 3, 1, 2)
+        for row, (index, of_row) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
+            self._write(index, images[row : row + 1], of_row)
 
     @property
     def _draws(self) -> int:
         return DRAWS if self.policy is None else DRAWS + self.policy.draws
 
     def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
-        """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order."""
-        if not self.train:
-            resize_and_crop(self.read(index, middle, math.inf), image, self.test_crop, self.interpolation)
+        self.write(partial(self.read, index), image, draws)
+
+    def write(self, read: Read, image: torch.Tensor, draws: Sequence[float]) -> None:
+        """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order, on any device.
+
+        `read(crop, enough)` reads its image as `self.read` does, onto that device. A test sample has no `draws`.
+        """
+        if not draws:
+            resize_and_crop(read(middle, math.inf), image, self.test_crop, self.interpolation)
             return
-        pixels = self.read(index, lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size)
+        pixels = read(lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size)
         resize(pixels, image, self.interpolation)
         if self.flip and draws[0] < 0.5:
             image.copy_(image.flip(3))
@@ -157,12 +188,26 @@ def with_shorter_side(pixels: torch.Tensor, shorter: int, interpolation: str = "
     height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
     if pixels.shape[1:] == (height, width):
         return pixels
-    resized = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    resized = torch.empty((1, height, width, 3), dtype=torch.uint8, device=pixels.device).permute(0, 3, 1, 2)
     resize(pixels, resized, interpolation)
     return resized[0]
 
 
 def resize(pixels: torch.Tensor, image: torch.Tensor, interpolation: str = "bilinear") -> None:
     """Resizes `pixels` (C, H, W) into the memory of `image` (1, C, h, w), which is channels last."""
+    if pixels.is_cuda:  # whose operator takes floats alone
+        image.copy_(resized_as_floats(pixels[None], image.shape[2:], interpolation))
+        return
     pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # the operator would copy a crop anyway
     RESIZE[interpolation](pixels, image.shape[2:], False, None, None, out=image)
+
+
+def resized_as_floats(pixels: torch.Tensor, size: Sequence[int], interpolation: str) -> torch.Tensor:
+    """Resizes `pixels` (B, C, H, W) to `size` (height, width): whole numbers from 0 to 255, in float32.
+
+    Rounds after each axis, as the operators for uint8 do: the results differ by two levels at most.
+    """
+    resized = pixels.float()
+    for step in ((pixels.shape[2], size[1]), (size[0], size[1])):
+        resized = interpolate(resized, step, mode=interpolation, antialias=True).round_().clamp_(0, 255)
+    return resized

@@ -2,11 +2,15 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from data.errors import DataError
 
 JPEG = b"\xff\xd8\xff"  # the first bytes of JPEGs
 LARGE = 1 << 18  # bytes from which it is worth reading the size of a JPEG with Pillow (40 us) before its pixels
@@ -45,6 +49,17 @@ def decode(data: bytes, crop: Crop, enough: float = math.inf, decoders: Sequence
         if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
             image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+@contextmanager
+def naming(name: str, advice: str = "replace or remove it") -> Iterator[None]:
+    """Turns what is raised while an image is read into a DataError that has the image's name."""
+    try:
+        yield
+    except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
+        name = os.fsencode(name).decode(errors="backslashreplace")  # so that it can be printed
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{name} cannot be read as an image ({reason}); {advice}") from error
 
 
 def upright_size(image: Image.Image) -> Size:

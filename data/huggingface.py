@@ -5,18 +5,16 @@ mapped into memory, and only the crops are decoded, as in data/image_folder.py.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import Box, Size, decode
+from data.decoding import naming
 from data.errors import DataError, did_you_mean
-from data.image_folder import unreadable
 from data.labels import class_indices
 
 INTEGERS = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
@@ -88,15 +86,12 @@ class HuggingFace(CroppedDataset):
     def path(self, index: int) -> str:
         return f"{self._where}, row {index}"
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+    def encoded(self, index: int) -> tuple[bytes, str]:
         image = self._rows[index][self._image] or {"bytes": None, "path": None}  # a row may have no image
         data, file = image["bytes"], image["path"]
-        try:
-            if data is None and file:
-                data = Path(file).read_bytes()
-            return decode(data, crop, enough, self._decoders)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            raise unreadable(f"{self.path(index)} ({file})" if file else self.path(index), error) from error
+        name = f"{self.path(index)} ({file})" if file else self.path(index)
+        with naming(name):
+            return Path(file).read_bytes() if data is None and file else data or b"", name
 
 
 def load(path: str, name: str | None) -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import UnidentifiedImageError
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import Box, Size, decode
+from data.decoding import naming
 from data.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -57,19 +54,10 @@ class ImageFolder(CroppedDataset):
     def path(self, index: int) -> str:
         return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+    def encoded(self, index: int) -> tuple[bytes, str]:
         path = self.path(index)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                return decode(file.read(), crop, enough, self._decoders)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            raise unreadable(path, error) from error
-
-
-def unreadable(path: str, error: Exception) -> DataError:
-    name = os.fsencode(path).decode(errors="backslashreplace")  # so that it can be printed
-    reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
-    return DataError(f"{name} cannot be read as an image ({reason}); replace or remove it")
+        with naming(path), open(path, "rb", buffering=0) as file:
+            return file.read(), path
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import Box, Size, decode
+from data.decoding import Box, Size
 from data.errors import DataError
 
 VERSION = 1
@@ -46,6 +46,8 @@ class Packed(CroppedDataset):
     if the pack is missing, unfinished or damaged.
     """
 
+    advice = "make a new pack"
+
     def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:
@@ -61,24 +63,25 @@ class Packed(CroppedDataset):
         self._entries = np.load(index)
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
         self._decoders = () if self._entries["height"].all() else choose(decoder)  # pixels need none
+        if self.decode_on == "device" and self._entries["height"].any():
+            raise DataError(
+                f"data.decode_on=device: {self.folder} has pixels, which need no decoding; use "
+                "data.decode_on=workers, or make a pack with --format jpeg"
+            )
         self._shards: dict[int, np.ndarray] = {}  # those that this process has mapped
         self._verified = np.zeros(len(self.labels), bool)  # by this process, for each image
 
     def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        if not self._verified[index]:
-            self.verify(index)
-        entry, data = self._entries[index], self._data(index)
-        if entry["height"]:
-            pixels = data.reshape(entry["height"], entry["width"], 3)
-            left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
-            return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
-        try:
-            return decode(data.tobytes(), crop, enough, self._decoders)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            name = entry["name"].decode(errors="backslashreplace")
-            raise DataError(
-                f"{name} in {self.folder} cannot be read as an image ({error}); make a new pack"
-            ) from error
+        entry = self._entries[index]
+        if not entry["height"]:
+            return super().read(index, crop, enough)
+        pixels = self._verified_data(index).reshape(entry["height"], entry["width"], 3)
+        left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
+        return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
+
+    def encoded(self, index: int) -> tuple[bytes, str]:
+        name = self._entries[index]["name"].decode(errors="backslashreplace")
+        return self._verified_data(index).tobytes(), f"{name} in {self.folder}"
 
     def verify(self, index: int) -> None:
         """Raises DataError if an image's bytes have changed since it was packed."""
@@ -87,6 +90,11 @@ class Packed(CroppedDataset):
             path, name = self.folder / shard_name(self._split, entry["shard"]), entry["name"]
             raise damaged(path, f"the checksum of {name.decode(errors='backslashreplace')} is wrong")
         self._verified[index] = True
+
+    def _verified_data(self, index: int) -> np.ndarray:
+        if not self._verified[index]:
+            self.verify(index)
+        return self._data(index)
 
     def _data(self, index: int) -> np.ndarray:
         """The bytes of an image, uint8 (N,), read-only."""

@@ -10,20 +10,18 @@ import os
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import Box, Size, decode
+from data.decoding import naming
 from data.errors import DataError
-from data.image_folder import unreadable
 from data.labels import class_indices
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -75,13 +73,10 @@ class WebDataset(CroppedDataset):
     def path(self, index: int) -> str:
         return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._entries[index]['name'])}"
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        entry = self._entries[index]
-        try:
-            with open(self.shards[self._shard[index]], "rb", buffering=0) as file:
-                return decode(os.pread(file.fileno(), entry["bytes"], entry["offset"]), crop, enough, self._decoders)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            raise unreadable(self.path(index), error) from error
+    def encoded(self, index: int) -> tuple[bytes, str]:
+        entry, path = self._entries[index], self.path(index)
+        with naming(path), open(self.shards[self._shard[index]], "rb", buffering=0) as file:
+            return os.pread(file.fileno(), entry["bytes"], entry["offset"]), path
 
 
 def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.crops import CroppedDataset
 from data.decoders import DECODERS, choose
-from data.decoding import Box, Size, decode
+from data.decoding import decode, naming
 from data.errors import DataError
-from data.image_folder import SUFFIXES, unreadable
+from data.image_folder import SUFFIXES
 from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
 
 SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
@@ -43,8 +42,8 @@ class InMemory(CroppedDataset):
         super().__init__(train, image_size, MIN_AREA, flip=True, policy=None)
         self.files, self.labels, self._decoders = files, np.zeros(len(files), np.int64), choose(decoder)
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        return decode(self.files[index], crop, enough, self._decoders)
+    def encoded(self, index: int) -> tuple[bytes, str]:
+        return self.files[index], f"image {index}"
 
 
 def find(folder: Path) -> list[str]:
@@ -75,14 +74,15 @@ def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
     files, sizes, kinds, errors = [], [], Counter[str](), []
     for path in paths:
         try:
-            data = Path(path).read_bytes()
-            decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
-            with Image.open(path) as image:
-                sizes.append(image.size)
-                kinds[kind(image)] += 1
+            with naming(path):
+                data = Path(path).read_bytes()
+                decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
+                with Image.open(path) as image:
+                    sizes.append(image.size)
+                    kinds[kind(image)] += 1
             files.append(data)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            errors.append(str(unreadable(path, error)))
+        except DataError as error:
+            errors.append(str(error))
     if not files:
         raise BenchError(f"none of {len(paths)} images can be read; the first: {errors[0]}")
     sides = sorted(sizes, key=math.prod)

@@ -136,6 +136,15 @@ class Config:
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
+        if self.data.get("decode_on") == "device":
+            if self.device == "cpu" or not torch.cuda.is_available():
+                raise ConfigError(
+                    "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
+                )
+            if self.loader.name in ("resident", "torch"):
+                raise ConfigError(
+                    f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
+                )
         for name in self.logger:
             check_choice("logger", name, LOGGERS, ConfigError)
             if find_spec(name) is None:

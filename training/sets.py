@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from data.augment import Augment
+from data.decode_on_device import DecodeOnDevice
 from data.errors import DataError
 from data.samples import Samples
 from data.subset import split
@@ -105,6 +106,8 @@ class Sets:
                 mean, std = [0.5] * channels, [0.25] * channels
                 log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
             normalize = Normalize(mean, std)
+            if getattr(train, "decode_on", "workers") == "device":
+                normalize = DecodeOnDevice(train, normalize)
         for key in ("mixup", "cutmix"):
             if augment[key] and self.task.label_below is None:
                 raise ConfigError(

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -129,23 +131,22 @@ class Reader:
 
     def _read_batch(
         self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         assert self.spec is not None
         out = {name: buffer.empty((len(indices), *shape), dtype) for name, (shape, dtype) in self.spec.items()}
         if not task.singly:
             try:
-                self._write(task.random_key(), indices, out)
-                return out
+                return out | self._write(task.random_key(), indices, out)
             except Exception:
                 if not self.skips:
                     raise
-        good = 0
+        good, added = 0, []
         for row in sorted(set(range(len(indices))) - task.without):
             mark(row)
             one = slice(row, row + 1)
             target = {name: tensor[good : good + 1] for name, tensor in out.items()}
             try:
-                self._write(task.random_key(one), indices[one], target)
+                added.append(self._write(task.random_key(one), indices[one], target))
                 good += 1
             except Exception as error:
                 if not self.skips:
@@ -153,23 +154,28 @@ class Reader:
                 skipped.append((int(indices[row]), f"{type(error).__name__}: {error}"))
         if not good:
             raise _nothing_left(skipped)
-        return {name: tensor[:good] for name, tensor in out.items()}
+        joined = {name: reduce(add, (fields[name] for fields in added)) for name in added[0]}
+        return {name: tensor[:good] for name, tensor in out.items()} | joined
 
-    def _write(self, key: tuple[Any, Any], indices: np.ndarray, out: dict[str, torch.Tensor]) -> None:
-        def write() -> None:
+    def _write(self, key: tuple[Any, Any], indices: np.ndarray, out: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Has the dataset write into `out`. Returns the fields that it adds, which are not in the spec."""
+
+        def write() -> dict[str, Any]:
             assert self.seed is not None
-            given = dict(out)
+            given: dict[str, Any] = dict(out)
             self.dataset.read_batch(indices, given, Random(self.seed, *key, indices))
-            for name, tensor in given.items():
-                if tensor is not out.get(name):
+            for name, value in given.items():
+                if value is not out.get(name) and (name in out or isinstance(value, (torch.Tensor, np.ndarray))):
                     raise ValueError(
                         f"read_batch has replaced out[{name!r}]: write into the existing tensor, for example "
                         f"out[{name!r}][:] = ...; the fields of sample_spec() are {', '.join(out)}"
                     )
 
+            return {name: value for name, value in given.items() if name not in out}
+
         if os.environ.get("LOADERS_DEBUG") == "1":
             _find_unwritten(write, len(indices), out)
-        write()
+        return write()
 
     def _samples(self, task: Task, mark: Mark, skipped: list[tuple[Any, str]], seeded: bool) -> Any:
         if not self.batched:
@@ -214,7 +220,7 @@ class Reader:
         return keys
 
 
-def _find_unwritten(write: Callable[[], None], rows: int, out: dict[str, torch.Tensor]) -> None:
+def _find_unwritten(write: Callable[[], Any], rows: int, out: dict[str, torch.Tensor]) -> None:
     fields = {name: _bytes(tensor) for name, tensor in out.items() if tensor.numel()}
     unwritten = {name: torch.ones(rows, dtype=torch.bool, device="cpu") for name in fields}
     for fill in DEBUG_FILLS:

@@ -231,6 +231,18 @@ def test_a_stop_iteration_is_an_error_that_names_the_indices(kind):
     assert isinstance(error.value.__cause__, StopIteration)
 
 
+@pytest.mark.parametrize(("indices", "skips"), [([1, 2, 3], False), ([1, 92, 3], True)])
+def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indices, skips):
+    class Named(Written):
+        def read_batch(self, indices, out, random) -> None:
+            super().read_batch(indices, out, random)
+            out["names"] = [f"sample {index}" for index in indices]
+
+    reading = read(Named(), indices, skips=skips)
+    assert reading.batch["names"] == [f"sample {index}" for index in indices if index < 90]
+    assert reading.batch["pair"][:, 0].tolist() == [index for index in indices if index < 90]
+
+
 # Mistakes of a read_batch
 
 

@@ -1,0 +1,213 @@
+"""data/decode_on_device.py, with a decoder of the CPU in the place of the GPU's: the pixels are those of the workers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from PIL import ExifTags, Image
+
+import train
+from data import decode_on_device
+from data.crops import resize, resized_as_floats
+from data.decode_on_device import DecodeOnDevice
+from data.decoding import decode
+from data.encoded import EncodedImages
+from data.errors import DataError
+from data.huggingface import HuggingFace
+from data.image_folder import ImageFolder
+from data.packed import Packed
+from data.subset import Subset
+from data.webdataset import WebDataset
+from loaders import Preloader, WorkerLoader
+from training.config import Config, ConfigError, checked
+
+CROPS = {"image_size": 20, "interpolation": "bicubic"}
+UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
+
+
+class CpuDecoder:
+    """Decodes with Pillow, and knows how many files it was given."""
+
+    def __init__(self) -> None:
+        self.files = 0
+
+    def __call__(self, files: list[torch.Tensor], orientations: list[int], device: torch.device) -> list[torch.Tensor]:
+        assert not any(file.is_cuda for file in files) and device.type == "cpu"
+        if any(b"\xff\xc2" in file.numpy().tobytes() for file in files):
+            raise RuntimeError(f"this decoder reads no {UNREADABLE} JPEGs")
+        self.files += len(files)
+        return [decode(file.numpy().tobytes(), lambda size: (0, 0, *size)) for file in files]
+
+
+def identity(batch, random=None):
+    return batch
+
+
+@pytest.fixture
+def images(tmp_path, write_images) -> Path:
+    """Five training and five test images of a class, each of another kind."""
+    root = write_images(tmp_path / "images", ("cat", "dog"), count=1)
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    kinds = {
+        "baseline.jpg": {},
+        "turned.jpg": {"exif": turned.tobytes()},
+        "progressive.jpg": {"progressive": True},
+        "cmyk.jpg": {},
+        "other.png": {},
+    }
+    for split in ("train", "val"):
+        for number, (name, options) in enumerate(kinds.items()):
+            noise = np.random.default_rng(number).integers(256, size=(50 + number, 70, 3), dtype=np.uint8)
+            image = Image.fromarray(noise).convert("CMYK" if name == "cmyk.jpg" else "RGB")
+            image.save(root / split / "cat" / name, **options)
+    return root
+
+
+def batches(dataset, decode=None, num_workers=1, epochs=1, **options):
+    """The batches of `dataset`, shuffled; `decode` is what decodes on the device."""
+    transform = None if decode is None else DecodeOnDevice(getattr(dataset, "dataset", dataset), identity, decode)
+    loader = WorkerLoader(dataset, 4, shuffle=True, num_workers=num_workers, seed=3, **options)
+    with Preloader(loader, "cpu", transform=transform) as preloader:
+        return [batch for _ in range(epochs) for batch in preloader]
+
+
+def assert_equal(ours, theirs):
+    assert len(ours) == len(theirs) > 0
+    for our, their in zip(ours, theirs, strict=True):
+        assert torch.equal(our["label"], their["label"]) and torch.equal(our["image"], their["image"])
+
+
+@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
+@pytest.mark.parametrize("train", [True, False])
+def test_order_and_pixels_are_those_of_decoding_in_workers(images, train, worker_method):
+    crops = {**CROPS, "policy": "trivial"}
+    expected = batches(ImageFolder(train, images, **crops), epochs=2)
+    decoder = CpuDecoder()
+    dataset = ImageFolder(train, images, decode_on="device", **crops)
+    assert_equal(batches(dataset, decoder, epochs=2, worker_method=worker_method), expected)
+    assert decoder.files == 2 * 3  # of each epoch the baseline one, the turned one and the dog
+
+
+def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
+    for plain in (False, True):
+        expected, ours = (ImageFolder(True, images, decode_on=place, **CROPS) for place in ("workers", "device"))
+        if plain:
+            expected, ours = expected.without_augmentation(), ours.without_augmentation()
+        rows = np.array([0, 2, 3, 5])
+        assert_equal(batches(Subset(ours, rows), CpuDecoder()), batches(Subset(expected, rows)))
+
+
+def test_every_source_of_image_files_can_leave_them_encoded(tmp_path, images, write_pack, write_shards, save_images):
+    pytest.importorskip("datasets")
+    sources = [
+        (Packed, {"root": write_pack(tmp_path, "--format", "jpeg")}),
+        (WebDataset, write_shards(tmp_path)),
+        (HuggingFace, {"path": save_images(tmp_path)}),
+    ]
+    for kind, where in sources:
+        expected, ours = (kind(train=True, decode_on=place, **where, **CROPS) for place in ("workers", "device"))
+        assert_equal(batches(ours, CpuDecoder(), num_workers=0), batches(expected, num_workers=0))
+
+
+def test_encoded_images_stay_on_the_host_and_are_not_pickled(images):
+    dataset = ImageFolder(True, images, decode_on="device", **CROPS)
+    with WorkerLoader(dataset, 6, num_workers=1, seed=0) as loader:
+        (batch,) = loader
+        assert loader.stats()["workers"]["pickled_batches"] == 0
+    encoded = batch["image"]
+    assert isinstance(encoded, EncodedImages) and encoded.to("cuda", non_blocking=True) is encoded
+    assert len(encoded) == len(dataset) and sum(encoded.sizes) == len(encoded.data)
+    assert encoded.data[: encoded.sizes[0]].numpy().tobytes() == Path(dataset.path(0)).read_bytes()
+
+
+def test_a_damaged_file_is_named_and_one_that_is_missing_can_be_skipped(images):
+    dataset = ImageFolder(False, images, decode_on="device", **CROPS)
+    expected = batches(ImageFolder(False, images, **CROPS))
+    Path(dataset.path(1)).unlink()
+    left = [[row for row, index in enumerate(order) if index != 1] for order in orders(dataset)]
+    assert left != orders(dataset)
+    ours = batches(dataset, CpuDecoder(), on_error="skip")
+    assert_equal(ours, [{name: values[rows] for name, values in batch.items()} for rows, batch in zip(left, expected)])
+    damaged = Path(dataset.path(0))
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    with pytest.raises(
+        DataError, match=r"baseline.jpg cannot be read as an image \(.*truncated.*replace or remove it"
+    ):
+        batches(Subset(dataset, np.array([0])), CpuDecoder())
+
+
+def orders(dataset):
+    with WorkerLoader(range(len(dataset)), 4, shuffle=True, seed=3) as loader:
+        return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(200, 300), (9, 40)])
+def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size):
+    pixels = torch.randint(256, (3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = torch.empty((1, 64, 64, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    resize(pixels, expected, interpolation)
+    ours = resized_as_floats(pixels[None], (64, 64), interpolation)
+    difference = (ours - expected.float()).abs()
+    assert difference.max() <= 2 and difference.mean() < 0.05
+
+
+# In a run
+
+
+def config_of(images: Path, *overrides: str) -> Config:
+    small = ["model=linear", "train.batch_size=4", "train.epochs=2", "timing.trial_seconds=0", "augment.mixup=0.2"]
+    folder = ["data=image_folder", f"data.root={images}", "data.image_size=8", "data.val_fraction=0.2"]
+    with initialize_config_dir(str(train.CONF), version_base="1.3"):
+        return compose("config", overrides=[*small, *folder, *overrides])
+
+
+def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monkeypatch):
+    def checked_with_gpu(config):
+        with monkeypatch.context() as patch:
+            patch.setattr("torch.cuda.is_available", lambda: True)
+            return checked(config)
+
+    monkeypatch.setattr(train, "checked", checked_with_gpu)
+    decoder = CpuDecoder()
+    monkeypatch.setattr(decode_on_device, "decoder_of_gpu", lambda: decoder)
+    runs = [
+        train.run(config_of(images, f"data.decode_on={place}", "loader.num_workers=0"), tmp_path / place)
+        for place in ("workers", "device")
+    ]
+    assert decoder.files > 0
+    for key in ("val_loss", "test_loss"):
+        assert runs[0][key] == runs[1][key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_gpu", "sentence"),
+    [
+        ([], False, "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"),
+        (["device=cpu"], True, "data.decode_on=device needs a GPU"),
+        (
+            ["loader=resident"],
+            True,
+            "data.decode_on=device: loader=resident needs decoded images: use loader=prefetch",
+        ),
+        (["loader=torch"], True, "loader=torch needs decoded images"),
+    ],
+)
+def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monkeypatch, overrides, has_gpu, sentence):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    with pytest.raises(ConfigError, match=sentence):
+        checked(config_of(tmp_path, "data.decode_on=device", *overrides))
+
+
+def test_what_cannot_be_decoded_on_a_device_is_refused(tmp_path, write_pack, monkeypatch):
+    with pytest.raises(DataError, match=r"data.decode_on=device: .*pack has pixels, which need no decoding; use data"):
+        Packed(True, write_pack(tmp_path), decode_on="device")
+    with pytest.raises(DataError, match=r"data.decode_on=gpu: .*it is one of workers, device"):
+        Packed(True, tmp_path / "pack", decode_on="gpu")
+    monkeypatch.setattr(decode_on_device, "with_torchcodec", lambda *_: [][0])
+    monkeypatch.setattr(decode_on_device, "with_torchvision", lambda *_: {}["nvjpeg"])
+    with pytest.raises(DataError, match=r"no decoder works on this GPU \(.*: list index out of range; .*pip install"):
+        decode_on_device.decoder_of_gpu()
