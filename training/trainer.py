@@ -21,7 +21,7 @@ from loaders.nested import move
 from training.checkpoint import load_weights
 from training.command_line import changes
 from training.config import Config, ConfigError, TrainConfig, build, one_line
-from training.optimizer import build_optimizer, freeze, training_mode
+from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
 from training.processes import Processes
 from training.sets import Sets
 from training.stopping import StopSignals
@@ -65,6 +65,7 @@ class Trainer:
             average = get_ema_multi_avg_fn(self.config.ema)
             self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
 
+        warn_of_batch_size(config.optim, self.config.batch_size)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
