@@ -193,7 +193,7 @@ def log_steps(parts: Parts) -> None:
         step=trainer.step,
         epoch=trainer.epoch + 1,
         **means,
-        lr=trainer.schedule.get_last_lr()[0],
+        lr=max(trainer.schedule.get_last_lr()),
         images_per_second=window.images_per_second,
         data_wait_fraction=window.data_wait_fraction,
     )

@@ -20,7 +20,7 @@ from loaders import Preloader
 from loaders.nested import move
 from training.checkpoint import load_weights
 from training.command_line import changes
-from training.config import Config, ConfigError, TrainConfig, build, one_line
+from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, build, one_line
 from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
 from training.processes import Processes
 from training.sets import Sets
@@ -144,14 +144,14 @@ class Trainer:
         try:
             with self.autocast:
                 outputs = self.model(*inputs)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except ARGUMENT_ERRORS as error:
             name = type(self.model).__name__
             raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
         self.task.check(outputs, labels)
         try:
             self.task.loss(outputs, labels)
             self.task.scores(outputs, labels)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except ARGUMENT_ERRORS as error:
             raise ConfigError(
                 f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
                 f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
