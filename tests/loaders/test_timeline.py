@@ -152,6 +152,17 @@ def test_each_batch_can_be_followed_from_its_worker_to_its_step(name, depth):
     assert not recorded.is_open
 
 
+@pytest.mark.parametrize(
+    "settings", [{"seed": 0}, {"seed": 0, "shuffle": True}, {"seed": None, "persistent_workers": True}]
+)
+def test_a_timeline_that_is_set_between_two_epochs_records_the_second(settings):
+    with WorkerLoader(Numbers(), 8, num_workers=1, worker_method="thread", **settings) as loader:
+        list(loader)
+        loader.timeline = recorded = Timeline()
+        list(loader)
+    assert len([span for span in recorded.spans() if span.activity == "read"]) == 3
+
+
 def test_a_preloader_over_any_iterable_takes_a_timeline():
     preloader = Preloader(PlainIterable([torch.zeros(2)]), "cpu", depth=0)
     preloader.timeline = recorded = Timeline()
