@@ -58,6 +58,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
             train_set, test_set = (build("data", config.data, train=train) for train in (True, False))
+        report.leave_out_of_start_up(train_set, test_set)
         normalize = Normalize(train_set.mean, train_set.std)
         augment = Augment(normalize, len(train_set.classes), **config.augment)
         make = partial(make_loader, config, processes)
@@ -87,6 +88,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         log.info("%s", report.beginning(train_set, test_set, trainer.last_step))
 
         report.begin_training()
+        cleanup.enter_context(record.reports_a_stop(report, train_loader))
         bar = cleanup.enter_context(trainer.progress_bar())
         unevaluated = trainer.step not in record.accuracies
         if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it

@@ -388,6 +388,7 @@ def test_after_a_signal_a_run_saves_and_is_resumed_to_the_same_weights(
     with pytest.raises(Stopped, match=f"stopped by {number.name}; saved the checkpoint of step") as stopped:
         train(tmp_path, "train.checkpoint_every=3", "loader=prefetch", "loader.num_workers=1")
     assert stopped.value.exit_code == (130 if number == signal.SIGINT else 75)
+    assert "\ncomputing " in (tmp_path / "report.md").read_text(), "where the time went until then"
     assert signal.getsignal(number) is before
     train(tmp_path)
     assert_equal_weights(undisturbed, tmp_path)
