@@ -57,6 +57,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
             sets = Sets(config)
+        report.leave_out_of_start_up(sets.made_seconds)
         make = partial(make_loader, config, processes, sets)
         make_train_loader = partial(make, sets.train, sets.augment, shuffle=True, last_batch=config.train.last_batch)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
@@ -86,6 +87,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         log.info("%s", report.beginning(sets, trainer.last_step))
 
         report.begin_training()
+        cleanup.enter_context(record.reports_a_stop(report, train_loader))
         bar = cleanup.enter_context(trainer.progress_bar())
         parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
         unevaluated = trainer.step not in record.scores

@@ -42,6 +42,7 @@ class Sets:
             if not len(dataset):
                 raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
         self.name = type(train).__name__
+        self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))  # making files
         self.task: Task = build("task", config.task, train)
         self.train, self.val, self.test = self._checked(train), None, self._checked(test)
         self.first = self._first_batch(config)

@@ -50,6 +50,15 @@ def test_phases_add_up_to_the_run_and_one_inside_another_interrupts_it(clock):
     assert sum(report.phases().values()) == clock.now - 100.0
 
 
+def test_files_that_a_dataset_makes_once_are_no_part_of_the_start_up(clock):
+    report = report_of()
+    with report.phase("start-up"):
+        clock.now += 8.0
+    report.leave_out_of_start_up(5.0)
+    assert report.phases()["start-up"] == 3.0 and report.phases()[module.MADE] == 5.0
+    assert sum(report.phases().values()) == 8.0
+
+
 def test_a_phase_ends_with_an_error_too(clock):
     report = report_of()
     with pytest.raises(ValueError, match="bad"), report.phase("evaluation"):
