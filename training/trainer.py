@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from loaders import Preloader
 from training.checkpoint import load_weights
 from training.command_line import changes
 from training.config import Config, ConfigError, TrainConfig, build
+from training.data_spec import DataSpec
 from training.processes import Processes
 from training.stopping import StopSignals
 
@@ -40,16 +42,15 @@ class Trainer:
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        channels = train_set.sample_spec()["image"][0][-1]
-        model = build("model", config.model, num_classes=len(train_set.classes), in_channels=channels)
+        self.data_spec = asdict(DataSpec.of(train_set, train_set.mean, train_set.std))
+        model = build_model(config.model, len(train_set.classes), self.data_spec["shape"])
         memory_format = torch.channels_last if self.config.channels_last else torch.contiguous_format
         self.model: nn.Module = model.to(self.device, memory_format=memory_format)
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.parallel = processes.parallel(self.model)
         self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
-        gpu_has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
+        self.bf16 = uses_bf16(self.config.precision, self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
         # Weight decay applies to weights, not to biases and norms.
@@ -126,6 +127,7 @@ class Trainer:
             "loader": loader.state_dict(),
             "step": self.step,
             "config": self.settings,
+            "data_spec": self.data_spec,
         }
 
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
@@ -162,6 +164,17 @@ class Trainer:
     def __str__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return f"{type(self.model).__name__} with {parameters:,} parameters in {'bf16' if self.bf16 else 'fp32'}"
+
+
+def build_model(section: dict[str, Any], num_outputs: int, shape: Sequence[int]) -> Any:
+    """The network of the section `model`, with new weights, for images of `shape` (H, W, C)."""
+    return build("model", section, num_classes=num_outputs, in_channels=shape[-1])
+
+
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether `train.precision` means bf16 on the device."""
+    gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16" or (precision == "auto" and gpu_has_bf16)
 
 
 def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
