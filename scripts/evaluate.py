@@ -11,7 +11,6 @@ than this repository, torch, torchvision and timm need --trust MODULE.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,19 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.evaluation import Evaluation
 from training.files import write_whole
-from training.finished_run import FinishedRun, run_script
+from training.finished_run import FinishedRun, parser, run_script
 from training.trust import check_links
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
-    parser.add_argument("overrides", nargs="*", help="settings to replace, such as data.root=DIR or device=cpu")
-    parser.add_argument("--split", choices=("test", "train"), default="test", help="which images; default: test")
-    parser.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation")
-    parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
-    given = parser.parse_intermixed_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("overrides", nargs="*", help="settings to replace, such as data.root=DIR or device=cpu")
+    options.add_argument("--split", choices=("test", "train"), default="test", help="which images; default: test")
+    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation")
+    given = options.parse_intermixed_args(arguments)
 
     run = FinishedRun(given.run, given.overrides, given.trust)
     check_links(run.folder)

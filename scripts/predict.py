@@ -5,13 +5,12 @@
 
 RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. predictions.csv has a row for
 each image, in order: file, class, probability, and the same of the classes that follow, five in all. Images that
-cannot be read are in predictions_failed.csv. The same command goes on after an interruption. Images are prepared as the
-run's test images were. No code in RUN is run: see scripts/evaluate.py.
+cannot be read are in predictions_failed.csv. The same command goes on after an interruption. Images are prepared as
+the run's test images were. No code in RUN is run: see scripts/evaluate.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
-from training.finished_run import FinishedRun, run_script
+from training.finished_run import FinishedRun, parser, run_script
 from training.predictions import Predictions
 
 CRASHED = "reading it crashes the process that reads it"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "inputs", nargs="*", help="images, folders, .txt lists; KEY=VALUE replaces a setting of the run"
     )
-    parser.add_argument("--split", choices=("test", "train"), default="test", help="of a dataset; default: test")
-    parser.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
-    parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
-    given = parser.parse_intermixed_args(arguments)
+    options.add_argument("--split", choices=("test", "train"), default="test", help="of a dataset; default: test")
+    options.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    given = options.parse_intermixed_args(arguments)
     overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]
     inputs = [text for text in given.inputs if text not in overrides]
 

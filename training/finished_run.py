@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class FinishedRun:
         return outputs.float()
 
     def __str__(self) -> str:
-        return f"{type(self.model).__name__} of {self.path}, step {self.step}, on {self.device}"
+        return f"{type(self.model).__name__} of {self.path} (step {self.step})"
 
 
 def find(given: Path) -> Path:
@@ -159,6 +160,14 @@ def _override(cfg: DictConfig, override: str) -> None:
 
 def _key(override: str) -> str:
     return override.partition("=")[0]
+
+
+def parser(about: str | None) -> ArgumentParser:
+    """The arguments that all scripts have; `about` is the script's docstring."""
+    made = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
+    made.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
+    return made
 
 
 def run_script(main: Callable[[], object]) -> None:
