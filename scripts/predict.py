@@ -84,12 +84,12 @@ def header(run: FinishedRun) -> list[str]:
     return ["file", "class", "probability", *(f"{name}_{place}" for place in top for name in ("class", "probability"))]
 
 
-def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str]]:
+def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
     """The best classes and their probabilities, for each row of `probabilities` (B, number of classes)."""
     best = probabilities.topk(min(5, probabilities.shape[1]))
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
-        [cell for place in zip(*row, strict=True) for cell in (run.spec.classes[place[0]], f"{place[1]:.6f}")]
+        [cell for place in zip(*row, strict=True) for cell in (run.spec.classes[place[0]], round(place[1], 6))]
         for row in rows
     ]
 

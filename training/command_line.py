@@ -101,7 +101,7 @@ def _for_resume(arguments: list[str]) -> list[str]:
             f"hydra.run.dir={run} in place of train.resume"
         ) from None
     earlier = [override for override in overrides if not _is_set(_key(override), given)]
-    check_earlier(earlier, run, yaml.safe_load(given.get("train.trust", "[]")) or [])
+    check_earlier(earlier, run, _list(given.get("train.trust", "[]")))
     in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
     if in_place:
         check_links(run)
@@ -142,11 +142,21 @@ def _values(arguments: list[str]) -> dict[str, str]:
 
 def _path(value: str) -> Path:
     """The path that an override's value names, which may be quoted."""
-    try:
-        parsed = OverridesParser.create().parse_override(f"path={value}").value()
-    except OverrideParseException:  # check_overrides reports it
-        parsed = None
+    parsed = _parsed(value)
     return Path(parsed if isinstance(parsed, str) else value).expanduser()
+
+
+def _list(value: str) -> list[str]:
+    parsed = _parsed(value)
+    return [str(one) for one in parsed] if isinstance(parsed, list) else []
+
+
+def _parsed(value: str) -> Any:
+    """What an override's value means; None for one that cannot be read, which check_overrides reports."""
+    try:
+        return OverridesParser.create().parse_override(f"key={value}").value()
+    except OverrideParseException:
+        return None
 
 
 def _key(override: str) -> str:

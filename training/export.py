@@ -96,7 +96,7 @@ def describe(spec: DataSpec, folder: Path, about: str) -> None:
     """Writes preprocessing.json and README.md into `folder`, for the formats that it has."""
     height, width, channels = spec.shape
     if spec.test_crop is None:
-        resize = f"cut out the largest part in the middle that is as wide to high as {width}:{height}, and resize it to that"
+        resize = f"cut out the largest part in the middle with the aspect ratio {width}:{height}, resize it to that"
     else:
         shorter = int(height / spec.test_crop + 1e-6)
         resize = f"resize the shorter side to {shorter} pixels, and cut {width}x{height} out of the middle"

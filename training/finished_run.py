@@ -68,6 +68,8 @@ class FinishedRun:
                 f"{self.path} was saved by another version of this repository ({type(error).__name__}: {error}): use "
                 "that one, or train again"
             ) from error
+        replaced = [_key(override) for override in overrides]
+        settings = {key: value for key, value in settings.items() if key not in replaced}
         check_config(settings, self.path, trusted)
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
@@ -137,8 +139,7 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", choices)
     for key, value in settings.items():
-        if key not in map(_key, choices):
-            OmegaConf.update(cfg, key, value, merge=False)
+        OmegaConf.update(cfg, key, value, merge=False)
     for override in overrides:
         if override not in choices:
             _override(cfg, override)

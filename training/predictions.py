@@ -46,7 +46,8 @@ class Predictions:
         """Writes rows to both tables. They are in the files when this returns."""
         for file, new in zip(self._tables, (rows, failed), strict=True):
             text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(new)
+            # Strings are quoted, because csv writes a carriage return in a name as it is, and then cannot read it.
+            csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
             file.write(text.getvalue())
             file.flush()
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torchvision
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -50,14 +49,16 @@ def check_config(
     """Checks a run's config: nested dicts and lists of plain values, with nothing left to interpolate.
 
     source: where the config is from, for the message; `value` is what it has at `key`. trusted: modules that the user
-    trusts beside ours. option: how the user trusts another, with {} for its name. Raises ConfigError for what could
-    run code, and for what else no config holds.
+    trusts beside ours, and keys. option: how the user trusts another, with {} for its name. Raises ConfigError for
+    what could run code, and for what else no config holds.
     """
-    name, here = key.rpartition(".")[2], f"{source}: {key}={value}"
+    name, here, trust = key.rpartition(".")[2], f"{source}: {key}={value}", option.format(key)
+    if _lies_in(key, trusted):
+        return
     if name == "_target_":
         _check_target(value, here, trusted, option)
     elif name in LOADS and value:
-        raise ConfigError(f"{here} could load code, or weights that run code: leave {name} out")
+        raise ConfigError(f"{here} could load code, or weights that run code: if you trust it, add {trust}")
     elif isinstance(value, dict):
         for child in value:
             check_config(value[child], source, trusted, option, f"{key}.{child}".lstrip("."))
@@ -67,7 +68,7 @@ def check_config(
     elif not isinstance(value, PLAIN):
         raise ConfigError(f"{source}: {key} is a {type(value).__name__}, which no config has")
     elif isinstance(value, str) and "${" in value:
-        raise ConfigError(f"{here} could read your secrets: give {key}=VALUE yourself")
+        raise ConfigError(f"{here} could read your secrets: if you trust it, add {trust}")
 
 
 def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -> None:
@@ -87,7 +88,8 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
         section, _, names_key = key.partition(".")
         adds_to_logger = section == "logger" and line.startswith("+")  # an argument of wandb.init, perhaps a program's
         chosen = value if isinstance(value, list) else [value]
-        is_plain = names_key or all(re.fullmatch(r"[\w-]+", str(choice)) for choice in chosen)  # no path of a file
+        names = [str(choice) for choice in chosen]  # of files in conf/, not paths to others
+        is_plain = names_key or all(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) and ".." not in name for name in names)
         if (
             override is None
             or override.is_sweep_override()
@@ -98,7 +100,7 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
         ):
             raise ConfigError(
                 f"{run}: the run's override {line} could run code, or write elsewhere: if you trust it, add "
-                f"train.trust=[{section}]"
+                f"train.trust=[{key}]"
             )
         for name in reversed(key.split(".")):
             value = {name: value}
@@ -140,7 +142,11 @@ def _is_of_library(found: type | Callable[..., Any], module: str) -> bool:
         return issubclass(found, tuple(kinds)) and module != UNPICKLES
     if f"{module}.{found.__name__}" in BUILDERS:
         return True
-    return _lies_in(module, ["torchvision.models"]) and found.__name__ in torchvision.models.list_models()
+    if not _lies_in(module, ["torchvision.models"]):
+        return False
+    from torchvision.models import list_models  # here, because importing it takes a second
+
+    return found.__name__ in list_models()
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
