@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarray, predictions: Predictions) -> int:
     """Writes the predictions for the images numbered `left`; returns how many could not be read."""
-    failed, size = 0, run.config.train.batch_size
+    failed, size = 0, run.batch_size
     with run.loader(Subset(images, left), name="prefetch", on_error="skip") as loader:  # type: ignore[arg-type]  # it needs no list
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):

@@ -32,6 +32,7 @@ from training.trainer import build_model, uses_bf16
 from training.trust import check_config
 
 SECTIONS = ("data", "model")  # of a run's settings, those that decide what its network computes
+CPU_BATCH = 32
 NO_AUGMENTATION = {"pad": 0, "flip": False, "policy": None}
 KEYS = ("seed", "train.batch_size", "train.precision")
 
@@ -75,6 +76,8 @@ class FinishedRun:
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
         self.device = torch.device("cuda" if cuda else "cpu")
+        # On a CPU larger batches take longer: normalised, each would be new memory from the system, page by page.
+        self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
         self.normalize = Normalize(self.spec.mean, self.spec.std)
         self.task = Classification()
         # The weights come from the checkpoint: nothing is downloaded for them.
@@ -102,10 +105,8 @@ class FinishedRun:
     def loader(self, dataset: Any, **settings: Any) -> Preloader:
         """Loads `dataset` in its order, on the run's device, normalised; `settings` are those of LoaderConfig."""
         loader = type(self.config.loader)(**vars(self.config.loader) | settings)
-        size, seed = self.config.train.batch_size, self.config.seed
-        return build_loader(
-            loader, dataset, batch_size=size, seed=seed, pad=False, device=self.device, transform=self.normalize
-        )
+        order: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.config.seed, "pad": False}
+        return build_loader(loader, dataset, device=self.device, transform=self.normalize, **order)
 
     @torch.inference_mode()
     def outputs(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""training/trust.py: nothing that a run's folder holds is run. The tests are attacks, and use that must go on working."""
+"""training/trust.py: nothing that a run's folder holds is run. The tests are attacks, and use that must still work."""
 
 import pickle
 
