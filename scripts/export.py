@@ -42,10 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
         images = next(iter(loader))["image"][:COMPARED].contiguous()
     images = torch.cat([images, images])[: max(2, len(images))]  # a batch of one would be exported as the only size
     model = run.model.to(memory_format=torch.contiguous_format)
-    difference = export(model, images, out, given.format, given.tolerance)
+    compared = export(model, images, out, given.format, given.tolerance)
     describe(run.spec, out, str(run))
-    print(f"{run}: {out / FORMATS[given.format][0]}")
-    print(f"largest difference of its logits on {len(images)} test images: {difference:.2g}")
+    print(f"{run}: {out / FORMATS[given.format][0]}; {compared}")
 
 
 if __name__ == "__main__":

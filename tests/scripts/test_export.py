@@ -16,7 +16,7 @@ HERE = "loader.num_workers=0"
 
 def test_the_program_takes_batches_of_any_size_and_its_folder_says_how_to_use_it(trained, tmp_path, capsys):
     export.main([str(trained), HERE, "--out", str(tmp_path)])
-    assert "largest difference of its logits on 16 test images: " in capsys.readouterr().out
+    assert "on 16 test images its outputs differ by up to " in capsys.readouterr().out
     program = torch.export.load(tmp_path / "model.pt2").module()
     network = FinishedRun(trained, [HERE, "device=cpu"])
     for size in (1, 3, 40):
@@ -49,9 +49,10 @@ def test_other_outputs_are_refused_and_leave_no_file(tmp_path, monkeypatch):
         return lambda images: model(images) + 0.1
 
     monkeypatch.setitem(exporting.FORMATS, "torch", ("model.pt2", write))
-    with pytest.raises(ConfigError, match=r"differ by up to 0\.1, and are at most"):
-        exporting.export(nn.Flatten(), torch.ones(2, 1, 1, 1), tmp_path, "torch", 1e-3)
-    assert not list(tmp_path.iterdir())
+    for value, sentence in ((1.0, r"differ by up to 0\.1, and are up to 1;"), (float("nan"), "up to nan")):
+        with pytest.raises(ConfigError, match=sentence):
+            exporting.export(nn.Flatten(), torch.full((2, 1, 1, 1), value), tmp_path, "torch", 1e-3)
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_network_that_cannot_be_exported_ends_in_a_sentence(tmp_path):
