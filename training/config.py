@@ -44,6 +44,7 @@ class TrainConfig:
     last_batch: str
     max_steps: int | None
     resume: str | None
+    trust: list[str]
     checkpoint_every: str | None
     keep_checkpoints: int
     warmup_epochs: float
