@@ -57,6 +57,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
             sets = Sets(config)
+        report.leave_out_of_start_up(sets.made_seconds)
         make = partial(make_loader, config, processes, sets)
         make_train_loader = partial(make, sets.train, sets.augment, shuffle=True, last_batch=config.train.last_batch)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
@@ -68,24 +69,15 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         checkpoints = Checkpoints(record.folder, config.train, processes, signals, report.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
-        finished = processes.share(record.finished)
-        if finished and (trainer.finished or finished.get("stopped_early")):
-            hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
-            if config.train.resume != "auto":
-                raise ConfigError(f"train.resume={config.train.resume}: {hint}")
-            if trainer.changed:  # the summary is not what these settings would give
-                raise ConfigError(
-                    f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose "
-                    "another folder, or train.resume=null to start afresh in this one"
-                )
-            log.info(hint)
-            return finished
+        if (summary := processes.share(record.finished)) and nothing_is_left(trainer, record, summary):
+            return summary
         record.begin(trainer.step, f"{evaluated}_{sets.task.metric}", sets.task.higher_is_better)
         record.scores = processes.share(lambda: record.scores)  # the main process has read them
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
         log.info("%s", report.beginning(sets, trainer.last_step))
 
         report.begin_training()
+        cleanup.enter_context(record.reports_a_stop(report, train_loader))
         bar = cleanup.enter_context(trainer.progress_bar())
         parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
         unevaluated = trainer.step not in record.scores
@@ -126,6 +118,25 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record.report(report)
         log.info("test %s %.4f, %s\n\n%s", sets.task.metric, summary[summary["score"]], total, report.text)
         return summary
+
+
+def nothing_is_left(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bool:
+    """Whether the run in this folder, whose summary is there, has ended. Raises ConfigError if it was to go on."""
+    stopped_early = summary.get("stopped_early") and not trainer.changed
+    if not trainer.finished and not stopped_early:
+        return False
+    hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
+    if stopped_early:
+        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null lets it go on"
+    if trainer.config.resume != "auto":
+        raise ConfigError(f"train.resume={trainer.config.resume}: {hint}")
+    if trainer.changed:  # the summary is not what these settings would give
+        raise ConfigError(
+            f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose another "
+            "folder, or train.resume=null to start afresh in this one"
+        )
+    log.info(hint)
+    return True
 
 
 def make_loader(
@@ -193,7 +204,7 @@ def log_steps(parts: Parts) -> None:
         step=trainer.step,
         epoch=trainer.epoch + 1,
         **means,
-        lr=trainer.schedule.get_last_lr()[0],
+        lr=max(trainer.schedule.get_last_lr()),
         images_per_second=window.images_per_second,
         data_wait_fraction=window.data_wait_fraction,
     )

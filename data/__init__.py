@@ -19,6 +19,7 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
 - `read_batch(indices, out, random)` is optional: it writes a whole batch into memory that the loader provides.
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: they return all samples as arrays,
   and augment whole batches of them on the device. `data.array_dataset` has both.
+- `made_seconds` is optional: what making its files took, at their first use; no part of a run's start-up.
 - An error that the user can fix is a `data.errors.DataError` that says how.
 - File names and labels belong in arrays, not lists: forked workers share an array, but end up copying a list.
 

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -47,8 +48,11 @@ class Photographs(ImageFolder):
 
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         root = Path(root or Path(DEFAULT_ROOT, FOLDER)).expanduser()
+        self.made_seconds = 0.0
         if not root.exists():
+            began = time.perf_counter()
             make(root)
+            self.made_seconds = time.perf_counter() - began
         super().__init__(train, root, **crops)
 
 

@@ -22,6 +22,7 @@ from .worker_loader import WorkerLoader
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 ON_ERROR = ("raise", "skip")
 AUTO = ("num_workers", "prefetch_factor")  # keys that also take "auto"
+MOST_WORKERS = 64  # per core: more cannot help, not even workers that only wait for a network
 
 
 class LoaderConfigError(ValueError):
@@ -55,6 +56,12 @@ class LoaderConfig:
                 continue
             if isinstance(value, str) or not least <= value < math.inf:
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}{or_auto}")
+        cores = available_cores()
+        if self.num_workers != "auto" and int(self.num_workers) > MOST_WORKERS * cores:
+            raise LoaderConfigError(
+                f"loader.num_workers={self.num_workers}: this process may use {cores} cores, and more than "
+                f"{MOST_WORKERS} workers a core cannot help: give at most {MOST_WORKERS * cores}, or auto"
+            )
 
 
 def build_loader(

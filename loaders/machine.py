@@ -42,17 +42,17 @@ def _local_ranks() -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Yields the cores that each CPU quota amounts to."""
-    for values in _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+    for values in _limits(root, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         if len(values) == 2 and min(values) > 0:
             yield values[0] / values[1]
 
 
 def _memory_limits(root: Path) -> Iterator[float]:
-    for values in _limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
-        yield from values[:1]
+    for values in _limits(root, "memory.max", "memory.limit_in_bytes"):
+        yield from values
 
 
-def _limits(root: Path, controller: str, v2: str, *v1: str) -> Iterator[list[float]]:
+def _limits(root: Path, v2: str, *v1: str) -> Iterator[list[float]]:
     """Yields the numbers in a limit's file, or files, of this process's cgroup and of each cgroup above it."""
     groups = ""
     with suppress(OSError):
@@ -62,8 +62,6 @@ def _limits(root: Path, controller: str, v2: str, *v1: str) -> Iterator[list[flo
         if len(parts) < 3:
             continue
         _, controllers, path = parts
-        if controllers and controller not in controllers.split(","):
-            continue
         names = v1 if controllers else (v2,)
         folder = root / "sys/fs/cgroup" / controllers
         # In a container the path may be the host's, which is not there: then the folder itself has the limit.

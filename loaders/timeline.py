@@ -31,8 +31,7 @@ class WorkClock:
     """Times a worker's batches; a thread may use its own clock only."""
 
     def __init__(self) -> None:
-        self._idle_from = self._began = time.perf_counter()
-        self._cpu = self._queued = 0.0
+        self._idle_from = time.perf_counter()
         self._scheduler = _SchedulerClock()
 
     def begin(self) -> None:
@@ -66,7 +65,7 @@ class _SchedulerClock:
         self.__del__()
         self._thread, self._fd, self._owner = threading.get_native_id(), -1, os.getpid()
         with suppress(OSError):  # no Linux, or a sandbox
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def __reduce__(self) -> Any:
         """Makes a copy open its own file."""

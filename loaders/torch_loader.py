@@ -55,7 +55,7 @@ class TorchLoader(EpochLoader):
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
-        self.timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
+        self.timeline: Timeline | None = None  # set before an epoch, it records what the workers do from then on
         self._stats = Stats(active_workers=max(1, num_workers))
         self._source: _TorchSource | None = None
         self._loader: DataLoader[Any] | None = self._stock_loader()

@@ -88,7 +88,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
     # does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
-    timeline: Timeline | None = None  # set before the first epoch, it records what the workers do
+    timeline: Timeline | None = None  # set before an epoch, it records what the workers do from then on
 
     _iterators: weakref.WeakSet[Any]  # that are running
     _newest: Callable[[], Any]  # a weak reference to the newest iterator

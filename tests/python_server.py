@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).parents[1]
-# The first optimizer imports the last two, by way of torch._dynamo. That itself is left out: it imports triton, which
-# complains when an interpreter exits and leaves frozen objects behind.
-PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml", "sympy", "torch.distributed.fsdp")
+# The first optimizer imports torch._dynamo.
+PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml", "tabulate", "torch._dynamo")
 LARGEST_REQUEST = 1 << 17  # bytes
 
 
@@ -206,8 +205,10 @@ def become(request: dict, fds: list[int]) -> tuple[object, dict]:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as control:
+        sys.modules["triton"] = None  # torch._dynamo does without it; it complains of objects frozen when Python exits
         for module in PRELOADED:
             __import__(module)
+        del sys.modules["triton"]
         gc.freeze()  # else each program would visit all their objects when it exits, and so copy their memory
         code, namespace = become(*serve(control))
     exec(code, namespace)

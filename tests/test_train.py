@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import threading
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 import train as train_module
 from data.array_dataset import ArrayDataset
@@ -33,9 +35,18 @@ SMALL = [
 ]
 
 
-def compose_small(*overrides: str):
+def compose_small(*overrides: str) -> DictConfig:
+    given = {text.partition("=")[0]: text for text in [*SMALL, *overrides]}
+    structure = {key: text for key, text in given.items() if key.startswith("~") or (CONF / key).is_dir()}
+    values = [text for key, text in given.items() if key not in structure]
+    return OmegaConf.merge(composed(*structure.values()), OmegaConf.from_dotlist(values))
+
+
+@cache
+def composed(*overrides: str) -> DictConfig:
+    """Composing takes longer than a small run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[*SMALL, *overrides])
+        return compose("config", overrides=list(overrides))
 
 
 def train(folder: Path, *overrides: str) -> dict:
@@ -377,6 +388,7 @@ def test_after_a_signal_a_run_saves_and_is_resumed_to_the_same_weights(
     with pytest.raises(Stopped, match=f"stopped by {number.name}; saved the checkpoint of step") as stopped:
         train(tmp_path, "train.checkpoint_every=3", "loader=prefetch", "loader.num_workers=1")
     assert stopped.value.exit_code == (130 if number == signal.SIGINT else 75)
+    assert "\ncomputing " in (tmp_path / "report.md").read_text(), "where the time went until then"
     assert signal.getsignal(number) is before
     train(tmp_path)
     assert_equal_weights(undisturbed, tmp_path)

@@ -17,6 +17,7 @@ from hydra.errors import OverrideParseException
 from training.config import ConfigError
 from training.files import write_whole
 from training.processes import is_main_process, started_by_torchrun
+from training.trust import check_earlier, check_links
 
 # For all processes but the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -93,14 +94,17 @@ def _for_resume(arguments: list[str]) -> list[str]:
         return arguments
     file = run / ".hydra" / "overrides.yaml"
     try:
-        overrides = yaml.safe_load(file.read_text(encoding="utf-8")) or []
-    except (OSError, ValueError, yaml.YAMLError):
+        overrides = [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8")) or []]
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
         raise ConfigError(
             f"train.resume={run}: the run's settings cannot be read from {file}: give them all, with "
             f"hydra.run.dir={run} in place of train.resume"
         ) from None
     earlier = [override for override in overrides if not _is_set(_key(override), given)]
+    check_earlier(earlier, run, _list(given.get("train.trust", "[]")))
     in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
+    if in_place:
+        check_links(run)
     return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
 
 
@@ -138,11 +142,21 @@ def _values(arguments: list[str]) -> dict[str, str]:
 
 def _path(value: str) -> Path:
     """The path that an override's value names, which may be quoted."""
-    try:
-        parsed = OverridesParser.create().parse_override(f"path={value}").value()
-    except OverrideParseException:  # check_overrides reports it
-        parsed = None
+    parsed = _parsed(value)
     return Path(parsed if isinstance(parsed, str) else value).expanduser()
+
+
+def _list(value: str) -> list[str]:
+    parsed = _parsed(value)
+    return [str(one) for one in parsed] if isinstance(parsed, list) else []
+
+
+def _parsed(value: str) -> Any:
+    """What an override's value means; None for one that cannot be read, which check_overrides reports."""
+    try:
+        return OverridesParser.create().parse_override(f"key={value}").value()
+    except OverrideParseException:
+        return None
 
 
 def _key(override: str) -> str:
@@ -151,7 +165,7 @@ def _key(override: str) -> str:
 
 def _is_set(key: str, given: dict[str, str]) -> bool:
     """Whether `given` sets the key, or replaces the group that it belongs to."""
-    return key in given or key.partition(".")[0] in given or key == "train.resume"
+    return key in given or key.partition(".")[0] in given or key in ("train.resume", "train.trust")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -28,6 +28,8 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 TRIAL_TIMEOUT = 5.0  # seconds
 LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
 
+ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # of functions with bad arguments
+
 
 class ConfigError(ValueError):
     """A setting cannot work: a sentence with the key, its value, and what to do."""
@@ -42,6 +44,7 @@ class TrainConfig:
     last_batch: str
     max_steps: int | None
     resume: str | None
+    trust: list[str]
     checkpoint_every: str | None
     keep_checkpoints: int
     warmup_epochs: float
@@ -180,7 +183,7 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
         return target(*arguments, **accepted(target.func, open_options))
     except DataError:
         raise
-    except (InstantiationException, TypeError, ValueError, RuntimeError, LookupError, OSError) as error:
+    except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
         reason = one_line(error).partition(", set env var")[0]
         raise ConfigError(
             f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"

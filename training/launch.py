@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -123,6 +124,8 @@ class Launcher:
             main()
         except ConfigError as error:
             code = f"error: {error}"
+        except yaml.YAMLError as error:
+            code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
         except Stopped as stop:
             code = stop.exit_code
         except KeyboardInterrupt:

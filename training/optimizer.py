@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+import yaml
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from data.errors import did_you_mean
-from training.config import ConfigError, build
+from training.config import CONF, ConfigError, build
 
 log = logging.getLogger(__name__)
+
+BATCH_SIZE = 128  # for which the learning rates in conf/optim/ were chosen
 
 
 def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
@@ -43,6 +47,21 @@ def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
         earlier = last - group.pop("layer")
         group["lr"] *= (decay or 1) ** earlier
     return optimizer
+
+
+def warn_of_batch_size(section: dict[str, Any], batch_size: int) -> None:
+    """Warns if the learning rate is that of conf/optim/, and the batch size far from the one it was chosen for."""
+    scale = batch_size / BATCH_SIZE
+    presets = [yaml.safe_load(path.read_text()) for path in (CONF / "optim").glob("*.yaml")]
+    is_preset = any(
+        preset["_target_"] == section.get("_target_") and preset["lr"] == section.get("lr") for preset in presets
+    )
+    if is_preset and not 1 / 4 < scale < 4:
+        better = section["lr"] * (math.sqrt(scale) if "Adam" in section["_target_"] else scale)
+        log.warning(
+            "optim.lr=%g was chosen for batches of %d: with train.batch_size=%d, try optim.lr=%.2g or near it",
+            *(section["lr"], BATCH_SIZE, batch_size, better),
+        )
 
 
 def layers(model: nn.Module) -> dict[nn.Parameter, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -50,8 +49,6 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
             known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{conf}: a file cannot be read as YAML: {' '.join(str(error).split())}") from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for override in overrides:
         adds_or_deletes = str(override.input_line).startswith(("+", "~"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -15,11 +18,15 @@ from typing import Any
 import numpy
 import torch
 
+from loaders import Preloader
 from training.config import Config
 from training.files import write_whole
 from training.loggers import Loggers, Run
 from training.report import Report
+from training.stopping import Stopped
 from training.timeline_plot import draw_timeline, trace
+
+log = logging.getLogger(__name__)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -116,6 +123,21 @@ class Record:
             write_whole(self.folder / "timeline.png", draw_timeline(spans))
             text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
         write_whole(self.folder / "report.md", text)
+
+    @contextmanager
+    def reports_a_stop(self, report: Report, loader: Preloader) -> Iterator[None]:
+        """Writes the report of a run that a signal stops in here, from what has been measured."""
+        try:
+            yield
+        except Stopped:
+            try:
+                total = report.timer.run()
+                if total.steps:
+                    report.finish(total, loader, trials=None)
+                    self.report(report)
+            except Exception as error:  # the checkpoint is saved: the run has to exit as stopped
+                log.warning("report.md could not be written: %s", error)
+            raise
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:

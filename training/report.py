@@ -22,6 +22,7 @@ from training.table import table
 from training.trial import Trials
 from training.verdict import Measured, Verdict, candidates, diagnose
 
+MADE = "making the dataset's files, once"
 NOT_MEASURED = "the run ended before it was measured what bounded it"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
 WORTH = 1.05  # a change that was tried is suggested if it is at least so many times as fast
@@ -75,14 +76,21 @@ class Report:
             f"{steps:,} steps of {config.train.batch_size} {what}, learning rate {config.optim.get('lr')}"
         )
 
+    def leave_out_of_start_up(self, made: float) -> None:
+        """Counts the seconds that the datasets took to make their files on their own: the next run has them."""
+        if made:
+            self._seconds[MADE] = made
+            self._seconds["start-up"] -= made
+
     def begin_training(self) -> None:
         """Ends the set-up; what belongs to no phase is now the rest."""
         self._change("the rest")
 
-    def finish(self, total: Window, loader: Preloader, trials: Trials) -> None:
+    def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
         """Finds what bounded the run: measures steps with free data, and tries the changes that promise most.
 
-        `total` are the run's steps, `loader` the training loader, which is closed here.
+        `total` are the run's steps, `loader` the training loader, which is closed here. Without `trials`, after a
+        signal, nothing is measured any more.
         """
         self._memory, phases = peak_memory(), self.phases()
         if loader.device.type == "cuda":
@@ -91,9 +99,11 @@ class Report:
         self._active_workers = stats.get("workers", {}).get("active_workers")
         loader.close()  # its workers would take cores from what is measured
         step = total.seconds / total.steps
-        measured = self._measured(total, stats, loader, phases, trials.free(step))
+        measured = self._measured(total, stats, loader, phases, trials.free(step) if trials else None)
         verdict = diagnose(measured)
         for changes in candidates(verdict.bottleneck, measured):
+            if trials is None:
+                break
             tried = trials.change(changes, step)
             if tried is None or step >= WORTH * tried:
                 verdict = replace(verdict, changes=changes, measured_gain=tried and step / tried)
@@ -158,6 +168,7 @@ class Report:
         computing = whole.seconds - whole.wait_seconds
         rows = {
             "set-up": phases["set-up"],
+            MADE: phases.get(MADE, 0.0),
             "dataset and first batch": phases["start-up"],
             "waiting for data": waiting,
             "copying to the device": copy,
@@ -168,7 +179,8 @@ class Report:
         }
         total = sum(phases.values())
         rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        rows = {name: seconds for name, seconds in rows.items() if name != "copying to the device" or copy}
+        rare = (MADE, "copying to the device")
+        rows = {name: seconds for name, seconds in rows.items() if name not in rare or seconds}
         columns = [
             ["phase", *rows],
             ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],

@@ -18,6 +18,7 @@ from data.subset import split
 from data.transform import Normalize
 from loaders import WorkerLoader
 from training.config import Config, ConfigError, build
+from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing
 from training.tasks import Task
 
@@ -43,8 +44,9 @@ class Sets:
             if not len(dataset):
                 raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
         self.name = type(train).__name__
+        self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))  # making files
         self.task: Task = build("task", config.task, train)
-        self.train, self.val, self.test = self._checked(train), None, self._checked(test)
+        self.train, self.val, self.test = as_samples(train, self.task), None, as_samples(test, self.task)
         self.first = self._first_batch(config)
         if fraction:
             self.train, self.val = split(self.train, fraction)
@@ -53,30 +55,22 @@ class Sets:
             image if isinstance(image, Tensor) and image.ndim == 4 else None
         )  # the first images, if it has any
         self.transform, self.augment = self._transforms(train, config.augment)
+        mean, std = (getattr(self.transform, name, None) for name in ("mean", "std"))
+        self.spec = DataSpec.of(train, self.image, mean, std, self._model_options())
 
     @property
     def evaluated(self) -> tuple[str, Any]:
         """The set by which the best checkpoint is chosen, and its name in metrics.jsonl."""
         return ("test", self.test) if self.val is None else ("val", self.val)
 
-    def model_options(self) -> dict[str, Any]:
+    def _model_options(self) -> dict[str, int]:
         """What the network is built with, as far as it takes them."""
-        options: dict[str, Any] = {"num_classes": self.task.num_outputs}
+        options: dict[str, int] = {"num_classes": self.task.num_outputs}
         if self.image is not None:
             bytes_ = self.image.dtype == torch.uint8
             options["in_channels"] = self.image.shape[3 if bytes_ else 1]
             options["image_size"] = min(self.image.shape[1:3] if bytes_ else self.image.shape[2:])
         return options
-
-    def _checked(self, dataset: Any) -> Any:
-        """The dataset, with each of its samples checked. One that reads whole batches has to know what it writes."""
-        if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
-            return dataset
-        samples = Samples(dataset, [*self.task.inputs, self.task.label], self.task.label_below)
-        for name in ("classes", "mean", "std", "labels", "sample_spec"):
-            if hasattr(dataset, name):
-                setattr(samples, name, getattr(dataset, name))
-        return samples
 
     def _first_batch(self, config: Config) -> dict[str, Tensor]:
         """Reads the first samples of each set, in a worker if workers read: some files must not be open at a fork."""
@@ -120,6 +114,17 @@ def open_dataset(section: dict[str, Any], train: bool) -> Any:
     """Makes the training set or the test set of the section `data`. Raises ConfigError or DataError."""
     common = ("val_fraction", "collate")
     return build("data", {key: value for key, value in section.items() if key not in common}, train=train)
+
+
+def as_samples(dataset: Any, task: Task) -> Any:
+    """The dataset, with each of its samples checked. One that reads whole batches has to know what it writes."""
+    if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
+        return dataset
+    samples = Samples(dataset, [*task.inputs, task.label], task.label_below)
+    for name in ("classes", "mean", "std", "labels", "sample_spec"):
+        if hasattr(dataset, name):
+            setattr(samples, name, getattr(dataset, name))
+    return samples
 
 
 class FirstSamples:

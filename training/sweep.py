@@ -22,7 +22,7 @@ from pathlib import Path
 
 from training.files import write_whole
 from training.sweep_jobs import Job, Setting, number, read_job, settings_of
-from training.sweep_plot import Cell, draw_bars, draw_heat_map, percent
+from training.sweep_plot import Cell, draw_bars, draw_heat_map, percent, spread
 from training.table import table
 
 # What the picture shows for a setting that has no number, by its status.
@@ -126,8 +126,9 @@ class Sweep:
             values = [setting.metric(key) for setting in settings]
             if any(value is not None for value in values):
                 columns.append([heading, *("-" if value is None else write(value) for value in values)])
-            if key == SPEED and any(map(spread, settings)):
-                columns.append(["spread", *(spread(setting) or "-" for setting in settings)])
+            spreads = [spread(cell(setting, key)) for setting in settings]
+            if key == SPEED and any(spreads):
+                columns.append(["spread", *(text or "-" for text in spreads)])
             if key == self.score and any(len(setting.values(key)) > 1 for setting in settings):
                 columns[-1] = [heading, *(with_deviation(setting.values(key)) for setting in settings)]
         if any(job.status != "done" for job in self.jobs):
@@ -223,14 +224,6 @@ def cell(setting: Setting, key: str) -> Cell:
     if value is None or interval is None:
         return WORDS.get(setting.status, setting.status)
     return value, min(interval[0], value), max(interval[1], value)
-
-
-def spread(setting: Setting) -> str:
-    """Half the width of the speed's interval, as a share of the speed; empty if it is not known."""
-    speed, interval = setting.metric(SPEED), setting.interval(SPEED)
-    if not speed or interval is None or interval[0] == interval[1]:
-        return ""
-    return f"±{percent((interval[1] - interval[0]) / 2 / speed)}"
 
 
 def with_deviation(values: list[float]) -> str:

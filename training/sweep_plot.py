@@ -15,11 +15,19 @@ INK, BAR, EQUAL, BEST = "#222222", "#9ecae1", "#4a98c9", "#08519c"
 FRAME = "#d94801"  # also of the lines of the spread
 SPEED_HEADING = "Training speed (images/s, more is better)"
 WAITING_HEADING = "Waiting for data (% of the time, less is better)"
+WRITE_SPEED = "{:,.0f}".format
 Cell = tuple[float, float, float] | str  # a value with the ends of its spread, or a word such as "failed" in its place
 
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
+
+
+def spread(cell: Cell) -> str:
+    """Half the width of the spread, as a share of the value; empty if it is not known."""
+    if isinstance(cell, str) or not cell[0] or cell[1] == cell[2]:
+        return ""
+    return f"±{percent((cell[2] - cell[1]) / 2 / cell[0])}"
 
 
 def draw_bars(
@@ -37,18 +45,13 @@ def draw_bars(
     A thin line on a bar is its spread. A word is written where the bar would be. `ceiling` (images/s) is drawn as a
     dashed line.
     """
-    figure = new_figure(title, 13, 1.5 + 0.28 * len(labels))
-    panels = figure.subplots(1, 2, sharey=True)
-    speed_heading = SPEED_HEADING
+    free = f"\ndashed: {ceiling:,.0f} if data were free" if ceiling else ""
+    figure, panels = new_panels(title, 13, 1.5 + 0.28 * len(labels), free)
     if ceiling:
-        speed_heading += f"\ndashed: {ceiling:,.0f} if data were free"
         panels[0].axvline(ceiling, color=INK, linestyle="--", linewidth=1.2)
     highest = max([ceiling or 0.0, *(cell[2] for cell in speeds if not isinstance(cell, str))]) or 1.0
-    contents = (
-        (speed_heading, speeds, highest, "{:,.0f}".format, "{x:,.10g}"),
-        (WAITING_HEADING, waiting, 1.0, percent, "{x:.0%}"),
-    )
-    for axes, (heading, cells, longest, write, ticks) in zip(panels, contents, strict=True):
+    contents = ((speeds, highest, WRITE_SPEED, "{x:,.10g}"), (waiting, 1.0, percent, "{x:.0%}"))
+    for axes, (cells, longest, write, ticks) in zip(panels, contents, strict=True):
         values, low, high = zip(*((0.0, 0.0, 0.0) if isinstance(cell, str) else cell for cell in cells), strict=True)
         bars = axes.barh(range(len(labels)), values, height=0.72, color=BAR)
         for row, (start, end) in enumerate(zip(low, high, strict=True)):
@@ -61,12 +64,10 @@ def draw_bars(
             axes.annotate(text, (end, row), bbox=box, parse_math=False, **place)
         for row in equals:
             bars[row].set_color(BEST if row == best else EQUAL)
-        axes.set_title(heading, loc="left", fontsize=10.5)
         axes.set_xlim(0, 1.15 * longest)
         axes.xaxis.set_major_formatter(ticks)
         axes.grid(axis="x", color="#e6e6e6")
         axes.set_axisbelow(True)
-        axes.tick_params(length=0)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     panels[0].set_yticks(range(len(labels)), [shorten(label, 60) for label in labels], parse_math=False)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)  # from the top down
@@ -92,10 +93,9 @@ def draw_heat_map(
     from matplotlib.patches import Rectangle
 
     (down, rows), (along, columns) = axes
-    figure = new_figure(title, max(10.0, 3.0 + 2.0 * len(columns)), 2.2 + 0.55 * len(rows))
-    heading = SPEED_HEADING + (f"\nif data were free: {ceiling:,.0f}" if ceiling else "")
-    contents = ((heading, speeds, "{:,.0f}".format), (WAITING_HEADING, waiting, percent))
-    for panel, (heading, cells, write) in zip(figure.subplots(1, 2, sharey=True), contents, strict=True):
+    free = f"\nif data were free: {ceiling:,.0f}" if ceiling else ""
+    figure, panels = new_panels(title, max(10.0, 3.0 + 2.0 * len(columns)), 2.2 + 0.55 * len(rows), free)
+    for panel, cells, write in zip(panels, (speeds, waiting), (WRITE_SPEED, percent), strict=True):
         grid = [[float("nan")] * len(columns) for _ in rows]
         for (row, column), cell in zip(places, cells, strict=True):
             grid[row][column] = float("nan") if isinstance(cell, str) else cell[0]
@@ -104,22 +104,30 @@ def draw_heat_map(
         image = panel.imshow(grid, cmap="Blues", aspect="auto", vmin=0.0, vmax=top)
         for (row, column), cell in zip(places, cells, strict=True):
             text, dark = (cell, False) if isinstance(cell, str) else (write(cell[0]), image.norm(cell[0]) > 0.55)
-            if not isinstance(cell, str) and cell[1] < cell[2] and cell[0] and cells is speeds:
-                text += f"\n±{percent((cell[2] - cell[1]) / 2 / cell[0])}"
+            if cells is speeds and spread(cell):
+                text += f"\n{spread(cell)}"
             color = "white" if dark else INK
             panel.text(column, row, text, ha="center", va="center", color=color, fontsize=9, parse_math=False)
         for equal in equals:
             (row, column), width = places[equal], 3.5 if equal == best else 1.2
             frame = Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, fill=False, edgecolor=FRAME, linewidth=width)
             panel.add_patch(frame)
-        panel.set_title(heading, loc="left", fontsize=10.5)
         panel.set_xticks(range(len(columns)), [shorten(value, 20) for value in columns], parse_math=False)
         panel.set_yticks(range(len(rows)), [shorten(value, 30) for value in rows], parse_math=False)
         panel.set_xlabel(along, parse_math=False)
-        panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
     figure.axes[0].set_ylabel(down, parse_math=False)
     return png(figure)
+
+
+def new_panels(title: str, width: float, height: float, free: str) -> tuple[Any, Any]:
+    """A figure, and its panels for images/s and for waiting; `free` is added to the heading of the first."""
+    figure = new_figure(title, width, height)
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, heading in zip(panels, (SPEED_HEADING + free, WAITING_HEADING), strict=True):
+        panel.set_title(heading, loc="left", fontsize=10.5)
+        panel.tick_params(length=0)
+    return figure, panels
 
 
 def new_figure(title: str, width: float, height: float) -> Any:

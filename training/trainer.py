@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from hashlib import blake2b
@@ -20,8 +21,8 @@ from loaders import Preloader
 from loaders.nested import move
 from training.checkpoint import load_weights
 from training.command_line import changes
-from training.config import Config, ConfigError, TrainConfig, build, one_line
-from training.optimizer import build_optimizer, freeze, training_mode
+from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, build, one_line
+from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
 from training.processes import Processes
 from training.sets import Sets
 from training.stopping import StopSignals
@@ -33,19 +34,18 @@ class Trainer:
     """The model, its optimizer and schedule, and how far training has come."""
 
     def __init__(self, config: Config, sets: Sets, processes: Processes) -> None:
-        self.config, self.seed, self.task = config.train, config.seed, sets.task
+        self.config, self.seed, self.task, self.spec = config.train, config.seed, sets.task, sets.spec
         self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "logger")}
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self.first_batch: dict[str, Any] = {}  # on which steps are measured after the run
         self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
-        self.means = Means(processes)  # of training, since they were last read
         steps = steps_in(self.config.epochs, len(sets.train), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        model = build("model", config.model, **sets.model_options())
+        model = build("model", config.model, **sets.spec.model_options)
         channels_last = {"auto": self.device.type == "cuda"}.get(
             self.config.channels_last, self.config.channels_last == "true"
         )
@@ -54,10 +54,10 @@ class Trainer:
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         freeze(self.model, self.config.freeze)
-        gpu_has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        self.bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and gpu_has_bf16)
+        self.bf16 = uses_bf16(self.config.precision, self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-        self._try(sets)
+        self.score_names = self._try(sets)
+        self.means = Means(processes, self.score_names)  # of training, since last read
         self.parallel = processes.parallel(self.model)
         self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
         self.ema: AveragedModel | None = None
@@ -65,6 +65,7 @@ class Trainer:
             average = get_ema_multi_avg_fn(self.config.ema)
             self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
 
+        warn_of_batch_size(config.optim, self.config.batch_size)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
@@ -112,7 +113,7 @@ class Trainer:
         model = self.model if self.ema is None else self.ema.module
         model.eval()
         self.processes.share_buffers(model)
-        means = Means(self.processes)
+        means = Means(self.processes, self.score_names)
         with self._bar("evaluating", total=len(loader)) as bar:
             for batch in loader:
                 *inputs, labels = self._parts(batch)
@@ -133,8 +134,11 @@ class Trainer:
         return [*parts, batch[self.task.label]]
 
     @torch.inference_mode()
-    def _try(self, sets: Sets) -> None:
-        """Passes the first samples through the network. Raises DataError or ConfigError if they do not fit."""
+    def _try(self, sets: Sets) -> list[str]:
+        """Passes the first samples through the network, and returns the names of the loss and the scores.
+
+        Raises DataError or ConfigError if they do not fit.
+        """
         batch = move(sets.first, lambda tensor: tensor.to(self.device))
         batch = batch if sets.transform is None else sets.transform(batch)
         *inputs, labels = self._parts(batch)
@@ -143,14 +147,14 @@ class Trainer:
         try:
             with self.autocast:
                 outputs = self.model(*inputs)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except ARGUMENT_ERRORS as error:
             name = type(self.model).__name__
             raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
         self.task.check(outputs, labels)
         try:
             self.task.loss(outputs, labels)
-            self.task.scores(outputs, labels)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return ["loss", *self.task.scores(outputs, labels)]
+        except ARGUMENT_ERRORS as error:
             raise ConfigError(
                 f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
                 f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
@@ -166,6 +170,7 @@ class Trainer:
             "loader": loader.state_dict(),
             "step": self.step,
             "config": self.settings,
+            "data_spec": asdict(self.spec),
         }
 
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
@@ -210,25 +215,33 @@ class Trainer:
 class Means:
     """Means over samples, summed up on the device; all processes read them together."""
 
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
+    def __init__(self, processes: Processes, names: Sequence[str]) -> None:
+        self._processes, self._names = processes, names
+        self._begin()
+
+    def _begin(self) -> None:
+        zero = torch.zeros((), dtype=torch.float64, device=self._processes.device)
+        self._sums, self._count = dict.fromkeys(self._names, zero), 0
 
     def add(self, samples: int, values: dict[str, Tensor]) -> None:
         """Adds values of so many samples: one for each (B,), or their mean ()."""
         for name, value in values.items():
-            total = value.detach().sum(dtype=torch.float64) if value.ndim else value.detach().double() * samples
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            value = value.detach()
+            self._sums[name] = self._sums[name] + (value.sum(dtype=torch.float64) if value.ndim else value * samples)
         self._count += samples
 
     def read(self) -> dict[str, float]:
         """Returns the means since the last call, over all processes."""
         every = self._processes.gather(self._count, *(total.item() for total in self._sums.values()))
         count, *sums = (sum(values) for values in zip(*every, strict=True))
-        means = {name: total / count for name, total in zip(self._sums, sums, strict=True)} if count else {}
-        self._sums, self._count = {}, 0
-        return means
+        self._begin()
+        return {name: total / max(count, 1) for name, total in zip(self._names, sums, strict=True)}
+
+
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether `train.precision` means bf16 on the device."""
+    gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16" or (precision == "auto" and gpu_has_bf16)
 
 
 def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:

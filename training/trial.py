@@ -43,8 +43,14 @@ class Trials:
 
     def free(self, step_seconds: float) -> float | None:
         """A step on a batch that is there already, or None; `step_seconds` is what a step of the run took."""
-        with self._aside():
-            seconds = self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
+        try:
+            with self._aside():
+                seconds = self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
+        except Exception as error:
+            if self._trainer.processes.world_size > 1:  # the others wait for this process's steps
+                raise
+            log.debug("a step with free data could not be measured: %s", error)
+            return None
         return None if seconds == math.inf else seconds
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:

@@ -254,6 +254,6 @@ def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.
         cores=measured.cores,
         workers=measured.num_workers,
         idle=measured.idle,
-        deaths=measured.workers.get("deaths", 0),
+        deaths=measured.workers.get("deaths"),
     )
     return Verdict(bottleneck, finding, gain)

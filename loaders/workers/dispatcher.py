@@ -62,7 +62,7 @@ class Dispatcher:
         timeline: Timeline | None = None,
     ) -> None:
         self.stats = Stats()
-        self._timeline = timeline
+        self.timeline = timeline
         self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
         self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
         self._pool, self._ring, self._tuner = pool, ring, tuner or FixedNumber(pool.num_workers)
@@ -240,8 +240,8 @@ class Dispatcher:
         self._loads[flight.worker] -= 1
         self._tuner.new_workers.discard(flight.worker)
         self.stats.count_work(result.work)
-        if self._timeline is not None:
-            self._timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
+        if self.timeline is not None:
+            self.timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
             self._drop(result.number)

@@ -190,6 +190,7 @@ class EpochSource:
     def __init__(self, loader: Loader, runner: EpochRunner, position: Position) -> None:
         self._loader, self._runner, self._position = loader, runner, position
         self.engine = runner.open(loader.build_engine, position.epoch, position.batch)
+        self.engine.timeline = loader.timeline  # an engine of several epochs may be older
 
     @property
     def processes(self) -> list[Any]:
@@ -239,6 +240,7 @@ class UnseededIterator(_BaseDataLoaderIter):
         self.is_running = True
         self._received = 0  # batches and errors
         self._pins = loader.pins_batches
+        self.engine.timeline = loader.timeline
         self.engine.begin(map(unseeded_task, self._sampler_iter))
 
     def __next__(self) -> Any:

@@ -49,7 +49,11 @@ def regressor(records: Records, iterator=WorkerLoader, **settings) -> "skorch.Ne
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"persistent_workers": False}, {"iterator": preloader}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"persistent_workers": False}, {"iterator": preloader}],
+    ids=["persistent", "new_each_epoch", "preloader"],
+)
 def test_with_a_seed_fitting_gets_the_order_of_each_epoch(settings):
     net = regressor(Records(), **settings).fit(X, Y)
     assert net.callbacks_[-2][1].epochs == [seeded_epoch(epoch) for epoch in range(3)]

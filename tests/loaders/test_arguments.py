@@ -63,7 +63,7 @@ def test_arguments_that_make_sense_are_taken(settings):
         ({"world_size": 2}, "rank=0 and world_size=2 need a seed, from which all ranks compute the same order"),
     ],
 )
-def test_arguments_that_make_none_are_refused(settings, message):
+def test_arguments_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         WorkerLoader(Numbers(8), 2, num_workers=1, **settings)
 

@@ -132,6 +132,13 @@ def test_a_setting_that_cannot_work_is_named_with_its_value(key, value):
     assert f"loader.{key}={value}:" in str(refusal.value)
 
 
+def test_more_workers_than_could_ever_help_are_refused_with_the_most(monkeypatch):
+    monkeypatch.setattr("loaders.build.available_cores", lambda: 3)
+    assert LoaderConfig(num_workers=192).num_workers == 192
+    with pytest.raises(LoaderConfigError, match=r"loader\.num_workers=193: .* 3 cores, .*: give at most 192, or auto"):
+        LoaderConfig(num_workers=193)
+
+
 @pytest.mark.parametrize("name", ["resident", "torch"])
 def test_some_loaders_cannot_leave_out_samples(name):
     with pytest.raises(LoaderConfigError, match=f"loader={name} cannot leave out samples, use loader=workers"):

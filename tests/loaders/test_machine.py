@@ -11,7 +11,7 @@ from loaders.machine import available_cores, available_memory
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Lays out files; the process may run on 8 cores, and no torchrun started it."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: set(range(8))}[pid], raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
     def lay_out(**files: str) -> Path:
@@ -36,6 +36,8 @@ GROUPS = "sys/fs/cgroup"
         ({**V2, f"{GROUPS}/jobs/7/cpu.max": "300000 100000\n"}, 3),
         ({**V2, f"{GROUPS}/jobs/7/cpu.max": "250000 100000\n"}, 3),
         ({**V2, f"{GROUPS}/jobs/7/cpu.max": "3200000 100000\n"}, 8),
+        ({**V2, f"{GROUPS}/jobs/7/cpu.max": "1 1\n"}, 1),
+        ({"proc/self/cgroup": "0::/a:b\n", f"{GROUPS}/a:b/cpu.max": "200000 100000\n"}, 2),
         ({**V2, f"{GROUPS}/jobs/7/cpu.max": "max 100000\n", f"{GROUPS}/jobs/cpu.max": "200000 100000\n"}, 2),
         ({**V2, f"{GROUPS}/cpu.max": "50000 100000\n"}, 1),  # in a container, which does not see the host's folders
         ({**V1, f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "-1\n"}, 8),
@@ -60,6 +62,9 @@ def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
     assert available_memory(files) == 4000 * 1024 // 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert available_cores(files) == 1
+    for odd in ("0", "many"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", odd)
+        assert available_cores(files) == 8
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,14 @@ def test_the_memory_is_what_is_free_within_the_limit(machine, limit):
     assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
 
 
+@pytest.mark.parametrize(("count", "cores"), [(6, 6), (None, 1)])
+def test_without_affinity_the_cores_are_those_of_the_machine(monkeypatch, tmp_path, count, cores):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert available_cores(tmp_path) == cores
+
+
 def test_this_machine_has_at_least_a_core():
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
     assert available_memory() > 0
@@ -83,9 +96,11 @@ def test_this_machine_has_at_least_a_core():
 @pytest.mark.parametrize("content", ["", "max", "many few"])
 def test_limits_that_cannot_be_read_count_as_none(machine, content):
     files = {f"sys/fs/cgroup/jobs/{name}.max": content for name in ("cpu", "memory")}
-    root = machine(**files, **{"proc/self/cgroup": "0::/jobs\nno colons\n", "proc/meminfo": "MemAvailable:\n"})
+    root = machine(
+        **files, **{"proc/self/cgroup": "0::/jobs\nno colons\none:colon\n", "proc/meminfo": "MemAvailable:\n"}
+    )
     assert available_cores(root) == 8
-    assert available_memory(root) > 0
+    assert available_memory(root) == 4 << 30, "a guess"
 
 
 def test_a_quota_without_a_period_counts_as_none(machine):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loaders import Preloader, TorchLoader, WorkerLoader, timeline
-from loaders.timeline import PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
+from loaders.timeline import COPY_STREAM, PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
 from loaders.timing import StepTimer
 
 
@@ -33,13 +33,22 @@ def clock(monkeypatch):
 
 
 def test_a_worker_clock_tells_computing_waiting_and_idling_apart(clock, monkeypatch):
-    reads = iter([(1.0, 0.5), (1.5, 0.75)])
+    reads = iter([(1.0, 0.5), (1.5, 0.75), (2.0, 1.0), (4.0, 1.0)])
     monkeypatch.setattr(timeline._SchedulerClock, "read", lambda _: next(reads))
     work_clock = WorkClock()
     clock.now = 2.0
     work_clock.begin()
     clock.now = 5.0
     assert work_clock.end(0.25) == Work(2.0, 3.0, 0.5, 0.25, 0.25, 2.0)
+    clock.now = 6.0
+    work_clock.begin()
+    assert work_clock.end(0.0) == Work(6.0, 0.0, 2.0, 0.0, 0.0, 1.0), "it was idle for a second"
+
+
+def test_the_seconds_without_a_core_are_the_schedulers(monkeypatch):
+    content = {0: b"1000000000 2500000000 3\n"}  # nanoseconds computing, nanoseconds waiting, turns; by offset
+    monkeypatch.setattr(timeline.os, "pread", lambda fd, size, offset: content[offset][:size])
+    assert timeline._SchedulerClock().read()[1] == 2.5
 
 
 def test_cpu_seconds_are_those_of_the_calling_thread():
@@ -72,6 +81,9 @@ def test_a_dropped_clock_leaves_no_open_file():
         work_clock = WorkClock()
         work_clock.begin()
         work_clock.end(0.0)
+    other = threading.Thread(target=work_clock.begin)
+    other.start()
+    other.join()
     del work_clock
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -117,6 +129,42 @@ def test_collating_is_shown_at_the_end_of_a_workers_batch():
     ]
 
 
+def test_work_of_no_known_batch_is_shown_without_a_number():
+    recorded = Timeline()
+    for place in ((0, None), (None, 7)):
+        recorded.add_work("worker 0", Work(seconds=0.5), *place)
+    assert recorded.spans() == [Span("worker 0", "read", 0.0, 0.5, None)] * 2
+
+
+def test_what_a_gpu_did_is_shown_at_the_hosts_time(clock, monkeypatch):
+    class Event:
+        def __init__(self, enable_timing=False):
+            assert enable_timing
+            self.recorded = None
+
+        def record(self):
+            self.recorded = clock.now
+
+        def synchronize(self):
+            assert self.recorded is not None
+
+        def elapsed_time(self, later):
+            return 1000 * (later.recorded - self.recorded)  # milliseconds
+
+    waits = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(clock.now))
+    clock.now = 5.0
+    recorded, start, end = Timeline("cuda"), Event(enable_timing=True), Event(enable_timing=True)
+    start.recorded, end.recorded = 6.0, 6.5
+    recorded.add_device(COPY_STREAM, "copy", start, end, (0, 1))
+    recorded.close()
+    recorded.add_device(COPY_STREAM, "copy", start, end, (0, 2))
+    recorded.end = 9.0
+    assert recorded.spans() == [Span(COPY_STREAM, "copy", 6.0, 6.5, (0, 1))]
+    assert waits == [5.0, 5.0]
+
+
 LOADERS = {
     "workers": lambda: WorkerLoader(Numbers(), 8, shuffle=True, seed=0, num_workers=2),
     "threads": lambda: WorkerLoader(Numbers(), 8, seed=0, num_workers=2, worker_method="thread"),
@@ -150,6 +198,17 @@ def test_each_batch_can_be_followed_from_its_worker_to_its_step(name, depth):
         )
         assert read.start <= read.end <= copied.start <= copied.end <= step.start <= step.end
     assert not recorded.is_open
+
+
+@pytest.mark.parametrize(
+    "settings", [{"seed": 0}, {"seed": 0, "shuffle": True}, {"seed": None, "persistent_workers": True}]
+)
+def test_a_timeline_that_is_set_between_two_epochs_records_the_second(settings):
+    with WorkerLoader(Numbers(), 8, num_workers=1, worker_method="thread", **settings) as loader:
+        list(loader)
+        loader.timeline = recorded = Timeline()
+        list(loader)
+    assert len([span for span in recorded.spans() if span.activity == "read"]) == 3
 
 
 def test_a_preloader_over_any_iterable_takes_a_timeline():

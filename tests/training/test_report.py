@@ -1,5 +1,6 @@
 """The report's clock and its tables; what bounded a run is tested in test_verdict.py, whole runs in test_train.py."""
 
+import math
 from resource import RUSAGE_SELF, getrusage
 from types import SimpleNamespace
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from psutil import Process
 
+from loaders.timing import Window
 from tests.test_train import compose_small
 from training import report as module
 from training.config import TRIAL_TIMEOUT, changed_loader, checked
 from training.report import Report, peak_memory
+from training.verdict import Verdict
 
 
 @pytest.fixture
@@ -50,6 +53,15 @@ def test_phases_add_up_to_the_run_and_one_inside_another_interrupts_it(clock):
     assert sum(report.phases().values()) == clock.now - 100.0
 
 
+def test_files_that_a_dataset_makes_once_are_no_part_of_the_start_up(clock):
+    report = report_of()
+    with report.phase("start-up"):
+        clock.now += 8.0
+    report.leave_out_of_start_up(5.0)
+    assert report.phases()["start-up"] == 3.0 and report.phases()[module.MADE] == 5.0
+    assert sum(report.phases().values()) == 8.0
+
+
 def test_a_phase_ends_with_an_error_too(clock):
     report = report_of()
     with pytest.raises(ValueError, match="bad"), report.phase("evaluation"):
@@ -66,6 +78,52 @@ def test_a_timeline_shows_evaluations_and_checkpoints(clock):
             clock.now += 1.0
     assert [span.activity for span in report.timeline.spans()] == ["evaluation", "checkpoint"]
     assert report_of("timing.timeline=0").timeline is None
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """Finishes a run of ten steps of 0.1 s, in which `changes` are tried: seconds a step, by override."""
+    found, closed = [], []
+    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("decoding", "found", 10.0))
+    monkeypatch.setattr(module, "candidates", lambda *_: [("a=1",), ("b=2",), ("c=3",)])
+    monkeypatch.setattr(Report, "_text", lambda *_: "the report")
+    spent = {f"{what}_seconds": 0.0 for what in ("loader_wait", "copy", "transform")}
+    loader = SimpleNamespace(device=torch.device("cpu"), depth=0, close=lambda: closed.append(True))
+    loader.stats = lambda: {"preloader": spent, "workers": {"active_workers": 3}}
+
+    def finish(changes: dict | None) -> dict:
+        report = report_of()
+        trials = changes and SimpleNamespace(free=lambda step: step / 2, change=lambda keys, _: changes[keys[0]])
+        report.finish(Window(10, 100, 1.0, 0.9), loader, trials)
+        assert closed and report.text == "the report" and report.summary()["memory_bytes"] > 0
+        assert (found[-1].step, found[-1].waiting, found[-1].num_workers) == pytest.approx((0.1, 0.09, 3))
+        assert found[-1].free == (pytest.approx(0.05) if changes else None)
+        return report.summary()
+
+    return finish
+
+
+@pytest.mark.parametrize(
+    ("changes", "tried", "gain"),
+    [
+        ({"a=1": 0.1 / 1.04, "b=2": 0.1 / 1.06, "c=3": 0.01}, ["b=2"], 1.06),  # the first that is worth it
+        ({"a=1": None}, ["a=1"], 10.0),  # it takes too long to be tried
+        ({"a=1": 0.1, "b=2": 0.2, "c=3": math.inf}, [], 10.0),
+        (None, [], 10.0),  # the run was stopped
+    ],
+)
+def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(finished, changes, tried, gain):
+    summary = finished(changes)
+    assert (summary["try"], summary["gain"]) == (tried, pytest.approx(gain))
+    assert (summary["bottleneck"], summary["active_workers"]) == ("decoding", 3)
+
+
+def test_the_cpu_seconds_are_those_of_training(clock):
+    report = report_of()
+    for phase, seconds in (("start-up", 1.0), ("training", 2.0), ("evaluation", 4.0), ("training", 8.0)):
+        with report.phase(phase):
+            clock.cpu += seconds
+    assert report._cpu_seconds == 10.0
 
 
 def test_the_peak_of_memory_counts_what_is_in_use_now():

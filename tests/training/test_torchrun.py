@@ -27,14 +27,34 @@ LONG = 150  # seconds within which every run has to end
 SETTINGS = [
     *("data=synthetic", "data.length=1600", "data.test_length=65", "data.image_size=8", "model=linear"),
     *("train.batch_size=16", "train.epochs=2", "train.log_interval=10", "loader.num_workers=1", "optim.lr=0.01"),
+    "timing.trial_seconds=0",
 ]
+# torchrun, whose processes are forked: torchrun starts interpreters, and each takes seconds to import torch.
+TORCHRUN = """
+import os, runpy, sys
+from torch.distributed import run
+
+def rank(_, script, *arguments):
+    sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+def forking(config, entrypoint, launch=run.elastic_launch):
+    config.start_method = "fork"
+    return launch(config, rank)
+
+run.elastic_launch = forking
+run.main()
+"""
 
 
 class Run:
     """A run in `folder`/out, of one process or of several.
 
-    The tests start several processes as torchrun does, because torchrun itself imports torch anew in each of them;
-    `torchrun=True` starts torchrun, which restarts them.
+    The tests start several processes as torchrun does; `torchrun=True` starts torchrun, which restarts them.
     """
 
     def __init__(
@@ -47,7 +67,7 @@ class Run:
         ranks = [{"OMP_NUM_THREADS": "1"}]
         if torchrun:
             limits = [f"--nproc-per-node={processes}", "--max-restarts=3", "--monitor-interval=0.1"]
-            command = ["-c", "from torch.distributed.run import main; main()", *limits, *command]
+            command = ["-c", TORCHRUN, *limits, *command]
         elif processes > 1:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             about = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._store.port, "WORLD_SIZE": processes}
@@ -68,8 +88,7 @@ class Run:
         try:
             if not self._torchrun:
                 return [psutil.Process(program.pid) for program in self.programs]
-            children = psutil.Process(self.programs[0].pid).children()
-            return sorted((c for c in children if "RANK" in c.environ()), key=lambda c: int(c.environ()["RANK"]))
+            return sorted(psutil.Process(self.programs[0].pid).children(), key=psutil.Process.create_time)
         except psutil.Error:
             return []
 
@@ -123,7 +142,7 @@ def same_bits(one: Run, other: Run) -> bool:
 @pytest.fixture(scope="module")
 def undisturbed(python, tmp_path_factory) -> Run:
     """A run of two processes that nothing interrupts."""
-    return Run(python, tmp_path_factory.mktemp("undisturbed")).finish()
+    return Run(python, tmp_path_factory.mktemp("undisturbed"), "timing.trial_seconds=0.1").finish()
 
 
 @pytest.fixture(scope="module")

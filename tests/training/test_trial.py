@@ -39,6 +39,14 @@ def test_a_signal_ends_a_measurement_and_nothing_is_proposed(trials):
     assert trials.free(0.001) is None
 
 
+def test_an_error_of_the_model_leaves_the_run_its_report(trials):
+    trials.trainer.train_step = lambda batch: 1 / 0
+    assert trials.free(0.001) is None
+    trials.trainer.processes.world_size = 2
+    with pytest.raises(ZeroDivisionError):  # the other process would wait for this one
+        trials.free(0.001)
+
+
 def test_what_would_take_too_long_is_not_measured(trials):
     assert trials.change(("loader=prefetch",), 60.0) is None
     assert trials.free(60.0) is None

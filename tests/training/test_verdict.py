@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from loaders import LoaderConfig
-from training.verdict import HINTS, SENTENCES, Measured, candidates, diagnose
+from training.verdict import CACHED, HINTS, SENTENCES, Measured, Verdict, candidates, diagnose
 
 STEP = 0.1
 
@@ -55,9 +55,15 @@ CASES = {
     "transform ahead": measured(waiting=0.06, free=0.04, ahead=(0.01, 0.01, 0.08)),
     "copy": measured(waiting=0.06, free=0.04, ahead=(0.01, 0.08, 0.01)),
     "restarts": measured(waiting=0.06, free=0.04, stats={"retry_wait_seconds": 50.0, "deaths": 20}),
+    "a few restarts": measured(waiting=0.06, free=0.04, stats={"retry_wait_seconds": 20.0, "deaths": 8}),
+    "somewhat uneven": measured(
+        waiting=0.03, free=0.07, workers=(0.05, 0.05, 0), stats={"worker_busy_squares": 1000 * (0.05**2 + 0.04**2)}
+    ),
+    "threads on two cores": measured("threads", waiting=0.06, free=0.04, workers=(0.19, 0.05, 0.0), cpu=0.2),
     "evaluation": measured(free=0.095, phases={"evaluation": 90.0}),
     "start-up": measured(free=0.095, phases={"start-up": 90.0}),
     "checkpoint": measured(free=0.095, phases={"checkpoint": 30.0}),
+    "slower evaluation": measured(waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.01), phases={"evaluation": 200.0}),
     "slow data and evaluation": measured(
         waiting=0.06, free=0.04, workers=(0.19, 0.18, 0.01), phases={"evaluation": 45.0}
     ),
@@ -66,6 +72,10 @@ TRUTHS = {
     "too many workers": "cores",
     "disk in threads": "reading",
     "transform ahead": "transform",
+    "slower evaluation": "evaluation",
+    "a few restarts": "loader",
+    "somewhat uneven": "uneven",
+    "threads on two cores": "reading",
     "slow data and evaluation": "decoding",
 }
 
@@ -75,6 +85,39 @@ def test_the_verdict_names_the_bottleneck(case):
     verdict = diagnose(CASES[case])
     assert verdict.bottleneck == TRUTHS.get(case, case)
     assert "{" not in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("case", "figures"),
+    [
+        ("copy", "takes 80.0 ms a step"),
+        ("transform", "takes 50.0 ms a step. "),
+        ("transform", "2.0 times as fast. Make augmentation of whole batches cheaper"),
+        ("transform ahead", "takes 80.0 ms a step"),
+        ("restarts", "20 workers died"),
+        ("start-up", "took 47% of the run: 90.0 s"),
+        ("step", "a step takes 100.0 ms, and 95.0 ms with free data"),
+    ],
+)
+def test_the_finding_has_the_figures_that_were_measured(case, figures):
+    sentence = diagnose(CASES[case]).sentence
+    assert figures in sentence or sentence.endswith(figures), sentence
+
+
+def test_a_steps_parts_and_a_batchs_seconds_are_told_apart():
+    run = measured(waiting=0.01, copy=0.02, transform=0.03, workers=(0.05, 0.04, 0.0))
+    run.workers.update(worker_busy_squares=1000 * 0.1**2, worker_queued_seconds=10.0)
+    assert run.computing == pytest.approx(0.04)
+    assert run.deviation == pytest.approx((0.1**2 - 0.04**2) ** 0.5)
+    one = replace(run, workers={"read_batches": 1, "worker_busy_seconds": 3.0, "worker_busy_squares": 25.0})
+    assert (one.of_batch("busy"), one.of_batch("cpu"), one.deviation) == (3.0, 0.0, 4.0)
+    none = replace(run, workers={})
+    assert (none.of_batch("busy"), none.deviation) == (0.0, 0.0)
+
+
+def test_a_cached_run_is_no_verdict_on_a_loader():
+    assert diagnose(measured("cached", waiting=0.06, free=0.04)) == Verdict("step", CACHED, 1.0)
+    assert candidates("loader", measured("cached")) == []
 
 
 def test_the_gain_is_at_most_what_free_data_would_give():
@@ -89,7 +132,7 @@ def test_queueing_for_a_core_is_no_waiting_for_a_disk():
 
 
 def test_workers_that_compute_next_to_nothing_are_not_blamed_for_a_slow_step():
-    verdict = diagnose(measured(free=0.04, workers=(0.002, 0.001, 0.0)))
+    verdict = diagnose(measured(free=0.05, workers=(0.002, 0.001, 0.0)))
     assert (verdict.bottleneck, verdict.gain) == ("step", pytest.approx(1 / 0.98))
     assert "slowed by other programs" in verdict.sentence
     assert candidates("step", measured(free=0.04, num_threads=4)) == [("train.num_threads=1",)]
@@ -123,6 +166,7 @@ def test_free_data_that_would_not_train_faster_make_no_bottleneck():
         ("decoding", ("loader.num_workers=4",)),
         ("reading", ("loader.num_workers=8",)),
         ("uneven", ("loader.prefetch_factor=16",)),
+        ("collate", ("loader.num_workers=4",)),
         ("too many workers", ("loader.num_workers=7",)),
     ],
 )
@@ -131,8 +175,12 @@ def test_a_change_is_proposed_that_fits_the_bottleneck(case, first):
 
 
 def test_a_step_of_several_threads_is_tried_with_one_where_cores_are_short():
-    for case in ("cores", "too many workers"):
-        assert candidates("cores", replace(CASES[case], num_threads=4))[0] == ("train.num_threads=1",)
+    for case, fewer in (("cores", 1), ("too many workers", 7)):
+        changes = [("train.num_threads=1",), (f"loader.num_workers={fewer}",)]
+        assert candidates("cores", replace(CASES[case], num_threads=2)) == changes
+    for one in (measured(num_workers=1), replace(CASES["cores"], loader=LoaderConfig(num_workers="auto"))):
+        assert candidates("cores", one) == []
+    assert candidates("cores", measured(num_workers=2)) == [("loader.num_workers=1",)]
     full = replace(CASES["decoding"], num_workers=4, num_threads=4)
     assert candidates("decoding", full) == [("train.num_threads=1",)]
 
@@ -140,8 +188,10 @@ def test_a_step_of_several_threads_is_tried_with_one_where_cores_are_short():
 def test_no_change_of_the_loader_is_proposed_where_it_cannot_help():
     for case in ("step", "evaluation", "start-up", "checkpoint", "transform"):
         assert candidates(diagnose(CASES[case]).bottleneck, CASES[case]) == []
-    full = replace(CASES["decoding"], num_workers=4)
-    assert candidates("decoding", full) == []
+    for bottleneck in ("decoding", "collate"):
+        assert candidates(bottleneck, replace(CASES[bottleneck], num_workers=4)) == []
+        auto = replace(CASES[bottleneck], loader=LoaderConfig(num_workers="auto"))
+        assert candidates(bottleneck, auto) == []
 
 
 def test_a_change_that_was_tried_is_a_command_with_its_gain():

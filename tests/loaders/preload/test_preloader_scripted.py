@@ -45,7 +45,7 @@ def test_a_resumed_epoch_goes_on_with_the_random_numbers_of_its_batches():
     assert drawn(Resumable(samples=2))[:2] == drawn(Resumable())[1:]
 
 
-def test_a_loader_with_half_of_a_state_has_none():
+def test_over_a_loader_that_cannot_load_its_state_a_preloader_has_no_state():
     class Half(Resumable):
         load_state_dict = None
 

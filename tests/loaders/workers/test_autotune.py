@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loaders.workers.autotune import MOST_WAITING, Tuner
+from loaders.workers.autotune import MOST_WAITING, Search, Tuner, Window
 
 Model = Callable[[int], tuple[float, float]]  # workers -> batches/s, and the share of the time that the consumer waits
 
@@ -168,3 +168,75 @@ def test_a_long_pause_in_the_step_does_not_count():
     simulation.now += 30  # a checkpoint
     simulation.run(30)
     assert simulation.used[-1] == 5
+
+
+def after(search: Search, *rates: int, waits: float = 0.5, windows: int = 3) -> int:
+    """Serves so many batches a second for some windows of a second each. Returns what is tried or used then."""
+    for rate in rates:
+        for _ in range(windows):
+            search.note(Window(rate, 1.0, waits), 1.0)
+    return search.workers
+
+
+@pytest.mark.parametrize(
+    ("most", "rates", "found"),
+    [
+        (2, [100, 102], 1),  # more workers have to gain 3 %
+        (2, [100, 104], 2),
+        (4, [100, 150, 200, 197], 3),  # fewer may cost 2 %: 1, 2, 4 and 3 workers
+        (4, [100, 150, 200, 195], 4),
+        (4, [100, 195, 370], 4),  # as much for each worker: fewer are not tried
+        (4, [100, 150, 152, 153], 2),  # 1, 2, 4 and 3 workers
+    ],
+)
+def test_the_smallest_number_that_serves_as_well_is_found(most, rates, found):
+    search = Search(most, most)
+    after(search, *rates[:-1])
+    assert not search.is_settled
+    assert after(search, rates[-1]) == found and search.is_settled
+
+
+def test_more_workers_are_tried_only_while_the_consumer_waits():
+    assert after(Search(4, 4), 100, waits=0.015) == 1
+    assert after(Search(4, 4), 100, waits=0.025) == 2
+
+
+def test_a_trial_lasts_three_windows_or_nine_if_they_differ_too_much_to_tell():
+    search = Search(2, 2)
+    assert after(search, 100, windows=2) == 1
+    assert after(search, 100, windows=1) == 2
+    for rate in (80, 105, 130, 80, 105, 130, 80, 105):
+        assert not search.is_settled and after(search, rate, windows=1) == 2
+    assert after(search, 130, windows=1) == 2 and search.is_settled
+
+
+@pytest.mark.parametrize(("rate", "waits"), [(74, 0.0), (134, 0.0), (100, 0.06)])
+def test_figures_that_stay_changed_for_four_looks_begin_another_search(rate, waits):
+    search = Search(1, 1)
+    after(search, 100, 100, waits=0.0)  # it settles, and looks for the first time
+    after(search, *[rate] * 3, waits=waits)
+    after(search, 100, waits=0.0)  # a look as usual: it counts anew
+    after(search, *[rate] * 3, waits=waits)
+    assert search.is_settled
+    after(search, rate, waits=waits)
+    assert not search.is_settled
+
+
+def test_figures_that_change_little_begin_no_search():
+    search = Search(1, 1)
+    after(search, 100, 100, *[76, 132] * 10, waits=0.0)
+    after(search, *[100] * 20, waits=0.04)
+    assert search.is_settled
+
+
+def test_a_consumer_that_still_waits_is_tried_with_more_workers_ever_more_rarely():
+    search, looks = Search(4, 4), []
+    after(search, 100, 100, 100)  # 2 workers gain nothing; the first look tells what is usual
+    for _ in range(3):
+        assert search.is_settled and search.workers == 1
+        looks.append(0)
+        while search.is_settled:
+            after(search, 100)
+            looks[-1] += 1
+        after(search, 100, 100, 100)
+    assert looks == [16, 32, 64]

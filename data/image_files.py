@@ -1,0 +1,102 @@
+"""ImageFiles: image files anywhere, prepared for a trained network as its test images were."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.crops import CroppedDataset, resize
+from data.decoders import choose
+from data.decoding import Box, Size, decode
+from data.errors import DataError
+from data.image_folder import SUFFIXES, unreadable
+
+GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # of 65536: Pillow's shares of red, green and blue
+
+
+class ImageFiles(CroppedDataset):
+    """The images in the files `paths`, without labels: "label" is the file's number.
+
+    Samples are uint8, of `shape` (H, W, C) with 1 or 3 channels. `interpolation` and `test_crop` are those of
+    CroppedDataset, which prepares test images so. test_crop=None, for a network that was trained on images of one
+    size: the largest part in the middle that has the shape's aspect ratio is resized.
+    Raises DataError for a file that is not an image.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        shape: Sequence[int],
+        interpolation: str = "bilinear",
+        test_crop: float | None = None,
+    ) -> None:
+        super().__init__(train=False, image_size=shape[0], interpolation=interpolation, test_crop=test_crop)
+        self._fits_whole = test_crop is None
+        if shape[2] not in (1, 3):
+            raise DataError(f"image files have 1 or 3 channels, and the network takes {shape[2]}")
+        self.shape, self._decoders = tuple(shape), choose("auto")
+        self._paths = np.array([os.fsencode(path) for path in paths])  # an array, because forked workers share it
+        self.labels = np.arange(len(paths))
+
+    def path(self, index: int) -> str:
+        return os.fsdecode(self._paths[index])
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
+
+    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+        path = self.path(index)
+        try:
+            return decode(Path(path).read_bytes(), crop, enough, self._decoders)
+        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
+            raise unreadable(path, error) from error
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        height, width, channels = self.shape
+        image = torch.empty((1, height, width, 3), dtype=torch.uint8)
+        pixels = image.permute(0, 3, 1, 2)
+        if not self._fits_whole:
+            self._write(index, pixels, ())
+        else:
+            part = self.read(index, lambda size: largest_middle(size, width / height), math.inf)
+            if part.shape == pixels.shape[1:]:
+                pixels[0] = part
+            else:
+                resize(part, pixels)
+        if channels == 1:
+            image = ((pixels.int() * GREY).sum(1) + 32768 >> 16).to(torch.uint8)[..., None]
+        return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
+
+
+def largest_middle(size: Size, ratio: float) -> Box:
+    """The largest box in the middle of an image of `size` (width, height) whose width is `ratio` times its height."""
+    width, height = min(size[0], round(size[1] * ratio)), min(size[1], round(size[0] / ratio))
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return left, top, left + width, top + height
+
+
+def image_files(inputs: Sequence[str]) -> list[str]:
+    """The image files that `inputs` name, each once: files, folders with all below them, and .txt files of paths.
+
+    A folder's files are sorted; its hidden files and those without an image's suffix are left out.
+    Raises DataError if an input does not exist or has no images.
+    """
+    found: list[str] = []
+    for given in inputs:
+        if os.path.isdir(given):
+            files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(given) for name in names)
+            paths = [path for path in files if path.lower().endswith(SUFFIXES) and "/." not in path[len(given) :]]
+        elif not os.path.exists(given):
+            raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
+        elif given.endswith(".txt"):
+            lines = Path(given).read_text(errors="surrogateescape").splitlines()
+            paths = [line.strip() for line in lines if line.strip()]
+        else:
+            paths = [given]
+        if not paths:
+            raise DataError(f"{given} names no images ({', '.join(SUFFIXES)}): give other files or folders")
+        found += paths
+    return list(dict.fromkeys(found))

@@ -1,0 +1,74 @@
+"""Evaluates the network of a run: its scores, a table by class, the confusion matrix and the worst mistakes.
+
+    python scripts/evaluate.py outputs/2026-11-21_10-00-00_123456                 # the run's test set
+    python scripts/evaluate.py RUN --split train                                  # its training set, not augmented
+    python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
+
+RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. confusion.png, mistakes.png and
+evaluation.json are written to RUN/evaluation. No code in RUN is run: classes that its settings name from elsewhere
+than this repository, torch, torchvision and timm need --trust MODULE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from training.evaluation import Evaluation
+from training.files import write_whole
+from training.finished_run import FinishedRun, parser, run_script
+from training.trust import check_links
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Returns the content of evaluation.json."""
+    options = parser(__doc__)
+    options.add_argument("overrides", nargs="*", help="settings to replace, such as data.root=DIR or device=cpu")
+    options.add_argument(
+        "--split", choices=("test", "val", "train"), default="test", help="which images; default: test"
+    )
+    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation")
+    given = options.parse_intermixed_args(arguments)
+
+    run = FinishedRun(given.run, given.overrides, given.trust)
+    check_links(run.folder)
+    dataset = run.dataset(given.split)
+    evaluation = Evaluation(run.spec) if run.spec.mean and run.task.label_below else None
+    sums: dict[str, float] = {}
+    with run.loader(dataset) as loader:
+        for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
+            outputs, labels = run.outputs(batch), batch[run.task.label]
+            for name, values in run.task.scores(outputs, labels).items():
+                sums[name] = sums.get(name, 0.0) + values.sum().item()
+            if evaluation is not None:
+                evaluation.add(batch["image"], labels, run.task.predictions(outputs))
+    scores = {name: total / len(dataset) for name, total in sums.items()}
+    about = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": len(dataset)}
+    result = {**about, **scores}
+    if evaluation is not None:
+        result["classes"] = evaluation.by_class()
+
+    out: Path = given.out or run.folder / "evaluation"
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
+    if evaluation is not None:
+        write_whole(out / "mistakes.png", evaluation.draw_mistakes())
+        if picture := evaluation.draw_confusion():
+            write_whole(out / "confusion.png", picture)
+        print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
+    print(run)
+    print(
+        ", ".join(f"{name} {value:.4f}" for name, value in scores.items()),
+        f"of {len(dataset):,} images ({given.split})",
+    )
+    return result
+
+
+if __name__ == "__main__":
+    run_script(main)

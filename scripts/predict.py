@@ -1,0 +1,107 @@
+"""Predicts the classes of images with the network of a run, and writes predictions.csv.
+
+    python scripts/predict.py RUN photos/ one.jpg list.txt        # folders with all below them, files, lists of them
+    python scripts/predict.py RUN data=image_folder data.root=DIR   # a dataset's test images, or --split train
+
+RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. predictions.csv has a row for
+each image, in order: file, class, probability, and the same of the classes that follow, five in all. Images that
+cannot be read are in predictions_failed.csv. The same command goes on after an interruption. Images are prepared as
+the run's test images were. No code in RUN is run: see scripts/evaluate.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Subset
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.guarded import Guarded, text_of
+from data.image_files import ImageFiles, image_files
+from training.finished_run import FinishedRun, parser, run_script
+from training.predictions import Predictions
+
+CRASHED = "reading it crashes the process that reads it"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument(
+        "inputs", nargs="*", help="images, folders, .txt lists; KEY=VALUE replaces a setting of the run"
+    )
+    options.add_argument("--split", choices=("test", "train"), default="test", help="of a dataset; default: test")
+    options.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    given = options.parse_intermixed_args(arguments)
+    overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]
+    inputs = [text for text in given.inputs if text not in overrides]
+
+    run = FinishedRun(given.run, overrides, given.trust)
+    shape = run.spec.image_shape("predict.py")
+    if inputs:
+        names = image_files(inputs)
+        dataset: Any = ImageFiles(names, shape, run.spec.interpolation, run.spec.test_crop)
+    else:
+        dataset = run.dataset(given.split)
+        name_of = getattr(dataset, "path", str)
+        names = [name_of(index) for index in range(len(dataset))]
+    about = {"checkpoint": str(run.path.resolve()), "step": run.step}
+    with Predictions(given.out, header(run), about) as predictions:
+        left = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
+        if len(left) < len(names):
+            print(f"{len(names) - len(left):,} of {len(names):,} images are in {given.out} already")
+        failed = predict(run, Guarded(dataset, shape), names, left, predictions) if len(left) else 0
+    print(f"{len(left) - failed:,} predictions of {run}: {given.out}")
+    if failed:
+        print(f"{failed:,} images could not be read: {given.out.with_name(f'{given.out.stem}_failed.csv')}")
+
+
+def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarray, predictions: Predictions) -> int:
+    """Writes the predictions for the images numbered `left`; returns how many could not be read."""
+    failed, size = 0, run.batch_size
+    with run.loader(Subset(images, left), name="prefetch", on_error="skip") as loader:  # type: ignore[arg-type]  # it needs no list
+        bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
+        for number, batch in enumerate(bar):
+            rows = cells(run, run.task.predictions(run.outputs(batch)))
+            good, bad = [], dict.fromkeys(left[number * size : (number + 1) * size].tolist(), CRASHED)
+            for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):
+                bad.pop(index)
+                if reason[0]:
+                    bad[index] = text_of(reason)
+                else:
+                    good.append([names[index], *row])
+            predictions.append(good, [[names[index], bad[index]] for index in sorted(bad)])
+            failed += len(bad)
+    return failed
+
+
+def header(run: FinishedRun) -> list[str]:
+    if not run.spec.classes:
+        numbers = run.task.num_outputs
+        return ["file", *(["value"] if numbers == 1 else [f"value_{number}" for number in range(1, numbers + 1)])]
+    top = range(2, min(5, len(run.spec.classes)) + 1)
+    return ["file", "class", "probability", *(f"{name}_{place}" for place in top for name in ("class", "probability"))]
+
+
+def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
+    """The best classes and their probabilities, for each row of `probabilities` (B, number of classes).
+
+    Without classes, the rows as they are: values.
+    """
+    if not run.spec.classes:
+        return probabilities.tolist()
+    best = probabilities.topk(min(5, probabilities.shape[1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        [cell for place in zip(*row, strict=True) for cell in (run.spec.classes[place[0]], round(place[1], 6))]
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    run_script(main)

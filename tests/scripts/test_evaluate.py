@@ -1,0 +1,155 @@
+"""scripts/evaluate.py, and what a finished run refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from data.fashion import CLASSES, FashionMini
+from models.small_cnn import SmallCNN
+from scripts import evaluate
+from training.config import ConfigError
+from training.data_spec import DataSpec
+from training.evaluation import MISTAKES, Evaluation
+from training.finished_run import FinishedRun, find, run_script
+
+HERE = "loader.num_workers=0"
+
+
+def changed(trained, folder, change):
+    """A copy of the run with one checkpoint, in which `change` has changed the state."""
+    state = torch.load(trained / "checkpoints" / "best.pt", weights_only=True)
+    change(state)
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save(state, folder / "checkpoints" / "step-0000001.pt")
+    return folder
+
+
+def test_the_accuracy_is_that_of_the_run_and_all_is_written(trained, tmp_path, capsys):
+    result = evaluate.main([str(trained), HERE, "--out", str(tmp_path)])
+    assert result["accuracy"] == json.loads((trained / "summary.json").read_text())["test_accuracy"]
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+    for name in ("confusion.png", "mistakes.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "precision" in printed and "class 5" in printed and "of 40 images (test)" in printed
+
+
+def test_the_table_and_the_mistakes_are_those_of_the_predictions():
+    spec = DataSpec(shape=[1, 1, 1], mean=[0.5], std=[0.25], classes=["a", "b", "c"])
+    evaluation = Evaluation(spec)
+    images = torch.tensor([0.0, 51.0, 102.0, 255.0]).view(4, 1, 1, 1)
+    probabilities = torch.tensor([[0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.6, 0.4, 0.0]])
+    evaluation.add((images / 255 - 0.5) / 0.25, torch.tensor([0, 1, 1, 1]), probabilities)
+    a, b, c = evaluation.by_class()
+    assert (a["images"], a["precision"], a["recall"], a["f1"]) == (1, 1 / 3, 1.0, 0.5)
+    assert (b["images"], b["precision"], b["recall"], b["f1"]) == (3, 1.0, 1 / 3, 0.5)
+    assert c == {"class": "c", "images": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert [int(mistake.image.item()) for mistake in evaluation.mistakes] == [51, 255], "the least probable first"
+    assert evaluation.mistakes[0].probability == pytest.approx(0.9)
+
+
+def test_only_the_worst_mistakes_of_all_batches_are_kept():
+    evaluation = Evaluation(DataSpec(shape=[1, 1, 3], mean=[0.0] * 3, std=[1.0] * 3, classes=["a", "b"]))
+    of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
+    for part in of_truth.split(30):
+        evaluation.add(
+            torch.zeros(30, 3, 1, 1), torch.zeros(30, dtype=torch.int64), torch.stack([part, 1 - part], dim=1)
+        )
+    kept = [mistake.truth_probability for mistake in evaluation.mistakes]
+    assert kept == sorted(of_truth.tolist())[:MISTAKES]
+
+
+def test_training_images_are_evaluated_without_augmentation(trained, tmp_path):
+    def on_fashion(state):
+        state["config"]["data"] = {"_target_": "data.fashion.FashionMini", "pad": 2, "flip": True}
+        state["data_spec"] |= {"shape": [28, 28, 1], "classes": CLASSES}
+        state["model"] = small_cnn.state_dict()
+
+    small_cnn = SmallCNN(num_classes=10, in_channels=1)
+    dataset = FinishedRun(changed(trained, tmp_path, on_fashion)).dataset("train")
+    plain = FashionMini(train=True, pad=0, flip=False)
+    assert all(torch.equal(dataset[index]["image"], plain[index]["image"]) for index in range(50))
+
+
+def test_other_data_need_the_classes_and_the_shape_of_the_run(trained):
+    with pytest.raises(
+        ConfigError, match=r"knows 6 classes, and these data have 7; the first .* is none .* class 6 in"
+    ):
+        FinishedRun(trained, ["data.num_classes=7"]).dataset("test")
+    with pytest.raises(ConfigError, match=r"takes images of \(height, width, channels\) \(8, 8, 3\) .* \(9, 9, 3\)"):
+        FinishedRun(trained, ["data.image_size=9"]).dataset("test")
+    assert len(FinishedRun(trained, ["data.test_length=3"]).dataset("test")) == 3
+
+
+@pytest.mark.parametrize(
+    "override, sentence",
+    [
+        ("data.lenght=3", "there is no key data.lenght; did you mean data.length"),
+        ("train.batch_size=many", "train.batch_size=many: Value 'many'"),
+        ("data.root", "an override looks like"),
+        ("model=resnet18", r"does not fit this run's ResNet: .* is .* in the checkpoint"),
+    ],
+)
+def test_an_override_that_cannot_work_ends_in_a_sentence(trained, override, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        FinishedRun(trained, [override])
+
+
+def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
+    assert find(trained).name == "best.pt"
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(trained / "checkpoints", folder, symlinks=True)
+    newest = next(folder.glob("step-*.pt")).rename(folder / "step-0000099.pt")  # best.pt leads nowhere now
+    assert find(tmp_path) == newest == find(newest)
+    newest.unlink()
+    with pytest.raises(ConfigError, match=r"has no checkpoints/\*\.pt: give the folder of a run"):
+        find(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        find(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_of_another_version_or_of_other_classes_is_refused_in_a_sentence(trained, tmp_path):
+    newer = changed(trained, tmp_path / "newer", lambda state: state["config"]["data"].update(new_key=1))
+    with pytest.raises(ConfigError, match=r"data: data\.synthetic\.Synthetic\(.*new_key"):
+        FinishedRun(newer).dataset("test")
+    older = changed(trained, tmp_path / "older", lambda state: state.pop("data_spec"))
+    with pytest.raises(ConfigError, match=r"another version of this repository \(KeyError: 'data_spec'\)"):
+        FinishedRun(older)
+    other = changed(trained, tmp_path / "other", lambda state: state["data_spec"]["classes"].append("one more"))
+    with pytest.raises(ConfigError, match=r"^\S+ does not fit this run's SmallCNN: classifier\.bias is \(6,\)"):
+        FinishedRun(other)
+
+
+def test_averaged_weights_are_used_if_the_run_has_them(trained, tmp_path):
+    def average(state):
+        state["ema"] = {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}
+
+    run = FinishedRun(changed(trained, tmp_path, average))
+    assert not any(parameter.any() for parameter in run.model.parameters())
+
+
+def test_a_script_ends_in_one_sentence(trained, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        run_script(lambda: evaluate.main([str(tmp_path)]))
+    assert str(end.value).startswith("error: ") and "has no checkpoints" in str(end.value)
+    with pytest.raises(ZeroDivisionError):
+        run_script(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("section", ["data", "model"])
+def test_a_run_that_names_foreign_code_is_refused_before_it_is_imported(trained, tmp_path, monkeypatch, section):
+    def attack(state):
+        state["config"][section] |= {"nested": {"_target_": "evil.Evil"}}
+
+    (tmp_path / "evil.py").write_text("raise SystemExit('this is the attack')")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = changed(trained, tmp_path / "run", attack)
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.nested\._target_=evil\.Evil is not one of .* add --trust evil$"
+    ):
+        FinishedRun(run)
+    with pytest.raises(SystemExit, match="this is the attack"):
+        FinishedRun(run, trusted=["evil"])

@@ -1,0 +1,148 @@
+"""scripts/predict.py: the same predictions in order, none twice and none left out, whatever the interruption."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.errors import DataError
+from scripts import predict
+from training.config import ConfigError
+from training.finished_run import FinishedRun
+from training.predictions import Predictions, read_whole_rows
+
+HERE = "loader.num_workers=0"
+
+
+@pytest.fixture(scope="module")
+def photos(trained, tmp_path_factory):
+    """The run's 40 test images as files, in two folders, and five that cannot be read."""
+    folder = tmp_path_factory.mktemp("photos")
+    images = FinishedRun(trained, [HERE]).dataset("test")
+    for number in range(40):
+        path = folder / "ab"[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(images[number]["image"].numpy()).save(path)
+    for number in range(5):
+        (folder / "b" / f"{number:02}x.png").write_bytes(b"no image")
+    (folder / "b" / ".hidden.png").write_bytes(b"")
+    (folder / "b" / "notes.md").write_text("not an image")
+    return folder
+
+
+def run(trained, out, *inputs):
+    predict.main([str(trained), *map(str, inputs), HERE, "train.batch_size=8", "--out", str(out / "p.csv")])
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, photos, tmp_path):
+    run(trained, tmp_path, photos)
+    found = rows(tmp_path / "p.csv")
+    assert [row["file"] for row in found] == sorted(map(str, photos.glob("*/??.png")))
+    network = FinishedRun(trained, [HERE])
+    images = network.dataset("test")
+    for row in found:
+        number = int(row["file"][-6:-4])
+        batch = network.normalize({"image": images[number]["image"][None]})
+        probabilities = network.outputs(batch["image"]).softmax(1)[0]
+        names = [row[column] for column in ("class", *(f"class_{place}" for place in range(2, 6)))]
+        best = probabilities.topk(5)
+        assert names == [images.classes[label] for label in best.indices.tolist()]
+        assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=2e-6)
+
+
+def test_images_that_cannot_be_read_are_listed_with_the_reason_even_if_they_fill_a_batch(trained, photos, tmp_path):
+    run(trained, tmp_path, *sorted(photos.glob("b/*x.png")), photos / "a")
+    failed = rows(tmp_path / "p_failed.csv")
+    assert [row["file"] for row in failed] == sorted(map(str, photos.glob("b/*x.png")))
+    assert all("cannot be read as an image (unknown format)" in row["reason"] for row in failed)
+    assert len(rows(tmp_path / "p.csv")) == 20
+
+
+def test_wherever_it_was_killed_the_same_command_completes_the_same_table(trained, photos, tmp_path):
+    run(trained, tmp_path, photos)
+    table, failed = tmp_path / "p.csv", tmp_path / "p_failed.csv"
+    whole, whole_failed = table.read_bytes(), failed.read_bytes()
+    last_line = whole.rindex(b"\n", 0, -1) + 1
+    for kept in (0, 3, 700, last_line - 1, last_line, last_line + 9, len(whole) - 1, len(whole)):
+        table.write_bytes(whole[:kept])
+        run(trained, tmp_path, photos)
+        assert (table.read_bytes(), failed.read_bytes()) == (whole, whole_failed), f"{kept} bytes were left"
+    failed.write_bytes(whole_failed[:-5])
+    run(trained, tmp_path, photos)
+    assert (table.read_bytes(), failed.read_bytes()) == (whole, whole_failed)
+
+
+def test_predictions_of_another_checkpoint_are_not_mixed_in(trained, photos, tmp_path):
+    run(trained, tmp_path, photos / "a")
+    (tmp_path / "p.json").write_text((tmp_path / "p.json").read_text().replace("step", "another step"))
+    with pytest.raises(
+        ConfigError, match=r"p\.csv has predictions of another run or checkpoint: choose another --out"
+    ):
+        run(trained, tmp_path, photos)
+
+
+def test_without_files_the_runs_own_dataset_is_predicted(trained, tmp_path):
+    run(trained, tmp_path, "data.test_length=9")
+    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(9)]
+
+
+def test_a_list_names_files_each_once(trained, photos, tmp_path):
+    (tmp_path / "list.txt").write_text(f"{photos}/a/02.png\n\n{photos}/gone.png\n{photos}/a/00.png\n")
+    run(trained, tmp_path, tmp_path / "list.txt", photos / "a" / "00.png")
+    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [f"{photos}/a/02.png", f"{photos}/a/00.png"]
+    assert [row["file"] for row in rows(tmp_path / "p_failed.csv")] == [f"{photos}/gone.png"]
+
+
+def test_inputs_without_images_end_in_a_sentence(trained, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    for given in ("empty.txt", "folder"):
+        with pytest.raises(DataError, match=f"{given} names no images"):
+            run(trained, tmp_path, tmp_path / given)
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        run(trained, tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["a,b", 'say "x"', "two\nlines", "caf\udce9", "file", " a ", "return\r"])
+def test_any_file_name_is_found_again(tmp_path, name):
+    for expected in (set(), {name}):
+        with Predictions(tmp_path / "p.csv", ["file", "class"], {}) as predictions:
+            assert predictions.done == expected
+            if not expected:
+                predictions.append([[name, "x"]], [])
+    content = (tmp_path / "p.csv").read_bytes()
+    for cut in range(len(content)):
+        (tmp_path / "p.csv").write_bytes(content[:cut])
+        assert read_whole_rows(tmp_path / "p.csv", ["file", "class"]) == set()
+        assert (tmp_path / "p.csv").read_bytes() == b"file,class\n"
+
+
+def test_a_sample_whose_reading_crashes_is_listed(trained, tmp_path, monkeypatch):
+    """The loader leaves it out of its batch."""
+    network = FinishedRun(trained, [HERE, "train.batch_size=4"])
+
+    def skipping(*_, **__):
+        images = torch.zeros(3, 3, 8, 8)
+        batch = {"image": images, "index": torch.tensor([0, 1, 3]), "reason": torch.zeros(3, 300, dtype=torch.uint8)}
+        return FakeLoader([batch])
+
+    monkeypatch.setattr(network, "loader", skipping)
+    with Predictions(tmp_path / "p.csv", predict.header(network), {}) as predictions:
+        assert predict.predict(network, network.dataset("test"), list("abcd"), np.arange(4), predictions) == 1
+    assert [row["file"] for row in rows(tmp_path / "p.csv")] == ["a", "b", "d"]
+    assert rows(tmp_path / "p_failed.csv") == [{"file": "c", "reason": predict.CRASHED}]
+
+
+class FakeLoader(list):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass

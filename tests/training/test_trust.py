@@ -1,0 +1,197 @@
+"""training/trust.py: nothing that a run's folder holds is run. The tests are attacks, and use that must still work."""
+
+import pickle
+
+import pytest
+import torch
+import yaml
+
+from training.checkpoint import read_checkpoint
+from training.command_line import complete
+from training.config import ConfigError
+from training.trust import check_config, check_earlier, check_links
+
+REFUSED_TARGETS = [
+    "os.system",
+    "subprocess.Popen",
+    "builtins.exec",
+    "torch.load",
+    "torch.hub.load",
+    "torch.hub.load_state_dict_from_url",
+    "data.image_folder.os.system",  # reached by a path through this repository
+    "data.packed.np.load",
+    "data.decoding.Image.open",
+    "torch.nn.functional.torch.load",
+    "torchvision.datasets.mnist.shutil.rmtree",
+    "torchvision.datasets.utils.download_and_extract_archive",  # writes anywhere
+    "torchvision.datasets.LSUN",  # unpickles a file beside its data
+    "torchvision.models.feature_extraction.create_feature_extractor",  # runs code that it generates
+    "torch.nn.Module.apply",
+    "data.fashion.FashionMini.__init__.__globals__",
+    "data.errors.DataError.__class__",
+    "data",
+    "hydra.utils.call",
+    "functools.partial",
+    "training.launch.Launcher",
+    "this_module_would_run_code_when_it_is_imported.Network",
+    "database.Network",  # begins as data does
+    "",
+    ["os.system"],
+]
+ALLOWED_TARGETS = [
+    "data.fashion.FashionMini",
+    "models.linear.linear",
+    "torch.nn.CrossEntropyLoss",
+    "torch.nn.modules.linear.Linear",
+    "torch.optim.SGD",
+    "torchvision.datasets.FakeData",
+    "torchvision.models.resnet18",
+    "torchvision.models.get_model",
+    "torchvision.transforms.v2.RandomCrop",
+]
+
+
+@pytest.mark.parametrize("target", REFUSED_TARGETS, ids=str)
+@pytest.mark.parametrize("nest", [lambda it: {"data": it}, lambda it: {"model": {"a": [{"b": {"_args_": [it]}}]}}])
+def test_a_target_from_elsewhere_is_refused_however_deep_it_lies(target, nest):
+    with pytest.raises(ConfigError, match="_target_="):
+        check_config(nest({"_target_": target, "_partial_": True}), "a run")
+
+
+@pytest.mark.parametrize("target", ALLOWED_TARGETS)
+def test_what_the_repository_and_its_libraries_define_is_allowed(target):
+    check_config({"model": {"_target_": target, "width": 3, "names": ["a", None, 0.5]}}, "a run")
+
+
+def test_timms_networks_and_their_builder_are_allowed_and_not_its_loaders():
+    pytest.importorskip("timm")
+    for target in ("timm.create_model", "timm.models.resnet.ResNet"):
+        check_config({"_target_": target}, "a run")
+    with pytest.raises(ConfigError, match="it could run any code"):
+        check_config({"_target_": "timm.models.load_checkpoint"}, "a run")
+
+
+def test_a_trusted_module_is_allowed_but_not_what_it_imports():
+    check_config({"_target_": "fractions.Fraction"}, "a run", ["fractions"])
+    with pytest.raises(ConfigError, match=r"fractions\.sys\.exit is not one of this .* add --trust fractions\.sys"):
+        check_config({"_target_": "fractions.sys.exit"}, "a run", ["fractions"])
+    with pytest.raises(ConfigError, match=r"^a run: data\._target_=my\.data\.Flowers is not .* add --trust my\.data$"):
+        check_config({"data": {"_target_": "my.data.Flowers"}}, "a run")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"data": {"url": "http://evil/${oc.env:HOME}"}},
+        {"data": {"a": "\\${oc.env:HOME}"}},  # escaped: the second time that it is resolved it would be read
+        {"data": ["x", "${data.a}{oc.env:HOME}"]},
+        {"data": {"trust_remote_code": True}},
+        {"model": {"checkpoint_path": "weights.pth"}},
+        {"model": {"pretrained_cfg": {"file": "weights.pth"}}},
+        {"data": {"root": torch.zeros(1)}},
+    ],
+    ids=str,
+)
+def test_values_that_read_secrets_or_code_are_refused(config):
+    with pytest.raises(ConfigError, match=r"^a run: (data|model)"):
+        check_config(config, "a run")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "hydra.callbacks.x._target_=os.system",
+        "+hydra.callbacks.x={_target_: os.system}",
+        "hydra/launcher=joblib",
+        "+hydra/job_logging=evil",
+        "hydra.job_logging.handlers.x.()=os.system",
+        "hydra.run.dir=/home/you",
+        "hydra.searchpath=[file:///tmp/evil]",
+        "+hydra.job.env_set.PATH=/tmp/evil",
+        "hydra[run][dir]=/home/you",
+        "--config-dir=/tmp/evil",
+        "--multirun",
+        "data=../../../tmp/evil",
+        "+experiment=/tmp/evil",
+        "+experiment=[fashion_fast,../evil]",
+        "+data@hydra.callbacks.x=cifar10",
+        "+data@_global_=cifar10",
+        "data={_target_: os.system}",
+        "data._target_=os.system",
+        "+data.x={a: [{_target_: os.system}]}",
+        "data._target_=os.system,os.popen",  # of a sweep
+        "data.root=${oc.env:HOME}",
+        "+logger.wandb.settings={x_executable: /tmp/evil}",
+        "+model.checkpoint_path=weights.pth",
+        "data.root='unfinished",
+    ],
+)
+def test_an_override_that_could_run_code_is_refused_and_names_the_key_that_trusts_it(override, tmp_path):
+    with pytest.raises(ConfigError, match=r"add train\.trust=\["):
+        check_earlier([override], tmp_path, [])
+
+
+def test_usual_overrides_of_a_run_are_kept(tmp_path):
+    usual = ["data=image_folder", "data.root='/my photos/a,b'", "model.width=8", "+experiment=fashion_fast", "seed=3"]
+    usual += [
+        "optim.betas=[0.9,0.99]",
+        "logger=[tensorboard,wandb]",
+        "logger.wandb.project=x",
+        "debug=null",
+        "~data.pad",
+    ]
+    check_earlier(usual, tmp_path, [])
+    check_earlier(["+logger.wandb.entity=me", "data._target_=fractions.Fraction"], tmp_path, ["logger", "fractions"])
+
+
+def earlier_run(folder, overrides):
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text("{}")
+    (folder / ".hydra" / "overrides.yaml").write_text(
+        overrides if isinstance(overrides, str) else yaml.dump(overrides)
+    )
+    return f"train.resume={folder}"
+
+
+def test_continuing_a_strangers_run_refuses_its_overrides_unless_train_trust_or_a_value_of_ones_own_is_given(tmp_path):
+    resume = earlier_run(tmp_path, ["data._target_=my.Data", "train.trust=[my]"])
+    with pytest.raises(ConfigError, match=r"add train\.trust=\[my\]$"):
+        complete([resume])
+    check = complete([resume, "data._target_=data.cifar.CIFAR10"])
+    assert "data._target_=my.Data" not in check and "train.trust=[my]" not in check
+    assert complete([resume, "train.trust=[data]"])[0] == "data._target_=my.Data"
+
+
+@pytest.mark.parametrize("text", ["- !!python/object/apply:os.mkdir [made]", "5"])
+def test_overrides_that_are_no_list_of_strings_run_nothing(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        complete([earlier_run(tmp_path, text)])
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["train.log", ".hydra/config.yaml", "evaluation"])
+def test_a_link_in_a_runs_folder_is_not_written_through(tmp_path, name):
+    run = tmp_path / "run"
+    run.mkdir()
+    resume = earlier_run(run, [])
+    (run / "checkpoints").symlink_to(tmp_path)  # on another disk, perhaps
+    check_links(run)
+    (tmp_path / "victim").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match=r"is a link to .*victim, which would be written to"):
+        complete([resume])
+
+
+def test_a_checkpoint_that_is_a_pickle_of_code_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (tmp_path.joinpath("made").touch, ())
+
+    torch.save({"model": Evil(), "optimizer": 1, "optimizer_class": 1, "loader": 1, "step": 1}, tmp_path / "new.pt")
+    (tmp_path / "old.pt").write_bytes(pickle.dumps(Evil()))
+    for name in ("new.pt", "old.pt"):
+        with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+            read_checkpoint(tmp_path / name)
+    assert not (tmp_path / "made").exists()

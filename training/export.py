@@ -1,0 +1,114 @@
+"""Writes a network for programs that do not have this repository, and compares what it then computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import ConfigError
+from training.data_spec import DataSpec
+from training.files import write_whole
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LARGEST_FILE = 2 * 10**9  # bytes: ONNX keeps the weights of larger networks in a second file
+
+Predict = Callable[[Tensor], Tensor]  # of normalised images (B, C, H, W), on the CPU
+
+
+def export_torch(model: nn.Module, images: Tensor, path: Path) -> Predict:
+    """Writes a program of torch.export to `path`, and returns it as read from there."""
+    with torch.no_grad():
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, path)
+    loaded: Predict = torch.export.load(path).module()
+    return loaded
+
+
+def export_onnx(model: nn.Module, images: Tensor, path: Path) -> Predict:
+    """Writes an ONNX file to `path`, and returns it as ONNX Runtime reads it."""
+    import onnxruntime  # optional: see check_packages
+
+    size = sum(weight.nbytes for weight in model.state_dict().values())
+    options: dict[str, Any] = {"input_names": ["images"], "output_names": ["outputs"], "verbose": False}
+    shapes = ({0: torch.export.Dim("batch")},)
+    with torch.no_grad():
+        torch.onnx.export(
+            model, (images,), path, dynamo=True, dynamic_shapes=shapes, external_data=size > LARGEST_FILE, **options
+        )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+FORMATS = {"torch": ("model.pt2", export_torch), "onnx": ("model.onnx", export_onnx)}
+LOADING = {
+    "torch": 'import torch\nmodel = torch.export.load("model.pt2").module()\noutputs = model(images)',
+    "onnx": (
+        'import onnxruntime\nmodel = onnxruntime.InferenceSession("model.onnx")\n'
+        '(outputs,) = model.run(None, {"images": images.numpy()})'
+    ),
+}
+
+
+def check_packages() -> None:
+    """Raises ConfigError unless all that ONNX needs is installed."""
+    missing = [package for package in PACKAGES if find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance: float) -> str:
+    """Writes `model` in a format of FORMATS into `folder`, and returns a sentence: how much its outputs differ.
+
+    model: on the CPU, in evaluation mode. images: normalised, float32 (B, C, H, W) with B at least 2, on which the
+    written network is compared with `model`, in a batch and singly. Raises ConfigError, and removes the file, if
+    outputs differ by more than `tolerance` times the largest of them; also if the network cannot be exported.
+    """
+    name, write = FORMATS[form]
+    path = folder / name
+    try:
+        written = write(model, images, path)
+    except RuntimeError as error:  # those of torch.export and torch.onnx are kinds of it
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{type(model).__name__} cannot be exported with --format {form}: {reason}") from error
+    with torch.no_grad():
+        expected = model(images).float()
+        single = written(images[:1]).float() - model(images[:1]).float()
+        difference = torch.cat([written(images).float() - expected, single]).abs().max().item()
+    largest = expected.abs().max().item()
+    sentence = (
+        f"on {len(images)} test images its outputs differ by up to {difference:.2g}, and are up to {largest:.2g}"
+    )
+    if not difference <= tolerance * largest:  # or either is not a number
+        path.unlink()
+        raise ConfigError(f"{name} computes other outputs: {sentence}; --tolerance is the share that is allowed")
+    return sentence
+
+
+def describe(spec: DataSpec, folder: Path, about: str) -> None:
+    """Writes preprocessing.json and README.md into `folder`, for the formats that it has."""
+    height, width, channels = spec.image_shape("export.py")
+    if spec.test_crop is None:
+        resize = f"cut out the largest part in the middle with the aspect ratio {width}:{height}, resize it to that"
+    else:
+        shorter = int(height / spec.test_crop + 1e-6)
+        resize = f"resize the shorter side to {shorter} pixels, and cut {width}x{height} out of the middle"
+    steps = [
+        f"decode the image, upright (EXIF orientation), to {'grey' if channels == 1 else 'RGB'} with values 0 to 255",
+        f"{resize} ({spec.interpolation}, with antialiasing, as Pillow does)",
+        f"divide by 255, subtract the mean {spec.mean} and divide by the standard deviation {spec.std}",
+        f"put the channels first: float32 (batch, {channels}, {height}, {width}); the batch may have any size",
+    ]
+    write_whole(folder / "preprocessing.json", json.dumps({**asdict(spec), "steps": steps}, indent=2) + "\n")
+    loading = [LOADING[form] for form, (name, _) in FORMATS.items() if (folder / name).exists()]
+    text = f"# {about}\n\nHow to prepare `images`, as in preprocessing.json:\n\n"
+    text += "".join(f"{number}. {step}\n" for number, step in enumerate(steps, 1))
+    text += "\nHow to load and call the network:\n" + "".join(f"\n```python\n{code}\n```\n" for code in loading)
+    text += "\n`outputs` are logits (batch, classes): `softmax` makes them probabilities. The classes, in order:\n\n"
+    write_whole(folder / "README.md", text + "".join(f"    {name}\n" for name in spec.classes))

@@ -1,0 +1,185 @@
+"""FinishedRun: a network that train.py trained, with what is needed to use it: evaluate.py, predict.py, export.py.
+
+All comes from one checkpoint: the weights, the settings and the DataSpec. Nothing of it is run: see training/trust.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+
+from data.errors import did_you_mean
+from data.subset import split as take_part
+from data.transform import Normalize
+from loaders import Preloader, build_loader
+from training.checkpoint import load_weights, read_checkpoint, step_files
+from training.command_line import flat
+from training.config import CONF, Config, ConfigError, build, checked
+from training.data_spec import DataSpec
+from training.launch import is_expected, sentence_of
+from training.sets import as_samples, open_dataset
+from training.tasks import Task
+from training.trainer import uses_bf16
+from training.trust import check_config
+
+SECTIONS = ("data", "task", "model")  # of a run's settings, those that decide what its network computes
+CPU_BATCH = 32
+KEYS = ("seed", "train.batch_size", "train.precision")
+
+
+class FinishedRun:
+    """The network of a run, with its weights, on its device.
+
+    given: the run's folder, of which the best checkpoint is used, else the newest; or a checkpoint file.
+    overrides: replace settings of the run, such as data=image_folder, data.root=DIR or device=cpu.
+    trusted: modules whose classes and functions the settings may name, beside those of training/trust.py.
+    Raises ConfigError if there is no checkpoint, it does not fit, or its settings name anything else.
+    """
+
+    def __init__(self, given: Path, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> None:
+        self.path = find(given)
+        try:
+            state = read_checkpoint(self.path)
+            settings = {key: state["config"][key] for key in SECTIONS}
+            flattened = flat(state["config"])
+            settings |= {key: flattened[key] for key in KEYS}
+            self.spec = DataSpec(**state["data_spec"])
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("train.resume: ")) from error
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.path} was saved by another version of this repository ({type(error).__name__}: {error}): use "
+                "that one, or train again"
+            ) from error
+        replaced = [_key(override) for override in overrides]
+        settings = {key: value for key, value in settings.items() if key not in replaced}
+        check_config(settings, self.path, trusted)
+        self.config, self.step = configure(settings, overrides), int(state["step"])
+        self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
+        self.device = torch.device("cuda" if cuda else "cpu")
+        # On a CPU larger batches take longer: normalised, each would be new memory from the system, page by page.
+        self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
+        self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
+        self.task: Task = build("task", self.config.task | {"class_weights": None}, self.spec)
+        # The weights come from the checkpoint: nothing is downloaded for them.
+        section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
+        model = build("model", section, **self.spec.model_options)
+        weights = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
+        weights.pop("n_averaged", None)
+        try:
+            load_weights(model, weights or state["model"], self.path)
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("train.resume: ")) from error
+        self.model = model.to(self.device, memory_format=torch.channels_last).eval()
+        self._autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=uses_bf16(self.config.train.precision, self.device)
+        )
+
+    def dataset(self, split: str) -> Any:
+        """The split "train", "val" or "test" of the run's data, not augmented. Raises ConfigError if there is none."""
+        fraction = self.config.data["val_fraction"]
+        if split == "val" and not fraction:
+            raise ConfigError("the run kept no validation part of its training set: data.val_fraction was 0")
+        dataset = open_dataset(self.spec.fill(self.config.data), train=split != "test")
+        if split == "train" and hasattr(dataset, "without_augmentation"):
+            dataset = dataset.without_augmentation()
+        self.spec.check(dataset)
+        samples = as_samples(dataset, self.task)
+        return take_part(samples, fraction)[split == "val"] if fraction and split != "test" else samples
+
+    def loader(self, dataset: Any, **settings: Any) -> Preloader:
+        """Loads `dataset` in its order, on the run's device, normalised; `settings` are those of LoaderConfig."""
+        loader = type(self.config.loader)(**vars(self.config.loader) | settings)
+        options: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.config.seed, "pad": False}
+        collate = self.config.data["collate"]
+        options["collate_fn"] = collate and instantiate(collate, _partial_=True)
+        return build_loader(loader, dataset, device=self.device, transform=self.transform, **options)
+
+    @torch.inference_mode()
+    def outputs(self, batch: dict[str, Any]) -> Tensor:
+        """What the network returns for a normalised batch: float32 (B, number of outputs)."""
+        with self._autocast:
+            outputs: Tensor = self.model(*(batch[name] for name in self.task.inputs))
+        return outputs.float()
+
+    def __str__(self) -> str:
+        return f"{type(self.model).__name__} of {self.path} (step {self.step})"
+
+
+def find(given: Path) -> Path:
+    """The checkpoint to use: a file, or in a run's folder best.pt, else the newest. Raises ConfigError."""
+    if given.is_file():
+        return given
+    if not given.exists():
+        raise ConfigError(f"{given} does not exist: give the folder of a run, or a checkpoint file")
+    folder = given / "checkpoints"
+    for path in (folder / "best.pt", *step_files(folder)):
+        if path.exists():
+            return path
+    raise ConfigError(
+        f"{given} has no checkpoints/*.pt: give the folder of a run that saved one, or a checkpoint file"
+    )
+
+
+def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The config of conf/ with a run's settings, and then `overrides`. Raises ConfigError for an unknown key."""
+    choices = [override for override in overrides if (CONF / _key(override)).is_dir()]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", choices)
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value, merge=False)
+    for override in overrides:
+        if override not in choices:
+            _override(cfg, override)
+    return checked(cfg)
+
+
+def _override(cfg: DictConfig, override: str) -> None:
+    key, equals, text = override.lstrip("+").partition("=")
+    known = flat(OmegaConf.to_container(cfg))
+    if not equals:
+        raise ConfigError(f"{override}: an override looks like data.root=FOLDER")
+    if key not in known and not override.startswith("+"):
+        raise ConfigError(f"{override}: there is no key {key}; {did_you_mean(key, known)}+{override} adds it")
+    try:
+        OmegaConf.update(cfg, key, yaml.safe_load(text), force_add=override.startswith("+"))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{override}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def parser(about: str | None) -> ArgumentParser:
+    """The arguments that all scripts have; `about` is the script's docstring."""
+    made = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
+    made.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
+    return made
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Runs a script's `main`. An error about a setting, a file or the machine ends it in one sentence."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        main()
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        sys.exit(f"error: {sentence_of(error)}")
+    except KeyboardInterrupt:
+        sys.exit(130)
