@@ -1,8 +1,8 @@
 """data.decode_on=device: the GPU decodes, crops and resizes images, and workers only read their files.
 
-The order of the samples and all that is random are as with decode_on=workers; so are the boxes, from the same code.
-Pixels are nearly so: resizing differs by two levels at most; a GPU's decoder rounds, and interpolates colours, in another
-way than libjpeg-turbo; and large photographs are decoded whole, while workers decode those at a reduced size.
+The order of the samples, their boxes and all that is random are those of decode_on=workers. Pixels are nearly so:
+resizing differs by two levels at most; a GPU's decoder rounds, and interpolates colours, in another way than
+libjpeg-turbo; and large photographs are decoded whole, while workers decode those at a reduced size.
 """
 
 from __future__ import annotations

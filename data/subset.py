@@ -8,11 +8,14 @@ import numpy as np
 class Subset:
     """The samples of `dataset` at `indices`, int64 (N,). It has `read_batch` and `arrays` if that has them."""
 
+    def __new__(cls, dataset: Any = None, indices: Any = None) -> "Subset":
+        # Loaders look for these methods in the class; a copy or a pickle calls this with the class alone.
+        if cls is Subset and has_own(dataset, "read_batch"):
+            cls = ArraySubset if has_own(dataset, "arrays") else BatchSubset
+        return super().__new__(cls)
+
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.dataset, self.indices = dataset, indices
-        for name in ("read_batch", "arrays"):
-            if callable(getattr(dataset, name, None)):
-                setattr(self, name, getattr(self, f"_{name}"))
         for name in ("sample_spec", "augment_batch", "classes", "mean", "std"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
@@ -25,11 +28,23 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         return self.dataset[int(self.indices[index])]
 
-    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+
+class BatchSubset(Subset):
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
-    def _arrays(self) -> dict[str, np.ndarray]:
+
+class ArraySubset(BatchSubset):
+    def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
+
+
+def has_own(dataset: Any, method: str) -> bool:
+    """Whether the dataset has this method, and it was not inherited past another `__getitem__`."""
+    owners = [
+        next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None) for name in (method, "__getitem__")
+    ]
+    return owners[0] is not None and owners[1] is not None and issubclass(owners[0], owners[1])
 
 
 def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:

@@ -1,12 +1,15 @@
 """A validation split, which reads as its dataset does."""
 
+import copy
+import pickle
+
 import numpy as np
 import torch
 
 from data.array_dataset import ArrayDataset
 from data.subset import Subset, split
 from data.synthetic import Synthetic
-from loaders import Random
+from loaders import Random, ResidentLoader, WorkerLoader
 
 
 def arrays(train: bool = True) -> ArrayDataset:
@@ -44,3 +47,27 @@ def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
     plain = Subset([10, 11, 12], np.array([2, 0]))
     assert [plain[0], plain[1], len(plain)] == [12, 10, 2]
     assert not hasattr(plain, "read_batch") and not hasattr(plain, "sample_spec")
+
+
+def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
+    dataset = Subset(arrays(), np.arange(7, 27))
+    for copied in (dataset, copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
+        epochs = []
+        for loader in (WorkerLoader(copied, 20, seed=0), ResidentLoader(copied, 20, seed=0)):
+            with loader:
+                first, second = [batch["image"] for _ in range(2) for batch in loader]
+            assert not torch.equal(first, second)  # augmented afresh
+            epochs.append(torch.stack([first, second]))
+        assert torch.equal(*epochs)  # both draw by row, as read_batch does
+    assert not caplog.records  # such as that it is read only once
+
+
+def test_a_dataset_that_overrides_getitem_alone_is_not_read_in_whole_batches():
+    class Dark(ArrayDataset):
+        def __getitem__(self, index: int):
+            return {"image": torch.zeros(8, 8, 3, dtype=torch.uint8), "label": torch.tensor(0)}
+
+    dark = arrays()
+    dark.__class__ = Dark
+    with WorkerLoader(Subset(dark, np.arange(4)), 4, seed=0) as loader:
+        assert not next(loader)["image"].any()
