@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,9 @@ import torch
 
 from data.crops import CroppedDataset, resize
 from data.decoders import choose
-from data.decoding import Box, Size, decode
+from data.decoding import Box, Size, naming
 from data.errors import DataError
-from data.image_folder import SUFFIXES, unreadable
+from data.image_folder import SUFFIXES
 
 GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # of 65536: Pillow's shares of red, green and blue
 
@@ -47,12 +47,10 @@ class ImageFiles(CroppedDataset):
     def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+    def encoded(self, index: int) -> tuple[bytes, str]:
         path = self.path(index)
-        try:
-            return decode(Path(path).read_bytes(), crop, enough, self._decoders)
-        except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others
-            raise unreadable(path, error) from error
+        with naming(path):
+            return Path(path).read_bytes(), path
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         height, width, channels = self.shape
