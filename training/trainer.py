@@ -104,7 +104,7 @@ class Trainer:
         self.step += 1
 
     def _average(self, means: Any, weights: Any, count: Any) -> None:
-        """Updates the running mean of the weights. It soon forgets the first steps, whose weights are of little use."""
+        """Updates the running mean of the weights, which soon forgets the first steps: their weights are of no use."""
         assert self.config.ema is not None
         get_ema_multi_avg_fn(min(self.config.ema, (1 + self.step) / (10 + self.step)))(means, weights, count)
 
