@@ -76,7 +76,7 @@ class FinishedRun:
         self.task: Task = build("task", self.config.task | {"class_weights": None}, self.spec)
         # The weights come from the checkpoint: nothing is downloaded for them.
         section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
-        model = build("model", section, **self.spec.model_options)
+        model = build("model", section, **self.spec.model_options | {"num_classes": self.task.num_outputs})
         weights = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
         weights.pop("n_averaged", None)
         try:

@@ -62,8 +62,7 @@ class Trainer:
         self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
         self.ema: AveragedModel | None = None
         if self.config.ema is not None:
-            average = get_ema_multi_avg_fn(self.config.ema)
-            self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
+            self.ema = AveragedModel(self.model, multi_avg_fn=self._average, use_buffers=True)
 
         warn_of_batch_size(config.optim, self.config.batch_size)
         self.optimizer = build_optimizer(self.model, config.optim)
@@ -103,6 +102,11 @@ class Trainer:
         if self.ema is not None:
             self.ema.update_parameters(self.model)
         self.step += 1
+
+    def _average(self, means: Any, weights: Any, count: Any) -> None:
+        """Updates the running mean of the weights, which soon forgets the first steps: their weights are of no use."""
+        assert self.config.ema is not None
+        get_ema_multi_avg_fn(min(self.config.ema, (1 + self.step) / (10 + self.step)))(means, weights, count)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:

@@ -38,7 +38,7 @@ def test_the_accuracy_is_that_of_the_run_and_all_is_written(trained, tmp_path, c
 
 
 def test_the_table_and_the_mistakes_are_those_of_the_predictions():
-    spec = DataSpec(shape=[1, 1, 1], mean=[0.5], std=[0.25], classes=["a", "b", "c"])
+    spec = DataSpec({}, shape=[1, 1, 1], mean=[0.5], std=[0.25], classes=["a", "b", "c"])
     evaluation = Evaluation(spec)
     images = torch.tensor([0.0, 51.0, 102.0, 255.0]).view(4, 1, 1, 1)
     probabilities = torch.tensor([[0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.6, 0.4, 0.0]])
@@ -52,7 +52,7 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
 
 
 def test_only_the_worst_mistakes_of_all_batches_are_kept():
-    evaluation = Evaluation(DataSpec(shape=[1, 1, 3], mean=[0.0] * 3, std=[1.0] * 3, classes=["a", "b"]))
+    evaluation = Evaluation(DataSpec({}, shape=[1, 1, 3], mean=[0.0] * 3, std=[1.0] * 3, classes=["a", "b"]))
     of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
     for part in of_truth.split(30):
         evaluation.add(
@@ -65,7 +65,9 @@ def test_only_the_worst_mistakes_of_all_batches_are_kept():
 def test_training_images_are_evaluated_without_augmentation(trained, tmp_path):
     def on_fashion(state):
         state["config"]["data"] = {"_target_": "data.fashion.FashionMini", "pad": 2, "flip": True}
+        state["config"]["data"] |= {"val_fraction": 0.0, "collate": None}
         state["data_spec"] |= {"shape": [28, 28, 1], "classes": CLASSES}
+        state["data_spec"]["model_options"] = {"num_classes": 10, "in_channels": 1}
         state["model"] = small_cnn.state_dict()
 
     small_cnn = SmallCNN(num_classes=10, in_channels=1)

@@ -21,7 +21,7 @@ def test_the_program_takes_batches_of_any_size_and_its_folder_says_how_to_use_it
     network = FinishedRun(trained, [HERE, "device=cpu"])
     for size in (1, 3, 40):
         images = torch.randn(size, 3, 8, 8)
-        assert torch.allclose(program(images), network.outputs(images), atol=1e-5)
+        assert torch.allclose(program(images), network.outputs({"image": images}), atol=1e-5)
     about = json.loads((tmp_path / "preprocessing.json").read_text())
     assert (about["shape"], about["mean"], about["classes"][-1]) == ([8, 8, 3], [0.5] * 3, "class 5")
     readme = (tmp_path / "README.md").read_text()

@@ -49,8 +49,8 @@ def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, pho
     images = network.dataset("test")
     for row in found:
         number = int(row["file"][-6:-4])
-        batch = network.normalize({"image": images[number]["image"][None]})
-        probabilities = network.outputs(batch["image"]).softmax(1)[0]
+        batch = network.transform({"image": images[number]["image"][None]})
+        probabilities = network.outputs(batch).softmax(1)[0]
         names = [row[column] for column in ("class", *(f"class_{place}" for place in range(2, 6)))]
         best = probabilities.topk(5)
         assert names == [images.classes[label] for label in best.indices.tolist()]
