@@ -144,6 +144,8 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     for override in overrides:
         if override not in choices:
             _override(cfg, override)
+    if "decode_on" in cfg.data:
+        cfg.data.decode_on = "workers"  # which any machine can
     return checked(cfg)
 
 

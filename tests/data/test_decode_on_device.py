@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 from PIL import ExifTags, Image
 
 import train
@@ -21,7 +22,8 @@ from data.packed import Packed
 from data.subset import Subset
 from data.webdataset import WebDataset
 from loaders import Preloader, WorkerLoader
-from training.config import Config, ConfigError, checked
+from training.config import ConfigError, checked
+from training.finished_run import configure
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
@@ -82,7 +84,8 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
 @pytest.mark.parametrize("train", [True, False])
-def test_order_and_pixels_are_those_of_decoding_in_workers(images, train, worker_method):
+def test_order_and_pixels_are_those_of_decoding_in_workers(images, train, worker_method, monkeypatch):
+    monkeypatch.setattr(decode_on_device, "GROUP", 3)
     crops = {**CROPS, "policy": "trivial"}
     expected = batches(ImageFolder(train, images, **crops), epochs=2)
     decoder = CpuDecoder()
@@ -141,6 +144,14 @@ def test_a_damaged_file_is_named_and_one_that_is_missing_can_be_skipped(images):
         batches(Subset(dataset, np.array([1])), CpuDecoder())
 
 
+def test_a_device_without_memory_is_not_taken_for_files_that_it_cannot_read(images):
+    def full(files, orientations, device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        batches(ImageFolder(True, images, decode_on="device", **CROPS), full, num_workers=0)
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(200, 300), (9, 40)])
 def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size):
@@ -155,7 +166,7 @@ def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size)
 # In a run
 
 
-def config_of(images: Path, *overrides: str) -> Config:
+def config_of(images: Path, *overrides: str) -> DictConfig:
     small = ["model=linear", "train.batch_size=4", "train.epochs=2", "timing.trial_seconds=0", "augment.mixup=0.2"]
     folder = ["data=image_folder", f"data.root={images}", "data.image_size=8", "data.val_fraction=0.2"]
     with initialize_config_dir(str(train.CONF), version_base="1.3"):
@@ -197,6 +208,12 @@ def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     with pytest.raises(ConfigError, match=sentence):
         checked(config_of(tmp_path, "data.decode_on=device", *overrides))
+
+
+def test_a_finished_run_that_decoded_on_a_device_is_evaluated_without_one(tmp_path):
+    settings = OmegaConf.to_container(config_of(tmp_path, "data.decode_on=device"))
+    config = configure({"data": settings["data"]}, ["device=cpu"])
+    assert config.data["root"] == str(tmp_path) and config.data["decode_on"] == "workers"
 
 
 def test_what_cannot_be_decoded_on_a_device_is_refused(tmp_path, write_pack, monkeypatch):
