@@ -167,6 +167,7 @@ def test_a_damaged_or_empty_image_is_named_by_its_row(save_rows, image, reason):
     dataset = HuggingFace(True, save_rows(LABEL, train={"label": [0, 1], "image": [good, image]}))
     with pytest.raises(DataError, match=re.escape(f"train split, row 1{reason}")):
         dataset[1]
+    assert isinstance(dataset.encoded(1)[0], bytes)
 
 
 def test_a_file_that_was_deleted_is_named(tmp_path, write_images):
