@@ -65,7 +65,7 @@ class FinishedRun:
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
-        check_config(settings, self.path, trusted)
+        check_config({**settings, "data_spec": state["data_spec"]}, self.path, trusted)
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
