@@ -73,7 +73,8 @@ class FinishedRun:
         # On a CPU larger batches take longer: normalised, each would be new memory from the system, page by page.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
         self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
-        self.task: Task = build("task", self.config.task | {"class_weights": None}, self.spec)
+        weightless = {"class_weights": None} if "class_weights" in self.config.task else {}  # no labels to count here
+        self.task: Task = build("task", self.config.task | weightless, self.spec)
         # The weights come from the checkpoint: nothing is downloaded for them.
         section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
         model = build("model", section, **self.spec.model_options | {"num_classes": self.task.num_outputs})
