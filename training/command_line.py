@@ -80,7 +80,11 @@ def resume_command(folder: Path) -> str:
 def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
     """What is different in `config`: "train.epochs is 3, was 2"."""
     ours, theirs = flat(config), flat(earlier)
-    keys = [key for key in {**theirs, **ours} if key != "train.resume" and ours.get(key) != theirs.get(key)]
+    keys = [
+        key
+        for key in {**theirs, **ours}
+        if key not in ("train.resume", "train.trust") and ours.get(key) != theirs.get(key)
+    ]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
 

@@ -65,7 +65,7 @@ class FinishedRun:
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
-        check_config(settings, self.path, trusted)
+        check_config({**settings, "data_spec": state["data_spec"]}, self.path, trusted)
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
@@ -73,7 +73,8 @@ class FinishedRun:
         # On a CPU larger batches take longer: normalised, each would be new memory from the system, page by page.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
         self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
-        self.task: Task = build("task", self.config.task | {"class_weights": None}, self.spec)
+        weightless = {"class_weights": None} if "class_weights" in self.config.task else {}  # no labels to count here
+        self.task: Task = build("task", self.config.task | weightless, self.spec)
         # The weights come from the checkpoint: nothing is downloaded for them.
         section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
         model = build("model", section, **self.spec.model_options | {"num_classes": self.task.num_outputs})

@@ -92,7 +92,6 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
         is_plain = names_key or all(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) and ".." not in name for name in names)
         if (
             override is None
-            or override.is_sweep_override()
             or not re.fullmatch(r"\w+(\.\w+)*", key)  # no package, no group of Hydra's
             or section == "hydra"
             or adds_to_logger

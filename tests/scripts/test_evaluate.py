@@ -141,6 +141,25 @@ def test_a_script_ends_in_one_sentence(trained, tmp_path, capsys):
         run_script(lambda: 1 / 0)
 
 
+def test_a_task_without_classes_has_scores_alone(trained, tmp_path):
+    def regress(state):
+        state["config"]["task"] = {"_target_": "training.tasks.Regression", "numbers": 1}
+        state["data_spec"]["model_options"]["num_classes"] = 1
+        state["model"] = SmallCNN(1, 3).state_dict()
+
+    run, out = changed(trained, tmp_path / "run", regress), tmp_path / "out"
+    result = evaluate.main([str(run), HERE, "--out", str(out)])
+    assert {"mae", "mse"} < result.keys() and [path.name for path in out.iterdir()] == ["evaluation.json"]
+
+
+def test_a_checkpoint_cannot_have_weights_loaded_from_elsewhere(trained, tmp_path):
+    def attack(state):
+        state["data_spec"]["model_options"]["checkpoint_path"] = "weights.pth"
+
+    with pytest.raises(ConfigError, match=r"data_spec\.model_options\.checkpoint_path=weights\.pth could load code"):
+        FinishedRun(changed(trained, tmp_path, attack))
+
+
 @pytest.mark.parametrize("section", ["data", "model"])
 def test_a_run_that_names_foreign_code_is_refused_before_it_is_imported(trained, tmp_path, monkeypatch, section):
     def attack(state):
