@@ -6,13 +6,7 @@ import numpy as np
 
 
 class Subset:
-    """The samples of `dataset` at `indices`, int64 (N,). It has `read_batch` and `arrays` if that has them."""
-
-    def __new__(cls, dataset: Any = None, indices: Any = None) -> "Subset":
-        # Loaders look for these methods in the class; a copy or a pickle calls this with the class alone.
-        if cls is Subset and has_own(dataset, "read_batch"):
-            cls = ArraySubset if has_own(dataset, "arrays") else BatchSubset
-        return super().__new__(cls)
+    """The samples of `dataset` at `indices`, int64 (N,)."""
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.dataset, self.indices = dataset, indices
@@ -30,13 +24,24 @@ class Subset:
 
 
 class BatchSubset(Subset):
+    """One that reads whole batches: loaders look for that in the class."""
+
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
 
 class ArraySubset(BatchSubset):
+    """One that is in memory."""
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
+
+
+def subset(dataset: Any, indices: np.ndarray) -> Subset:
+    """Makes the subset that offers what the dataset offers."""
+    if not has_own(dataset, "read_batch"):
+        return Subset(dataset, indices)
+    return (ArraySubset if has_own(dataset, "arrays") else BatchSubset)(dataset, indices)
 
 
 def has_own(dataset: Any, method: str) -> bool:
@@ -56,4 +61,4 @@ def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
     order = np.random.default_rng(0).permutation(len(dataset))
     size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
     plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset
-    return Subset(dataset, np.sort(order[size:])), Subset(plain, np.sort(order[:size]))
+    return subset(dataset, np.sort(order[size:])), subset(plain, np.sort(order[:size]))

@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument(
         "inputs", nargs="*", help="images, folders, .txt lists; KEY=VALUE replaces a setting of the run"
     )
-    options.add_argument("--split", choices=("test", "val", "train"), default="test", help="of a dataset; default: test")
+    options.add_argument(
+        "--split", choices=("test", "val", "train"), default="test", help="of a dataset; default: test"
+    )
     options.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
     given = options.parse_intermixed_args(arguments)
     overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]

@@ -20,7 +20,7 @@ from data.errors import DataError
 from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
 from data.packed import Packed
-from data.subset import Subset
+from data.subset import subset
 from data.webdataset import WebDataset
 from loaders import Preloader, WorkerLoader
 from training.config import ConfigError, checked
@@ -103,7 +103,7 @@ def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
         if plain:
             expected, ours = expected.without_augmentation(), ours.without_augmentation()
         decoder, rows = CpuDecoder(), np.array([0, 2, 3, 5])
-        assert_equal(batches(Subset(ours, rows), decoder), batches(Subset(expected, rows)))
+        assert_equal(batches(subset(ours, rows), decoder), batches(subset(expected, rows)))
         assert decoder.files == 2
 
 
@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named_and_one_that_is_missing_can_be_skipped(images):
     damaged.write_bytes(damaged.read_bytes()[:-200])
     sentence = r"baseline.jpg cannot be read as an image \(.*truncated.*replace or remove it"
     with pytest.raises(DataError, match=sentence):
-        batches(Subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
+        batches(subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
 
 
 def test_a_device_without_memory_is_not_taken_for_files_that_it_cannot_read(images):

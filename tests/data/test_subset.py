@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.subset import Subset, split
+from data.subset import split, subset
 from data.synthetic import Synthetic
 from loaders import Random, ResidentLoader, WorkerLoader
 
@@ -41,16 +41,16 @@ def test_the_validation_part_is_not_augmented():
 
 
 def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
-    subset = Subset(arrays(train=False), np.array([4, 7]))
-    assert torch.equal(read(subset, [1, 0])["label"], torch.tensor([7 % 3, 4 % 3]))
-    assert np.array_equal(subset.arrays()["label"], subset.labels)
-    plain = Subset([10, 11, 12], np.array([2, 0]))
+    some = subset(arrays(train=False), np.array([4, 7]))
+    assert torch.equal(read(some, [1, 0])["label"], torch.tensor([7 % 3, 4 % 3]))
+    assert np.array_equal(some.arrays()["label"], some.labels)
+    plain = subset([10, 11, 12], np.array([2, 0]))
     assert [plain[0], plain[1], len(plain)] == [12, 10, 2]
     assert not hasattr(plain, "read_batch") and not hasattr(plain, "sample_spec")
 
 
 def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
-    dataset = Subset(arrays(), np.arange(7, 27))
+    dataset = subset(arrays(), np.arange(7, 27))
     for copied in (dataset, copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
         epochs = []
         for loader in (WorkerLoader(copied, 20, seed=0), ResidentLoader(copied, 20, seed=0)):
@@ -69,5 +69,5 @@ def test_a_dataset_that_overrides_getitem_alone_is_not_read_in_whole_batches():
 
     dark = arrays()
     dark.__class__ = Dark
-    with WorkerLoader(Subset(dark, np.arange(4)), 4, seed=0) as loader:
+    with WorkerLoader(subset(dark, np.arange(4)), 4, seed=0) as loader:
         assert not next(loader)["image"].any()
