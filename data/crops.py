@@ -69,6 +69,7 @@ class CroppedDataset:
         for key, share in {"min_area": min_area, "test_crop": self.test_crop}.items():
             if not isinstance(share, (int, float)) or not 0 < share <= 1:
                 raise DataError(f"data.{key}={share} must be a number above 0 and at most 1")
+        self.shape: tuple[int, ...] = (image_size, image_size, 3)  # of a sample
         self.interpolation = interpolation or "bilinear"
         check_choice("data.interpolation", self.interpolation, RESIZE)
         check_choice("data.decode_on", decode_on, ("workers", "device"))
@@ -104,11 +105,11 @@ class CroppedDataset:
         return len(self.labels)
 
     def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        spec = {"image": ((self.image_size, self.image_size, 3), torch.uint8), "label": ((), torch.int64)}
+        spec = {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
         return spec if self.decode_on == "workers" else {"label": spec["label"]}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        image = torch.empty((1, self.image_size, self.image_size, 3), dtype=torch.uint8)
+        image = torch.empty((1, *self.shape), dtype=torch.uint8)
         self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
         return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
 

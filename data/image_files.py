@@ -44,20 +44,16 @@ class ImageFiles(CroppedDataset):
     def path(self, index: int) -> str:
         return os.fsdecode(self._paths[index])
 
-    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
-
     def encoded(self, index: int) -> tuple[bytes, str]:
         path = self.path(index)
         with naming(path):
             return Path(path).read_bytes(), path
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
         height, width, channels = self.shape
-        image = torch.empty((1, height, width, 3), dtype=torch.uint8)
-        pixels = image.permute(0, 3, 1, 2)
+        pixels = image if channels == 3 else torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         if not self._fits_whole:
-            self._write(index, pixels, ())
+            super()._write(index, pixels, draws)
         else:
             part = self.read(index, lambda size: largest_middle(size, width / height), math.inf)
             if part.shape == pixels.shape[1:]:
@@ -65,8 +61,7 @@ class ImageFiles(CroppedDataset):
             else:
                 resize(part, pixels)
         if channels == 1:
-            image = ((pixels.int() * GREY).sum(1) + 32768 >> 16).to(torch.uint8)[..., None]
-        return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
+            image[0, 0] = (pixels[0].int() * GREY).sum(0) + 32768 >> 16
 
 
 def largest_middle(size: Size, ratio: float) -> Box:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Subset
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
+from data.subset import subset
 from training.finished_run import FinishedRun, parser, run_script
 from training.predictions import Predictions
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarray, predictions: Predictions) -> int:
     """Writes the predictions for the images numbered `left`; returns how many could not be read."""
     failed, size = 0, run.batch_size
-    with run.loader(Subset(images, left), name="prefetch", on_error="skip") as loader:  # type: ignore[arg-type]  # it needs no list
+    with run.loader(subset(images, left), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
             rows = cells(run, run.task.predictions(run.outputs(batch)))
