@@ -199,6 +199,7 @@ def log_steps(parts: Parts) -> None:
     """Writes the mean loss, the scores and the timing since the last call to the log, metrics.jsonl and the bar."""
     trainer = parts.trainer
     means, window = trainer.means.read(), trainer.processes.total(parts.report.timer.window())
+    trainer.warn_of_nan(means["loss"])
     parts.bar.set_postfix_str(f"epoch {trainer.epoch + 1}, loss {means['loss']:.3f}, {window}")
     parts.record.metrics(
         step=trainer.step,

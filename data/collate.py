@@ -2,19 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 
 def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
-    """Stacks each field; tensors (length, ...) of several lengths are padded at their end with `value`.
+    """Stacks each field; tensors and arrays (length, ...) of several lengths are padded at their end with `value`.
 
     Each such field becomes (B, longest, ...), and a field NAME_length, int64 (B,), has the lengths.
     """
     batch: dict[str, Any] = {}
     for name in samples[0]:
-        values = [sample[name] for sample in samples]
+        values = [
+            torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+            for value in (sample[name] for sample in samples)
+        ]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(one) for one in values])

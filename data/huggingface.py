@@ -103,8 +103,9 @@ def load(path: str, name: str | None) -> dict[str, Any]:
     except ImportError as error:
         raise DataError(f"data=huggingface needs the package datasets ({error}): pip install 'datasets>=4'") from error
     folder = Path(path).expanduser()
-    if not folder.is_dir() and path.startswith(("/", ".", "~")):
-        raise DataError(f"data.path={path} is not a folder; set it to one, or to a dataset's name on the hub")
+    # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
+    if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
+        raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
     try:
         if not folder.is_dir():
             return datasets.load_dataset(path, name)
@@ -112,7 +113,7 @@ def load(path: str, name: str | None) -> dict[str, Any]:
         datasets.disable_progress_bars()
         try:
             if not any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
-                return datasets.load_dataset(str(folder), name)
+                return datasets.load_dataset(str(folder.resolve()), name)
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
         finally:

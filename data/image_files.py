@@ -85,8 +85,8 @@ def image_files(inputs: Sequence[str]) -> list[str]:
         elif not os.path.exists(given):
             raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
         elif given.endswith(".txt"):
-            lines = Path(given).read_text(errors="surrogateescape").splitlines()
-            paths = [line.strip() for line in lines if line.strip()]
+            lines = Path(given).read_text(errors="surrogateescape").split("\n")
+            paths = [line for line in lines if line.strip()]
         else:
             paths = [given]
         if not paths:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,24 @@ CHANNELS = (1, 2, 3, 4)  # of images; the other sides are larger
 class Samples:
     """A dataset whose samples are dicts with `names`, (input, ..., label); a tuple gets these names, in this order.
 
-    num_classes: what an integer label is below; None: anything goes. Raises DataError, with the dataset's name and the
-    sample's index, for a sample that training cannot use: an image has to be a uint8 tensor (H, W, C), or a float one
-    (C, H, W), which is not normalised any more. What the dataset raises gets the index too, as a RuntimeError, or as a
+    num_classes: labels are integers from 0 to below it; None: labels are not checked. has_collate: a collate function
+    may make further inputs, so that samples need not have them all. Raises DataError, with the dataset's name and the
+    sample's index, for a sample that training cannot use: an image has to be uint8 (H, W, C), which is normalised
+    later, or float (C, H, W), which is not. What the dataset raises becomes a RuntimeError with the index, or a
     DataError if it is about a file.
     """
 
-    def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None) -> None:
+    def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None, has_collate: bool = False) -> None:
         self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
+        self.has_collate = has_collate
         self.name = type(dataset).__name__
+
+    def without_augmentation(self) -> "Samples":
+        """Returns the samples of the dataset's `without_augmentation()`; of the dataset itself if it has none."""
+        plain = copy(self)
+        if callable(getattr(self.dataset, "without_augmentation", None)):
+            plain.dataset = self.dataset.without_augmentation()
+        return plain
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -41,12 +51,16 @@ class Samples:
     def checked(self, sample: Any, index: int) -> dict[str, Any]:
         where, names = f"{self.name}[{index}]", self.names
         if isinstance(sample, tuple | list):
+            if self.has_collate and 1 < len(sample) < len(names):
+                names = *names[: len(sample) - 1], names[-1]
             if len(sample) != len(names):
                 raise DataError(f"{where} has {len(sample)} parts: return ({', '.join(names)}), or a dict of these")
             sample = dict(zip(names, sample, strict=True))
         if not isinstance(sample, dict):
             raise DataError(f"{where} is {_kind(sample)}: return ({', '.join(names)}), or a dict of these")
-        if missing := [name for name in names if name not in sample]:
+        if self.has_collate:
+            names = tuple(name for name in names if name in sample)
+        if missing := [name for name in (*names, self.names[-1]) if name not in sample]:
             raise DataError(
                 f"{where} has no field {missing[0]!r}, only {', '.join(map(str, sample))}: rename one, or set "
                 "task.inputs and task.label"
@@ -58,7 +72,8 @@ class Samples:
         for name in inputs:
             _check_input(where, name, sample[name])
         self._check_label(where, label, sample[label])
-        return sample
+        changed = {name: new for name, old in sample.items() if (new := _as_torch_takes_it(old)) is not old}
+        return {**sample, **changed} if changed else sample
 
     def _check_label(self, where: str, name: str, label: Any) -> None:
         if self.num_classes is None:
@@ -81,16 +96,27 @@ class Samples:
             )
 
 
+def _as_torch_takes_it(value: Any) -> Any:
+    """Floats would become float64, which networks do not take; torch refuses arrays that are read backwards."""
+    if isinstance(value, float | np.floating):
+        return torch.tensor(value, dtype=torch.float32)
+    return (
+        np.ascontiguousarray(value) if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0 else value
+    )
+
+
 def _check_input(where: str, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value) if value.dtype.kind in "uifb" else value
-    if name != "image" and isinstance(value, int | float):
+        value = torch.from_numpy(np.ascontiguousarray(value)) if value.dtype.kind in "uifb" else value
+    if name != "image" and isinstance(value, int | float | np.number):
         return
     if not isinstance(value, torch.Tensor):
         hint = f", such as torch.from_numpy(np.array({name}))" if "PIL" in type(value).__module__ else ""
         raise DataError(f"{where} has {_kind(value)} as {name!r}: return a tensor{hint}")
-    if value.dtype == torch.float64:
-        raise DataError(f"{where} has float64 values as {name!r}: return them as float32")
+    if value.is_floating_point() and value.dtype != torch.float32:
+        raise DataError(
+            f"{where} has {str(value.dtype).removeprefix('torch.')} values as {name!r}: return them as float32"
+        )
     if name != "image":
         return
     shape = tuple(value.shape)

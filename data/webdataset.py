@@ -143,7 +143,9 @@ def read_index(shard: str) -> np.ndarray:
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
     with suppress(OSError):  # another user's folder, or a full disk: then the headers are read at each start
-        np.savez(cached, stamp=stamp, index=index)
+        partial = Path(f"{cached}.{os.getpid()}.npz")
+        np.savez(partial, stamp=stamp, index=index)
+        os.replace(partial, cached)  # whole or not at all; what a link at its place leads to stays as it is
     return index
 
 

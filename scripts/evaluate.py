@@ -4,8 +4,8 @@
     python scripts/evaluate.py RUN --split train                                  # its training set, not augmented
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
-RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. confusion.png, mistakes.png and
-evaluation.json are written to RUN/evaluation. No code in RUN is run: classes that its settings name from elsewhere
+RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. RUN/evaluation/SPLIT gets
+confusion.png, mistakes.png and evaluation.json. No code in RUN is run: classes that its settings name from elsewhere
 than this repository, torch, torchvision and timm need --trust MODULE.
 """
 
@@ -33,28 +33,36 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options.add_argument(
         "--split", choices=("test", "val", "train"), default="test", help="which images; default: test"
     )
-    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation")
+    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
     given = options.parse_intermixed_args(arguments)
 
     run = FinishedRun(given.run, given.overrides, given.trust)
-    check_links(run.folder)
+    check_links(run.folder, "evaluation", given.trust)
     dataset = run.dataset(given.split)
     evaluation = Evaluation(run.spec) if run.spec.mean and run.task.label_below else None
     sums: dict[str, float] = {}
+    images = 0
     with run.loader(dataset) as loader:
         for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
             outputs, labels = run.outputs(batch), batch[run.task.label]
+            images += len(labels)
             for name, values in run.task.scores(outputs, labels).items():
                 sums[name] = sums.get(name, 0.0) + values.sum().item()
             if evaluation is not None:
                 evaluation.add(batch["image"], labels, run.task.predictions(outputs))
-    scores = {name: total / len(dataset) for name, total in sums.items()}
-    about = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": len(dataset)}
+    scores = {name: total / max(images, 1) for name, total in sums.items()}
+    about = {
+        "checkpoint": str(run.path),
+        "step": run.step,
+        "split": given.split,
+        "images": images,
+        "skipped": len(dataset) - images,
+    }
     result = {**about, **scores}
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
 
-    out: Path = given.out or run.folder / "evaluation"
+    out: Path = given.out or run.folder / "evaluation" / given.split
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
     if evaluation is not None:
@@ -65,7 +73,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(run)
     print(
         ", ".join(f"{name} {value:.4f}" for name, value in scores.items()),
-        f"of {len(dataset):,} images ({given.split})",
+        f"of {images:,} images ({given.split})",
     )
     return result
 

@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         check_packages()
 
     run = FinishedRun(given.run, [*given.overrides, "device=cpu"], given.trust)
-    run.spec.image_shape("export.py")
-    check_links(run.folder)
+    run.image_shape("export.py")
+    check_links(run.folder, "export", given.trust)
     out: Path = given.out or run.folder / "export"
     out.mkdir(parents=True, exist_ok=True)
     with run.loader(run.dataset("test"), num_workers=0) as loader:

@@ -12,6 +12,7 @@ the run's test images were. No code in RUN is run: see scripts/evaluate.py.
 from __future__ import annotations
 
 import sys
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     inputs = [text for text in given.inputs if text not in overrides]
 
     run = FinishedRun(given.run, overrides, given.trust)
-    shape = run.spec.image_shape("predict.py")
+    shape = run.image_shape("predict.py")
     if inputs:
         names = image_files(inputs)
         dataset: Any = ImageFiles(names, shape, run.spec.interpolation, run.spec.test_crop)
@@ -52,7 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
         dataset = run.dataset(given.split)
         name_of = getattr(dataset, "path", str)
         names = [name_of(index) for index in range(len(dataset))]
-    about = {"checkpoint": str(run.path.resolve()), "step": run.step}
+    digest = blake2b(run.path.read_bytes(), digest_size=16).hexdigest()
+    of = "files" if inputs else {"split": given.split, **run.config.data}
+    about = {"checkpoint": str(run.path.resolve()), "step": run.step, "digest": digest, "images": of}
     with Predictions(given.out, header(run), about) as predictions:
         left = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
         if len(left) < len(names):

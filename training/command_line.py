@@ -108,7 +108,7 @@ def _for_resume(arguments: list[str]) -> list[str]:
     check_earlier(earlier, run, _list(given.get("train.trust", "[]")))
     in_place = _path(given["train.resume"]).is_dir() and not SWEEP & set(arguments)
     if in_place:
-        check_links(run)
+        check_links(run, trusted=_list(given.get("train.trust", "[]")), option="train.trust=[{}]")
     return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
 
 

@@ -169,18 +169,20 @@ def checked(cfg: DictConfig) -> Config:
     return config
 
 
-def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+def build(
+    name: str, section: dict[str, Any], *arguments: Any, optional: dict[str, Any] | None = None, **options: Any
+) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Options that the section has, or that the target does not take, are left out. Raises ConfigError if there is no
-    such target, or if it raises an error about its arguments or files. A DataError and other kinds of errors are
-    raised unchanged.
+    Those of `optional` that the section has, or that the target does not take, are left out. Raises ConfigError if
+    there is no such target, or if it raises an error about its arguments or files. A DataError and other kinds of
+    errors are raised unchanged.
     """
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
         target = instantiate(section, _partial_=True)
-        open_options = {key: value for key, value in options.items() if key not in section}
-        return target(*arguments, **accepted(target.func, open_options))
+        left_open = {key: value for key, value in (optional or {}).items() if key not in section}
+        return target(*arguments, **options, **accepted(target.func, left_open))
     except DataError:
         raise
     except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
@@ -190,17 +192,31 @@ def build(name: str, section: dict[str, Any], *arguments: Any, **options: Any) -
         ) from error
 
 
+def function_of(name: str, section: Any) -> Any:
+    """The function that the section called `name` names: its `_target_`, or an object of it if that is a class.
+
+    The section's other keys are arguments. Raises ConfigError if there is none.
+    """
+    if not isinstance(section, dict) or "_target_" not in section:
+        raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in there too")
+    try:
+        target = instantiate(section, _partial_=True)
+        return target() if inspect.isclass(target.func) else target
+    except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
+        raise ConfigError(f"{name}: {section['_target_']}: {one_line(error)}") from error
+
+
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Returns those of the options that the function or class takes.
 
-    One that takes any keywords, such as torchvision.models.resnet18, gets `num_classes` and `train`.
+    One that takes any keywords, such as torchvision.models.resnet18, gets `num_classes`.
     """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a function that is not written in Python
         return options
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    names = {*parameters, *(("num_classes", "train") if takes_any else ())}
+    names = {*parameters, *(["num_classes"] if takes_any else [])}
     return {key: value for key, value in options.items() if key in names}
 
 

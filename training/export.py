@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -75,7 +76,7 @@ def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance:
     try:
         written = write(model, images, path)
     except RuntimeError as error:  # those of torch.export and torch.onnx are kinds of it
-        reason = str(error).strip().partition("\n")[0]
+        reason = re.sub(r"\x1b\[\d*m", "", str(error).strip()).partition("\n")[0]
         raise ConfigError(f"{type(model).__name__} cannot be exported with --format {form}: {reason}") from error
     with torch.no_grad():
         expected = model(images).float()

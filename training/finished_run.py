@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
@@ -26,11 +25,10 @@ from data.transform import Normalize
 from loaders import Preloader, build_loader
 from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.command_line import flat
-from training.config import CONF, Config, ConfigError, build, checked
+from training.config import CONF, Config, ConfigError, build, checked, function_of
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
-from training.sets import as_samples, open_dataset
-from training.tasks import Task
+from training.sets import as_samples, build_task, open_dataset
 from training.trainer import uses_bf16
 from training.trust import check_config
 
@@ -74,10 +72,13 @@ class FinishedRun:
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
         self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
         weightless = {"class_weights": None} if "class_weights" in self.config.task else {}  # no labels to count here
-        self.task: Task = build("task", self.config.task | weightless, self.spec)
+        collate = self.config.data.get("collate")
+        self.collate = collate and function_of("data.collate", collate)
+        self.task = build_task(self.config.task | weightless, self.spec)
         # The weights come from the checkpoint: nothing is downloaded for them.
         section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
-        model = build("model", section, **self.spec.model_options | {"num_classes": self.task.num_outputs})
+        options = self.spec.model_options | {"num_classes": self.task.num_outputs}
+        model = build("model", section, optional=options)
         weights = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
         weights.pop("n_averaged", None)
         try:
@@ -98,16 +99,21 @@ class FinishedRun:
         if split == "train" and hasattr(dataset, "without_augmentation"):
             dataset = dataset.without_augmentation()
         self.spec.check(dataset)
-        samples = as_samples(dataset, self.task)
+        samples = as_samples(dataset, self.task, self.collate is not None)
         return take_part(samples, fraction)[split == "val"] if fraction and split != "test" else samples
 
     def loader(self, dataset: Any, **settings: Any) -> Preloader:
         """Loads `dataset` in its order, on the run's device, normalised; `settings` are those of LoaderConfig."""
         loader = type(self.config.loader)(**vars(self.config.loader) | settings)
         options: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.config.seed, "pad": False}
-        collate = self.config.data["collate"]
-        options["collate_fn"] = collate and instantiate(collate, _partial_=True)
+        options["collate_fn"] = self.collate
         return build_loader(loader, dataset, device=self.device, transform=self.transform, **options)
+
+    def image_shape(self, what: str) -> tuple[int, int, int]:
+        """The shape (H, W, C) of the only input, images of bytes. Raises ConfigError for a network of other inputs."""
+        if self.task.inputs != ["image"]:
+            raise ConfigError(f"{what} is for networks of one image; this one gets {', '.join(self.task.inputs)}")
+        return self.spec.image_shape(what)
 
     @torch.inference_mode()
     def outputs(self, batch: dict[str, Any]) -> Tensor:

@@ -72,6 +72,9 @@ def _is_typed(key: str) -> bool:
 
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
+    parent, _, last = key.rpartition(".")
+    if key not in names and last == "_target_" and parent in names:
+        raise ConfigError(f"{key}={value}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
     if key not in names:
         same = [name for name in names if name.rpartition(".")[2] == key]  # lr instead of optim.lr
         hint = f"did you mean {same[0]}? " if same else did_you_mean(key, names)

@@ -28,17 +28,20 @@ class Predictions:
     """
 
     def __init__(self, path: Path, header: Sequence[str], about: dict[str, Any]) -> None:
-        about_path = path.with_suffix(".json")
+        failed = path.with_name(f"{path.stem}_failed.csv")
+        about_path = path.with_name(f"{path.stem}_about.json")
         text = json.dumps(about, indent=2) + "\n"
-        if path.exists() and (not about_path.exists() or about_path.read_text() != text):
+        there = [str(file) for file in (path, failed, about_path) if file.exists()]
+        if there and (not about_path.exists() or about_path.read_text() != text):
             raise ConfigError(
-                f"{path} has predictions of another run or checkpoint: choose another --out, or delete it"
+                f"{', '.join(there)} are there, and not predictions of this checkpoint for these data: choose another "
+                "--out, or delete them"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(about_path, text)
         self.done: set[str] = set()
         self._tables = []
-        for table, columns in ((path, header), (path.with_name(f"{path.stem}_failed.csv"), FAILED)):
+        for table, columns in ((path, header), (failed, FAILED)):
             self.done |= read_whole_rows(table, columns)
             self._tables.append(table.open("a", newline="", encoding="utf-8", errors="surrogateescape"))
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
 from data.augment import Augment
@@ -17,7 +16,7 @@ from data.samples import Samples
 from data.subset import split
 from data.transform import Normalize
 from loaders import WorkerLoader
-from training.config import Config, ConfigError, build
+from training.config import Config, ConfigError, build, function_of
 from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing
 from training.tasks import Task
@@ -38,24 +37,33 @@ class Sets:
         data, self.preprocessing = with_preprocessing(config)
         if not 0 <= fraction < 1:
             raise ConfigError(f"data.val_fraction={fraction}: give a share of the training set, from 0 to below 1")
-        self.collate: Callable | None = collate and instantiate(collate, _partial_=True)
+        self.collate: Callable | None = collate and function_of("data.collate", collate)
         train, test = (open_dataset(data, train) for train in (True, False))
         for dataset in (train, test):
+            if not hasattr(dataset, "__len__"):
+                raise DataError(
+                    f"{type(dataset).__name__} has no __len__: train.py needs datasets with __len__ and __getitem__, "
+                    "not iterable ones"
+                )
             if not len(dataset):
                 raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
         self.name = type(train).__name__
         self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))  # making files
-        self.task: Task = build("task", config.task, train)
-        self.train, self.val, self.test = as_samples(train, self.task), None, as_samples(test, self.task)
+        self.task = build_task(config.task, train)
+        self.train, self.test = (as_samples(dataset, self.task, bool(collate)) for dataset in (train, test))
+        self.val = None
         self.first = self._first_batch(config)
+        if fraction and len(train) < 2:
+            raise ConfigError(f"data.val_fraction={fraction}: there is only one training sample to split")
         if fraction:
             self.train, self.val = split(self.train, fraction)
         image = self.first["image"] if "image" in self.task.inputs else None
-        self.image = (
-            image if isinstance(image, Tensor) and image.ndim == 4 else None
-        )  # the first images, if it has any
+        # The first images; None if the samples have none.
+        self.image = image if isinstance(image, Tensor) and image.ndim == 4 else None
+        self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
+        self.normalize = self._normalize(train)
         self.transform, self.augment = self._transforms(train, config.augment)
-        mean, std = (getattr(self.transform, name, None) for name in ("mean", "std"))
+        mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
         self.spec = DataSpec.of(train, self.image, mean, std, self._model_options())
 
     @property
@@ -73,35 +81,50 @@ class Sets:
         return options
 
     def _first_batch(self, config: Config) -> dict[str, Tensor]:
-        """Reads the first samples of each set, in a worker if workers read: some files must not be open at a fork."""
+        """Reads the first samples of each set, in a worker if workers read: opened here, a file would be shared by all
+        of them."""
         sets = [self.train, self.test]
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
-        names = [*self.task.inputs, self.task.label]
-        samples = FirstSamples(sets, names, self.task.label_below, config.loader.on_error == "skip")
+        samples = FirstSamples(sets, self.task, self.collate is not None, config.loader.on_error == "skip")
         batches = [[0, 2] if len(self.train) > 1 else [0], [1]]
         options: dict[str, Any] = {"collate_fn": self.collate, "num_workers": int(not in_process), "seed": config.seed}
         with WorkerLoader(samples, batch_sampler=batches, **options) as loader:
-            first, *others = list(loader)
+            try:
+                first, *others = list(loader)
+            except RuntimeError as error:
+                if "equal size" not in str(error):
+                    raise
+                raise DataError(
+                    f"{self.name}: two samples have different shapes, which cannot be stacked: give them one shape, "
+                    "or pad them with 'data.collate={_target_: data.collate.pad}'"
+                ) from error
         for dataset, batch in zip(sets, [first, *others], strict=True):
+            for name in self.task.inputs:
+                if name not in batch:
+                    raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
             _check_spec(dataset, self.name, batch)
         return first
 
+    def _normalize(self, train: Any) -> Normalize | None:
+        """What images of bytes are normalised with."""
+        if self.image is None or self.image.dtype != torch.uint8:
+            return None
+        channels = self.image.shape[3]
+        mean, std = mean_and_std(self.preprocessing, train, channels)
+        if mean is None or std is None:
+            mean, std = [0.5] * channels, [0.25] * channels
+            log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
+        return Normalize(mean, std)
+
     def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
         """The transform of evaluated batches, and that of training batches."""
-        normalize: Any = None
         if self.image is None:
             if used := [f"augment.{key}={value}" for key, value in augment.items() if value]:
                 raise ConfigError(f"{used[0]}: {self.name} has no images to augment: set it to 0")
             return None, None
-        if self.image.dtype == torch.uint8:
-            channels = self.image.shape[3]
-            mean, std = mean_and_std(self.preprocessing, train, channels)
-            if mean is None or std is None:
-                mean, std = [0.5] * channels, [0.25] * channels
-                log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
-            normalize = Normalize(mean, std)
-            if getattr(train, "decode_on", "workers") == "device":
-                normalize = DecodeOnDevice(train, normalize)
+        normalize: Any = self.normalize
+        if getattr(train, "decode_on", "workers") == "device":
+            normalize = DecodeOnDevice(train, normalize)
         for key in ("mixup", "cutmix"):
             if augment[key] and self.task.label_below is None:
                 raise ConfigError(
@@ -116,11 +139,26 @@ def open_dataset(section: dict[str, Any], train: bool) -> Any:
     return build("data", {key: value for key, value in section.items() if key not in common}, train=train)
 
 
-def as_samples(dataset: Any, task: Task) -> Any:
-    """The dataset, with each of its samples checked. One that reads whole batches has to know what it writes."""
+def build_task(section: dict[str, Any], dataset: Any) -> Task:
+    """Makes the task of the section `task`. Raises ConfigError or DataError."""
+    functions: dict[str, Any] = {}
+    if section.get("loss") is not None:
+        functions["loss"] = function_of("task.loss", section["loss"])
+    if section.get("scores"):
+        functions["scores"] = {
+            name: function_of(f"task.scores.{name}", one) for name, one in section["scores"].items()
+        }
+    task: Task = build(
+        "task", {key: section[key] for key in section if key not in ("loss", "scores")}, dataset, **functions
+    )
+    return task
+
+
+def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
+    """The dataset, with each of its samples checked; one that reads whole batches is left as it is."""
     if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
         return dataset
-    samples = Samples(dataset, [*task.inputs, task.label], task.label_below)
+    samples = Samples(dataset, [*task.inputs, task.label], task.label_below, has_collate)
     for name in ("classes", "mean", "std", "labels", "sample_spec"):
         if hasattr(dataset, name):
             setattr(samples, name, getattr(dataset, name))
@@ -133,16 +171,17 @@ class FirstSamples:
     Raises DataError for a sample that training cannot use.
     """
 
-    def __init__(self, datasets: list[Any], names: list[str], num_classes: int | None, skips: bool) -> None:
-        self.datasets, self.names, self.num_classes, self.skips = datasets, names, num_classes, skips
+    def __init__(self, datasets: list[Any], task: Task, has_collate: bool, skips: bool) -> None:
+        checks = [*task.inputs, task.label], task.label_below, has_collate
+        self.datasets = [one if isinstance(one, Samples) else Samples(one, *checks) for one in datasets]
+        self.skips = skips
 
     def __len__(self) -> int:
         return len(self.datasets) + 1
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        dataset = self.datasets[number % len(self.datasets)]
-        samples, first = Samples(dataset, self.names, self.num_classes), number // len(self.datasets)
-        for index in range(first, min(len(dataset), first + MOST_SKIPPED)):
+        samples, first = self.datasets[number % len(self.datasets)], number // len(self.datasets)
+        for index in range(first, min(len(samples), first + MOST_SKIPPED)):
             try:
                 return samples[index]
             except Exception:

@@ -22,13 +22,15 @@ Function = Callable[[Tensor, Tensor], Tensor]  # of outputs and labels
 class Task:
     """What tasks share.
 
-    dataset: the training set. inputs: the names of a sample's fields that the network gets, in this order.
-    label: the name of the field that it learns. loss: a function of outputs and labels that returns their mean loss,
-    in place of the task's own. scores: further ones by name, functions of outputs and labels that return a number for
-    each sample (B,).
+    dataset: the training set, or later something that has its `classes`. inputs: the names of a batch's fields that
+    the network gets, in this order. label: the name of the field that it learns. loss: a function that returns the
+    loss of a batch, in place of the task's own. scores: further ones by name, functions that return a number for each
+    sample (B,). All get the outputs (B, ...) in float32, and the labels, which are floats but for classification.
+    metric: the score that chooses the best checkpoint, in place of the task's own; higher_is_better: whether a higher
+    one is better.
     """
 
-    metric = ""  # the name of the score by which the best checkpoint is chosen
+    metric = ""
     higher_is_better = True
     num_outputs = 1
     label_below: int | None = None  # labels are integers from 0 to below this
@@ -40,20 +42,28 @@ class Task:
         label: str = "label",
         loss: Function | None = None,
         scores: dict[str, Function] | None = None,
+        metric: str | None = None,
+        higher_is_better: bool | None = None,
     ) -> None:
         self.dataset_name = type(dataset).__name__
         self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self.label = label
         self._own_loss, self._own_scores = loss, scores or {}
+        self.metric = metric or self.metric
+        if higher_is_better is not None:
+            self.higher_is_better = higher_is_better
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Returns the mean loss of a batch, a float32 scalar."""
-        return (self._own_loss or self._loss)(outputs.float(), labels)
+        return (self._own_loss or self._loss)(outputs.float(), self._prepared(labels)).mean()
 
     def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Returns numbers for each sample (B,), by name. Their means over a set of samples are what is reported."""
-        own = {name: function(outputs.float(), labels) for name, function in self._own_scores.items()}
-        return self._scores(outputs, labels) | own
+        outputs, labels = outputs.float(), self._prepared(labels)
+        own = {name: function(outputs, labels) for name, function in self._own_scores.items()}
+        return {
+            name: _by_sample(name, score, len(labels)) for name, score in (self._scores(outputs, labels) | own).items()
+        }
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns what the network says in the labels' units: probabilities of the classes, or values."""
@@ -75,6 +85,9 @@ class Task:
         """What the number of outputs stands for, in an error."""
         return f"{self.num_outputs} outputs"
 
+    def _prepared(self, labels: Tensor) -> Tensor:
+        return labels
+
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -82,12 +95,22 @@ class Task:
         raise NotImplementedError
 
 
+def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
+    """The score as one number for each sample (B,); a sample's several numbers are averaged."""
+    if score.ndim == 0 or len(score) != samples:
+        raise DataError(
+            f"task.scores.{name} returned a tensor of shape {tuple(score.shape)} for {samples} samples: return a "
+            "number for each, not their mean"
+        )
+    return score if score.ndim == 1 else score.float().flatten(1).mean(dim=1)
+
+
 class Classification(Task):
     """Each sample has one class: outputs are logits (B, classes), labels int64 (B,), or float shares (B, classes).
 
     label_smoothing: share (0 to below 1) of the target that is spread over all classes (arXiv:1512.00567).
-    class_weights: one number per class, or "balanced": the rarer a class in the dataset's `labels`, the more it
-        counts.
+    class_weights: by which each sample's loss is multiplied: one number per class, or "balanced": the rarer a class in
+        the dataset's `labels`, the more it counts.
     Scores: accuracy, and with many classes top5. Raises DataError for a dataset without `classes` or bad arguments.
     """
 
@@ -105,6 +128,8 @@ class Classification(Task):
             raise DataError(
                 f"{self.dataset_name} has no `classes`: give it a list of their names, or choose task=regression"
             )
+        if class_weights is not None and self._own_loss is not None:
+            raise DataError(f"task.class_weights={class_weights} belongs to the task's own loss: leave out task.loss")
         if not 0 <= label_smoothing < 1:
             raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
         self.classes = tuple(dataset.classes)
@@ -124,7 +149,12 @@ class Classification(Task):
                 raise DataError(
                     f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count them"
                 )
-            counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
+            try:
+                counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"task.class_weights=balanced: {self.dataset_name}.labels are no integers: {error}"
+                ) from error
             return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
         if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
             raise DataError(
@@ -135,6 +165,9 @@ class Classification(Task):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float().softmax(dim=1)
+
+    def _prepared(self, labels: Tensor) -> Tensor:
+        return labels if labels.is_floating_point() else labels.long().flatten()
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
@@ -149,10 +182,13 @@ class Classification(Task):
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self._weights is not None:
             self._weights = self._weights.to(outputs.device)
-        return functional.cross_entropy(outputs, labels, self._weights, label_smoothing=self._smoothing)
+        # Divided by the number of samples, not by the sum of their weights, so that parts of a batch add up to it.
+        return functional.cross_entropy(
+            outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
+        )
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        labels = labels if labels.ndim == 1 else labels.argmax(dim=1)  # of mixed images
+        labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # shares, of mixed images
         scores = {"accuracy": outputs.argmax(dim=1) == labels}
         if self.num_outputs >= TOP5_CLASSES:
             scores["top5"] = (outputs.topk(5).indices == labels[:, None]).any(dim=1)
@@ -184,8 +220,11 @@ class Multilabel(Task):
                 f"({self.num_outputs},), 1 for each class that a sample has and else 0"
             )
 
+    def _prepared(self, labels: Tensor) -> Tensor:
+        return labels.float()
+
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return functional.binary_cross_entropy_with_logits(outputs, labels.float())
+        return functional.binary_cross_entropy_with_logits(outputs, labels)
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         said, true = outputs > 0, labels > 0
@@ -198,7 +237,7 @@ class Regression(Task):
     """Each sample has a number, or several: outputs are (B, numbers), labels (B,) or (B, numbers), on any scale.
 
     numbers: how many a sample has. Scores: mae and mse, the mean absolute and squared error over its numbers.
-    The loss is the squared error.
+    The loss is the squared error. A loss and scores of your own get labels (B, numbers).
     """
 
     metric = "mae"
@@ -207,9 +246,6 @@ class Regression(Task):
     def __init__(self, dataset: Any, numbers: int = 1, **options: Any) -> None:
         super().__init__(dataset, **options)
         self.num_outputs = numbers
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return super().loss(outputs, labels.float().view(len(labels), -1))
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float()
@@ -222,9 +258,12 @@ class Regression(Task):
                 "has to be how many numbers one of them has"
             )
 
+    def _prepared(self, labels: Tensor) -> Tensor:
+        return labels.float().view(len(labels), -1)
+
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.mse_loss(outputs, labels)
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        error = outputs.float() - labels.float().view(len(labels), -1)
+        error = outputs - labels
         return {"mae": error.abs().mean(dim=1), "mse": error.square().mean(dim=1)}

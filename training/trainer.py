@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
+from data.errors import DataError, check_choice
 from loaders import Preloader
 from loaders.nested import move
 from training.checkpoint import load_weights
@@ -39,13 +40,14 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
+        self._nan_seen = False
         self.first_batch: dict[str, Any] = {}  # on which steps are measured after the run
         self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
         steps = steps_in(self.config.epochs, len(sets.train), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        model = build("model", config.model, **sets.spec.model_options)
+        model = build("model", config.model, optional=sets.spec.model_options)
         channels_last = {"auto": self.device.type == "cuda"}.get(
             self.config.channels_last, self.config.channels_last == "true"
         )
@@ -130,6 +132,16 @@ class Trainer:
         (stops,) = zip(*self.processes.gather(signals.received), strict=True)
         return means.read(), int(max(stops))
 
+    def warn_of_nan(self, loss: float) -> None:
+        """Warns once if the loss is not a number any more: the weights are lost then."""
+        if not math.isfinite(loss) and not self._nan_seen:
+            self._nan_seen = True
+            log.warning(
+                "the loss is %g by step %d: is there a NaN in the data, or is optim.lr too high? train.clip_norm may "
+                "help",
+                *(loss, self.step),
+            )
+
     def _parts(self, batch: dict[str, Any]) -> list[Tensor]:
         """The fields of a batch that the network gets, and the labels."""
         parts = [batch[name] for name in self.task.inputs]
@@ -155,14 +167,22 @@ class Trainer:
             name = type(self.model).__name__
             raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
         self.task.check(outputs, labels)
-        try:
-            self.task.loss(outputs, labels)
-            return ["loss", *self.task.scores(outputs, labels)]
-        except ARGUMENT_ERRORS as error:
-            raise ConfigError(
-                f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
-                f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
-            ) from error
+        kinds = [labels]
+        if sets.mixes:  # augmentation makes shares of the classes of the labels
+            kinds.append(nn.functional.one_hot(labels, self.task.num_outputs).float())
+        for labels in kinds:
+            try:
+                self.task.loss(outputs, labels)
+                names = ["loss", *self.task.scores(outputs, labels)]
+            except DataError:
+                raise
+            except ARGUMENT_ERRORS as error:
+                raise ConfigError(
+                    f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
+                    f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
+                ) from error
+        check_choice("task.metric", self.task.metric, names, ConfigError)
+        return names
 
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
         """Everything a run needs to continue from here as if it had not stopped."""

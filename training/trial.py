@@ -63,7 +63,7 @@ class Trials:
         if self._trainer.processes.world_size > 1:  # an error in one of them would leave the others waiting
             return None
         try:
-            with self._aside(), warnings.catch_warnings(), self._make(overrides) as (loader, ahead):
+            with self._aside(), _quiet(), warnings.catch_warnings(), self._make(overrides) as (loader, ahead):
                 warnings.simplefilter("ignore")  # of torch, about a number of workers that nobody gave
                 batches = _endless(loader)
                 begin = time.perf_counter() + min(START_SECONDS, self._seconds)
@@ -98,6 +98,18 @@ class Trials:
                 return math.inf
         _wait_for(trainer.device)
         return (time.perf_counter() - began) / counted
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a loader warns of is not said about one that is only tried."""
+    loaders = logging.getLogger("loaders")
+    level = loaders.level
+    loaders.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        loaders.setLevel(level)
 
 
 def _endless(loader: Any) -> Iterator[Any]:

@@ -35,11 +35,12 @@ LIBRARIES: dict[str, type] = {  # of these, only classes of that kind: their fun
     "timm.models": nn.Module,
     "timm.optim": Optimizer,
 }
-BUILDERS = ("timm.models._factory.create_model", "torchvision.models._api.get_model")
+BUILDERS = ("torchvision.models._api.get_model",)  # not timm's, which is called through models/from_timm.py
 PATHS = (*OWN, *LIBRARIES, "timm")  # modules that may be imported to look
 UNPICKLES = "torchvision.datasets.lsun"
 # Keys with which a library loads code, or another file than the checkpoint, whose pickles could run any.
-LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
+# Or downloads, or gives arguments by their place, where these names do not show.
+LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "download", "_args_")
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -58,7 +59,7 @@ def check_config(
     if name == "_target_":
         _check_target(value, here, trusted, option)
     elif name in LOADS and value:
-        raise ConfigError(f"{here} could load code, or weights that run code: if you trust it, add {trust}")
+        raise ConfigError(f"{here} could load code, or files that run code: if you trust it, add {trust}")
     elif isinstance(value, dict):
         for child in value:
             check_config(value[child], source, trusted, option, f"{key}.{child}".lstrip("."))
@@ -106,14 +107,19 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
         check_config(value, run, trusted, "train.trust=[{}]")
 
 
-def check_links(run: Path) -> None:
-    """Raises ConfigError if a link would lead what is written into a run's folder to another place.
+def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option: str = "--trust {}") -> None:
+    """Raises ConfigError if a link would lead what is written into a run's folder, or removed, to another place.
 
-    `checkpoints` may be on another disk: files are replaced there, not appended to.
+    parts: which files and folders of it will be written to.
     """
-    for path in [run / ".hydra", *run.glob("*"), *run.glob(".hydra/*")]:
-        if path.is_symlink() and path.name != "checkpoints":
-            raise ConfigError(f"{path} is a link to {path.readlink()}, which would be written to: remove the link")
+    for part in run.glob(parts):
+        for path in (part, *part.rglob("*")):
+            is_inside = path.resolve().is_relative_to(run.resolve())
+            if path.is_symlink() and not is_inside and part.name not in trusted:
+                raise ConfigError(
+                    f"{path} is a link to {path.readlink()}, where files would be written or removed: remove it, "
+                    f"or if you trust it, add {option.format(part.name)}"
+                )
 
 
 def _check_target(target: Any, source: str, trusted: Sequence[str], option: str) -> None:

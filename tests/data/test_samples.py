@@ -31,8 +31,30 @@ def test_fields_may_have_other_names():
     tokens, length = torch.zeros(5, dtype=torch.int64), 5
     found = samples((tokens, length, 1), names=("tokens", "length", "class"), num_classes=None)
     assert found[0] == {"tokens": tokens, "length": 5, "class": 1}
-    found = samples((tokens, 0.5), names=("tokens", "value"), num_classes=None)
-    assert found[0] == {"tokens": tokens, "value": 0.5}
+    found = samples((tokens, 0.5), names=("tokens", "value"), num_classes=None)[0]
+    assert found["tokens"] is tokens and torch.equal(
+        found["value"], torch.tensor(0.5)
+    )  # not float64, as a float gives
+
+
+def test_an_array_that_is_read_backwards_is_copied():
+    flipped = IMAGE.numpy()[:, ::-1]
+    assert torch.equal(torch.from_numpy(samples((flipped, 1))[0]["image"]), IMAGE)
+
+
+def test_with_a_collate_function_samples_need_not_have_all_inputs():
+    names = ("tokens", "tokens_length", "label")
+    given = Samples(Plankton([(torch.zeros(5), 1)]), names, 3, has_collate=True)
+    assert given[0].keys() == {"tokens", "label"}
+
+
+def test_what_is_not_augmented_is_that_of_the_dataset():
+    class Augmented(Plankton):
+        def without_augmentation(self):
+            return [(IMAGE, 2)]
+
+    assert Samples(Augmented([(IMAGE, 1)]), ("image", "label"), 3).without_augmentation()[0]["label"] == 2
+    assert samples((IMAGE, 1)).without_augmentation()[0]["label"] == 1
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def config(*overrides: str):
         (["-m", "train.epochs=1,two"], r"train\.epochs=two: it takes an integer"),
         (["+train.epoch=1"], r"train\.epoch=1: there is no key train\.epoch; did you mean train\.epochs\?"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
+        (["lr=0.1"], r"lr=0\.1: there is no key lr; did you mean optim\.lr\?"),
+        (
+            ["task.loss._target_=my.Loss"],
+            r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
+        ),
         (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
     ],
 )
@@ -181,9 +186,11 @@ def test_a_data_error_is_raised_unchanged():
 
 def test_a_target_gets_those_options_that_it_takes():
     assert (
-        build("model", {"_target_": "models.linear.linear"}, num_classes=2, in_channels=1, image_size=8)[
-            2
-        ].out_features
+        build(
+            "model",
+            {"_target_": "models.linear.linear"},
+            optional={"num_classes": 2, "in_channels": 1, "image_size": 8},
+        )[2].out_features
         == 2
     )
 

@@ -186,3 +186,59 @@ def test_the_running_mean_of_the_weights_is_evaluated_and_resumed(tmp_path, monk
     for name, tensor in one["ema"].items():
         assert torch.equal(tensor, other["ema"][name])
     assert any(not torch.equal(tensor, one["ema"][f"module.{name}"]) for name, tensor in one["model"].items())
+
+
+class OnlyTraining(Plain):
+    def __init__(self) -> None:
+        super().__init__(train=True)
+
+
+class Ragged(Sums):
+    def __getitem__(self, index: int):
+        return torch.zeros(1 + index), 0.0
+
+
+class Endless:
+    def __init__(self, train: bool) -> None:
+        pass
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "overrides", "sentence"),
+    [
+        ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
+        ("Endless", [], r"Endless has no __len__: train\.py needs datasets with __len__"),
+        ("Ragged", ["task=regression", "task.inputs=numbers"], r"two samples have different shapes.*data\.collate="),
+        ("Plain", ["+data.collate=data.collate.pad"], r"write 'data\.collate=\{_target_: data\.collate\.pad\}'"),
+        ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd: "),
+        ("Plain", ["task.loss=torch.nn.HuberLoss"], r"write 'task\.loss=\{_target_: torch\.nn\.HuberLoss\}'"),
+        ("Plain", ["task.metric=acuracy"], r"task\.metric=acuracy: did you mean accuracy\?"),
+        (
+            "Plain",
+            ["augment.mixup=0.2", "task.loss={_target_: torch.nn.MultiMarginLoss}"],
+            r"do not fit the loss or a",
+        ),
+        (
+            "Plain",
+            ["task.loss={_target_: torch.nn.MultiMarginLoss}", "task.class_weights=[1,2]"],
+            r"leave out task\.loss",
+        ),
+    ],
+)
+def test_what_cannot_train_ends_in_a_sentence_before_training(tmp_path, dataset, overrides, sentence):
+    with pytest.raises((ConfigError, DataError), match=sentence) as error:
+        train(tmp_path, *overrides, dataset=dataset)
+    assert "\n" not in str(error.value)
+
+
+def test_a_score_of_ones_own_may_be_a_function_and_choose_the_best(tmp_path):
+    overrides = [f"task.scores={{sure: {{_target_: {HERE}.sure}}}}", "task.metric=sure"]
+    summary = train(tmp_path, *overrides)
+    assert summary["score"] == "test_sure" and 0.5 <= summary["test_sure"] <= 1
+
+
+def sure(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.softmax(dim=1).amax(dim=1)

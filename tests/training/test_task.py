@@ -32,8 +32,11 @@ def test_labels_are_smoothed_and_classes_weighted():
     smooth = Classification(THREE, label_smoothing=0.5)
     assert torch.equal(smooth.loss(LOGITS, LABELS), functional.cross_entropy(LOGITS, LABELS, label_smoothing=0.5))
     for given, weights in (("balanced", [2 / 3, 1.0, 2.0]), ([1, 0, 4], [1.0, 0.0, 4.0])):
-        weighted = functional.cross_entropy(LOGITS, LABELS, torch.tensor(weights))
-        assert torch.equal(Classification(THREE, class_weights=given).loss(LOGITS, LABELS), weighted)
+        task = Classification(THREE, class_weights=given)
+        weighted = functional.cross_entropy(LOGITS, LABELS, torch.tensor(weights), reduction="sum") / 3
+        assert torch.allclose(task.loss(LOGITS, LABELS), weighted)
+        parts = task.loss(LOGITS[:2], LABELS[:2]) * 2 / 3 + task.loss(LOGITS[2:], LABELS[2:]) / 3
+        assert torch.allclose(parts, weighted)  # whatever the parts of a batch
 
 
 def test_with_many_classes_the_best_five_are_scored_too():
@@ -62,12 +65,18 @@ def test_regression_takes_labels_with_and_without_a_dimension_of_their_own():
 
 
 def test_a_loss_and_scores_of_ones_own_replace_and_add():
-    task = Regression(
-        THREE, loss=torch.nn.L1Loss(), scores={"far": lambda outputs, labels: (outputs[:, 0] - labels) > 3}
-    )
+    far = {"far": lambda outputs, labels: (outputs - labels) > 3}
+    task = Regression(THREE, loss=torch.nn.L1Loss(reduction="none"), scores=far, metric="far", higher_is_better=True)
     outputs, labels = torch.tensor([[1.0], [6.0]]), torch.tensor([2.0, 2.0])
     assert task.loss(outputs, labels) == 2.5
     assert values(task.scores(outputs, labels))["far"] == [0, 1]
+    assert (task.metric, task.higher_is_better) == ("far", True) and not Regression(THREE).higher_is_better
+
+
+def test_a_score_that_is_a_mean_over_samples_is_refused():
+    task = Regression(THREE, scores={"mean": lambda outputs, labels: (outputs - labels).mean()})
+    with pytest.raises(DataError, match=r"task\.scores\.mean returned a tensor of shape \(\) for 2 samples"):
+        task.scores(torch.zeros(2, 1), torch.zeros(2))
 
 
 @pytest.mark.parametrize(
