@@ -1,4 +1,4 @@
-"""Trains an image classifier, and reports how much of the time it waited for data. conf/config.yaml explains the keys.
+"""Trains a network, and reports how much of the time it waited for data. conf/config.yaml explains the keys.
 
 python train.py                                     # a part of Fashion-MNIST, which ships with the repository
 python train.py loader=torch loader.num_workers=4   # another loader: conf/loader/

@@ -8,8 +8,9 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
         def __init__(self, train, root): ...            root: null
 
 - `__getitem__(index)` returns (image, label), or {"image": image, "label": label}: a uint8 tensor or array (H, W, C),
-  and a number. A float image (C, H, W) is used as it is. `__getitem__` may draw from torch's default generator, which
-  the loader seeds for each sample.
+  and a number. A float image (C, H, W) is used as it is. An image has to be called "image"; other fields may have any
+  name: task.inputs and task.label choose them. `__getitem__` may draw from torch's, numpy's or Python's generators,
+  which the loader seeds for each sample.
 - `classes` are the names of the labels. `task=regression` needs none.
 - `mean` and `std` are optional: one number per channel, for pixels scaled to 0..1.
 - `sample_spec()` is needed with `read_batch`, and returns the shapes and dtypes of a sample:

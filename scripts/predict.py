@@ -1,4 +1,4 @@
-"""Predicts the classes of images with the network of a run, and writes predictions.csv.
+"""Predicts the classes or values of images with the network of a run, and writes predictions.csv.
 
     python scripts/predict.py RUN photos/ one.jpg list.txt        # folders with all below them, files, lists of them
     python scripts/predict.py RUN data=image_folder data.root=DIR   # a dataset's test images, or --split train

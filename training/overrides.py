@@ -62,7 +62,8 @@ def _parsed(lines: list[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(lines)
     except OverrideParseException as error:
         raise ConfigError(
-            f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3"
+            f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3, and a value with "
+            "braces needs quotes: 'key=\"...\"'"
         ) from error
 
 

@@ -66,7 +66,7 @@ class Task:
         }
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Returns what the network says in the labels' units: probabilities of the classes, or values."""
+        """Returns the probabilities of the classes (B, classes), or the predicted values (B, numbers)."""
         raise NotImplementedError
 
     def check(self, outputs: Any, labels: Tensor) -> None:
