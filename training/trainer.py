@@ -106,7 +106,7 @@ class Trainer:
         self.step += 1
 
     def _average(self, means: Any, weights: Any, count: Any) -> None:
-        """Updates the running mean of the weights. Its decay grows from 0.1 to train.ema: first steps are forgotten."""
+        """Updates the running mean of the weights. Its decay rises from 0.1 to train.ema, to forget the start."""
         assert self.config.ema is not None
         get_ema_multi_avg_fn(min(self.config.ema, (1 + self.step) / (10 + self.step)))(means, weights, count)
 
