@@ -106,6 +106,13 @@ class Measured:
         return self.free is not None and self.computing > 1.3 * self.free
 
     @property
+    def cores_gain(self) -> float:
+        """How many times as fast the run would be if what it computes kept all cores busy all the time."""
+        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # threads count for this process
+        work = (self.cpu + workers) / self.cores
+        return self.step / work if work else math.inf
+
+    @property
     def idle(self) -> float:
         """Share of the time in which workers had nothing to do."""
         return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
@@ -120,10 +127,14 @@ class Verdict:
     free_gain: float
     changes: tuple[str, ...] = ()  # the overrides to try
     measured_gain: float | None = None  # what they gave when they were tried
+    cores_gain: float = math.inf  # the factor that is left if the same work kept all cores busy
 
     @property
     def gain(self) -> float:
-        return self.free_gain if self.measured_gain is None else self.measured_gain
+        """The factor that was measured; else the most that the changes, or free data if there are none, can give."""
+        if self.measured_gain is not None:
+            return self.measured_gain
+        return max(1.0, min(self.free_gain, self.cores_gain)) if self.changes else self.free_gain
 
     @property
     def sentence(self) -> str:
@@ -256,4 +267,4 @@ def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.
         idle=measured.idle,
         deaths=measured.workers.get("deaths"),
     )
-    return Verdict(bottleneck, finding, gain)
+    return Verdict(bottleneck, finding, gain, cores_gain=measured.cores_gain)

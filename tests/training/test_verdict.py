@@ -211,3 +211,12 @@ def test_a_change_that_was_not_tried_is_proposed_without_a_figure():
 
 def test_every_hint_belongs_to_a_bottleneck():
     assert HINTS.keys() <= SENTENCES.keys()
+
+
+def test_a_change_that_was_not_tried_gives_no_more_than_all_cores_kept_busy_with_the_same_work():
+    threads = diagnose(measured("threads", waiting=0.09, free=0.005, workers=(0.19, 0.05, 0.0), cpu=0.1))
+    assert threads.gain == pytest.approx(20.0)  # of free data
+    assert replace(threads, changes=("loader=prefetch",)).gain == pytest.approx(4.0)  # one of four cores was busy
+    processes = diagnose(measured(waiting=0.09, free=0.005, workers=(0.19, 0.15, 0.0), cpu=0.05))
+    assert replace(processes, changes=("loader.num_workers=4",)).gain == pytest.approx(2.0)
+    assert replace(processes, changes=("loader.num_workers=4",), measured_gain=3.0).gain == 3.0
