@@ -54,7 +54,6 @@ class Search:
     def __init__(self, cores: int, most: int) -> None:
         self.cores, self.most, self.workers = cores, most, 1
         self.limit = cores  # the largest number for workers that compute as much as these did
-        self.is_settled = False
         self._found, self._patience = 0, PATIENCE  # the number that the last search found
         self._begin()
 
