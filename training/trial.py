@@ -70,7 +70,7 @@ class Trials:
                 while time.perf_counter() < begin and not self._signals.received:  # not all workers have started
                     self._trainer.train_step(next(batches))
                 # Workers that answer in step make bursts of batches: a few bursts have to be measured.
-                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, 2 * ahead))
+                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, ahead))
         except Exception as error:  # the run is done, whatever happens here
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
             return math.inf

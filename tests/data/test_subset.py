@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import numpy as np
+import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
@@ -71,3 +72,16 @@ def test_a_dataset_that_overrides_getitem_alone_is_not_read_in_whole_batches():
     dark.__class__ = Dark
     with WorkerLoader(subset(dark, np.arange(4)), 4, seed=0) as loader:
         assert not next(loader)["image"].any()
+
+
+@pytest.mark.parametrize(
+    ("length", "fraction", "part"),
+    [(2, 0.01, 1), (2, 0.99, 1), (10, 0.25, 2), (3, 0.5, 2), (9, 0.99, 8), (9, 0.05, 1)],
+)
+def test_each_part_of_a_split_has_a_sample_and_the_fraction_is_rounded(length, fraction, part):
+    rest, kept = split(list(range(length)), fraction)
+    assert (len(rest), len(kept)) == (length - part, part)
+
+
+def test_the_parts_are_the_same_on_every_machine():
+    assert split(list(range(10)), 0.3)[1].indices.tolist() == [2, 4, 6]

@@ -1,6 +1,7 @@
 """The report's clock and its tables; what bounded a run is tested in test_verdict.py, whole runs in test_train.py."""
 
 import math
+import re
 from resource import RUSAGE_SELF, getrusage
 from types import SimpleNamespace
 
@@ -139,3 +140,69 @@ def test_a_changed_loader_is_that_of_its_preset_with_the_runs_workers():
     assert (changed.name, changed.num_workers, changed.prefetch_factor, changed.preload_depth) == ("prefetch", 3, 5, 2)
     assert changed_loader(config, ["loader=resident"]).num_workers == 0
     assert changed_loader(config, ["loader.num_workers=8"]).timeout == TRIAL_TIMEOUT
+
+
+class Timer:
+    """A timer of 100 steps of 0.1 s, of which 0.03 s were waited for; the first batch took 2 s more."""
+
+    first_batch_seconds = 2.0
+
+    def whole(self) -> Window:
+        return Window(100, 3200, 12.0, 5.0)
+
+    def step_ms(self, *percentiles: int, part: str) -> list[float]:
+        return [{"step": 0.0, "waiting": 1000.0, "computing": 2000.0}[part] + percentile for percentile in percentiles]
+
+
+def finish(clock, depth: int) -> Report:
+    """A report of the run above, with the preloader at `depth`."""
+    report = report_of("loader=prefetch", "loader.num_workers=3")
+    report.timer = Timer()
+    with report.phase("training"):
+        clock.now, clock.cpu = clock.now + 12.0, clock.cpu + 6.0
+    workers = {"read_batches": 100, "active_workers": 3, "worker_busy_seconds": 5.0, "worker_cpu_seconds": 4.0}
+    seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}
+    loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None)
+    loader.stats = lambda: {"workers": workers, "preloader": seconds}
+    trials = SimpleNamespace(free=lambda step: 0.05)
+    report.finish(Window(100, 3200, 10.0, 3.0), loader, trials)
+    return report
+
+
+def test_waiting_transforming_and_computing_add_up_to_the_step(clock, monkeypatch):
+    kept = []
+    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said", 1.0))
+    finish(clock, depth=0)
+    (measured,) = kept
+    assert measured.step == 0.1 and measured.transform == pytest.approx(0.0075)  # on a CPU a copy is a part of it
+    assert measured.copy == 0.0 and measured.waiting == pytest.approx(0.03 - 0.0075)
+    assert measured.waiting + measured.transform + measured.computing == pytest.approx(measured.step)
+    assert (measured.cpu, measured.num_workers, measured.free) == (0.06, 3, 0.05)
+    assert measured.ahead == (0.0, 0.0, 0.0) and measured.num_threads == torch.get_num_threads()
+
+
+def test_what_a_preloaders_thread_does_is_no_part_of_the_step(clock, monkeypatch):
+    kept = []
+    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said", 1.0))
+    finish(clock, depth=2)
+    (measured,) = kept
+    assert measured.waiting == pytest.approx(0.03) and measured.transform == 0.0
+    assert measured.ahead == pytest.approx((0.02, 0.0, 0.0075))
+
+
+def test_the_table_adds_up_to_the_run(clock, monkeypatch):
+    monkeypatch.setattr(module, "diagnose", lambda measured: Verdict("step", "the verdict's sentence", 1.0))
+    monkeypatch.setattr(module, "peak_memory", lambda: 3 * 2**29)
+    report = finish(clock, depth=0)
+    rows = dict(re.findall(r"^(\D+?) +([\d.]+) ", report.text.partition("milliseconds")[0], flags=re.MULTILINE))
+    said = {name: float(seconds) for name, seconds in rows.items()}
+    assert said["waiting for data"] == 2.2 and said["transforming"] == 0.8 and said["computing"] == 7.0
+    assert said["dataset and first batch"] == 2.0 and said["the whole run, without imports"] == 12.0
+    assert said["the rest"] == 0.0 and "copying to the device" not in said
+    parts = ("waiting for data", "transforming", "computing", "dataset and first batch", "the rest")
+    assert sum(said[part] for part in parts) == pytest.approx(12.0, abs=0.11)  # rounded to tenths
+    for figures in ("50.0", "95.0", "100.0", "1050.0", "2100.0", "waited 2.00 s", "1.50 GiB", "Workers: 3, busy"):
+        assert figures in report.text
+    assert "50.0 ms for a batch: 40.0 ms of CPU time" in report.text
+    assert report.text.endswith("\nthe verdict's sentence")
+    assert report.summary()["memory_bytes"] == 3 * 2**29 and report.summary()["active_workers"] == 3
