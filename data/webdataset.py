@@ -144,8 +144,11 @@ def read_index(shard: str) -> np.ndarray:
         raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
     with suppress(OSError):  # another user's folder, or a full disk: then the headers are read at each start
         partial = Path(f"{cached}.{os.getpid()}.npz")
-        np.savez(partial, stamp=stamp, index=index)
-        os.replace(partial, cached)  # whole or not at all; what a link at its place leads to stays as it is
+        try:
+            np.savez(partial, stamp=stamp, index=index)
+            os.replace(partial, cached)  # whole or not at all; what a link at its place leads to stays as it is
+        finally:
+            partial.unlink(missing_ok=True)
     return index
 
 

@@ -128,6 +128,7 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
         ),
         ({"path": None}, "data.path is not set; set it to a dataset of the Hugging Face hub"),
         ({"path": "/nowhere"}, "data.path=/nowhere is not a folder; set it to one"),
+        ({"path": "pandas"}, "data.path=pandas is not a folder; set it to one, or to OWNER/NAME"),  # its own builder
         ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded: Couldn't reach"),
     ],
 )

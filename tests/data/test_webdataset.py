@@ -110,6 +110,15 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
     assert WebDataset(True, str(shard)).classes == ("dog",)
 
 
+def test_a_link_in_place_of_the_index_is_not_written_through(tmp_path, write_shards):
+    given = write_shards(tmp_path)
+    (tmp_path / "precious").write_text("mine")
+    for shard in (tmp_path / "shards").glob("*.tar"):
+        shard.with_name(f".{shard.name}.index.npz").symlink_to(tmp_path / "precious")
+    assert len(WebDataset(False, **given)) == 4
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
 def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, write_shards, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
