@@ -61,7 +61,7 @@ class Augment:
         mix, alpha = self._mixes[int(which * len(self._mixes))]
         share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
         labels = torch.zeros((len(images), self.num_classes), device=images.device)
-        labels.scatter_(1, batch["label"][:, None], 1.0)
+        labels.scatter_(1, batch["label"].long().view(-1, 1), 1.0)
         return {**batch, "label": labels.lerp_(labels.roll(1, 0), 1 - share)}
 
 

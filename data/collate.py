@@ -15,10 +15,8 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     """
     batch: dict[str, Any] = {}
     for name in samples[0]:
-        values = [
-            torch.as_tensor(value) if isinstance(value, np.ndarray) else value
-            for value in (sample[name] for sample in samples)
-        ]
+        values = [sample[name] for sample in samples]
+        values = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in values]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(one) for one in values])

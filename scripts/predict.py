@@ -5,8 +5,9 @@
 
 RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. predictions.csv has a row for
 each image, in order: file, class, probability, and the same of the classes that follow, five in all. Images that
-cannot be read are in predictions_failed.csv. The same command goes on after an interruption. Images are prepared as
-the run's test images were. No code in RUN is run: see scripts/evaluate.py.
+cannot be read are in predictions_failed.csv; predictions_about.json says of which network all are. The same command
+goes on after an interruption. Images are prepared as the run's test images were. No code in RUN is run: see
+scripts/evaluate.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
-from data.subset import subset
+from data.subset import Subset, subset
 from training.finished_run import FinishedRun, parser, run_script
 from training.predictions import Predictions
 
@@ -51,8 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         dataset: Any = ImageFiles(names, shape, run.spec.interpolation, run.spec.test_crop)
     else:
         dataset = run.dataset(given.split)
-        name_of = getattr(dataset, "path", str)
-        names = [name_of(index) for index in range(len(dataset))]
+        names = [name_of(dataset, index) for index in range(len(dataset))]
     digest = blake2b(run.path.read_bytes(), digest_size=16).hexdigest()
     of = "files" if inputs else {"split": given.split, **run.config.data}
     about = {"checkpoint": str(run.path.resolve()), "step": run.step, "digest": digest, "images": of}
@@ -83,6 +83,13 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarra
             predictions.append(good, [[names[index], bad[index]] for index in sorted(bad)])
             failed += len(bad)
     return failed
+
+
+def name_of(dataset: Any, index: int) -> str:
+    """The sample's file, or what else its dataset calls it; else its number in the whole dataset."""
+    if isinstance(dataset, Subset):
+        return name_of(dataset.dataset, int(dataset.indices[index]))
+    return str(dataset.path(index) if hasattr(dataset, "path") else index)
 
 
 def header(run: FinishedRun) -> list[str]:

@@ -81,8 +81,7 @@ class Sets:
         return options
 
     def _first_batch(self, config: Config) -> dict[str, Tensor]:
-        """Reads the first samples of each set, in a worker if workers read: opened here, a file would be shared by all
-        of them."""
+        """Reads the first samples of each set, in a worker if workers read: they would share a file opened here."""
         sets = [self.train, self.test]
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
         samples = FirstSamples(sets, self.task, self.collate is not None, config.loader.on_error == "skip")

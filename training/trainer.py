@@ -169,7 +169,7 @@ class Trainer:
         self.task.check(outputs, labels)
         kinds = [labels]
         if sets.mixes:  # augmentation makes shares of the classes of the labels
-            kinds.append(nn.functional.one_hot(labels, self.task.num_outputs).float())
+            kinds.append(nn.functional.one_hot(labels.long().flatten(), self.task.num_outputs).float())
         for labels in kinds:
             try:
                 self.task.loss(outputs, labels)

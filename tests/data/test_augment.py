@@ -127,3 +127,10 @@ def test_on_a_gpu_the_batch_is_the_same_and_the_host_does_not_wait():
         expected = augment(key=key, **settings)
         for name in ("image", "label"):
             assert torch.allclose(result[name].cpu(), expected[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
+def test_labels_of_any_integer_type_are_mixed_alike(kind):
+    batch = make_batch()
+    expected = augment(batch, mixup=0.5)["label"]
+    assert torch.equal(augment({**batch, "label": batch["label"].to(kind)}, mixup=0.5)["label"], expected)

@@ -6,19 +6,12 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from reading import read_batch
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.webdataset import WebDataset, find_shards
 from loaders import WorkerLoader
-from loaders.randomness import Random
-
-
-def read_batch(dataset, count):
-    spec, indices = dataset.sample_spec(), np.arange(count)
-    out = {name: torch.zeros((count, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
-    dataset.read_batch(indices, out, Random(0, 0, indices, indices))
-    return out
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from data.errors import DataError
+from data.subset import subset
 from scripts import predict
 from training.config import ConfigError
 from training.finished_run import FinishedRun
@@ -154,3 +155,12 @@ class FakeLoader(list):
 
     def __exit__(self, *_):
         pass
+
+
+def test_images_of_a_part_are_named_as_in_the_whole_dataset():
+    class Named(list):
+        def path(self, index: int) -> str:
+            return f"{index}.jpg"
+
+    assert [predict.name_of(subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
+    assert predict.name_of(subset(["a", "b"], np.array([1])), 0) == "1"
