@@ -27,12 +27,12 @@ from training.checkpoint import Checkpoints
 from training.config import Config, ConfigError, changed_loader, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
-from training.record import Record
-from training.report import Report
+from training.reports.record import Record
+from training.reports.report import Report
+from training.reports.trial import Trials
 from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer
-from training.trial import Trials
 
 CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")

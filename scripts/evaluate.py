@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.evaluation import Evaluation
 from training.files import write_whole
-from training.finished_run import FinishedRun, parser, run_script
+from training.finished.evaluation import Evaluation
+from training.finished.finished_run import FinishedRun, parser, run_script
 from training.trust import check_links
 
 

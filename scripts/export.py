@@ -17,8 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.export import FORMATS, check_packages, describe, export
-from training.finished_run import FinishedRun, parser, run_script
+from training.finished.export import FORMATS, check_packages, describe, export
+from training.finished.finished_run import FinishedRun, parser, run_script
 from training.trust import check_links
 
 COMPARED = 16  # images

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
 from data.subset import Subset, subset
-from training.finished_run import FinishedRun, parser, run_script
-from training.predictions import Predictions
+from training.finished.finished_run import FinishedRun, parser, run_script
+from training.finished.predictions import Predictions
 
 CRASHED = "reading it crashes the process that reads it"
 

@@ -41,7 +41,7 @@ from training.files import write_whole
 from training.overrides import check_overrides
 from training.processes import ProcessesLost, is_main_process
 from training.stopping import Stopped
-from training.sweep import Sweep, write_report
+from training.sweeps.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import yaml
 
 from training.config import ConfigError
 from training.launch import LAUNCHERS, check_launcher, report, submit_again_if_preempted
-from training.sweep import Sweep, write_report
+from training.sweeps.sweep import Sweep, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
@@ -171,7 +171,7 @@ def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path,
 
 
 def test_the_report_is_the_same_in_whatever_order_the_jobs_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.sweep.Sweep.picture", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
     for name, order in (("first", (0, 1, 2)), ("second", (2, 0, 1))):
         sweep = tmp_path / name / "sweep"
         jobs = {number: add_job(sweep, number, f"seed={number}") for number in order}
@@ -190,7 +190,7 @@ def end_at_once(sweep: Path, numbers: list[int], start: multiprocessing.Barrier)
 
 
 def test_every_job_is_in_the_report_once_when_many_processes_end_at_the_same_moment(tmp_path, monkeypatch, bound):
-    monkeypatch.setattr("training.sweep.Sweep.picture", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
     fork = multiprocessing.get_context("fork")
     processes, rounds = 8, 5
     for number in range(processes * rounds):
@@ -218,13 +218,13 @@ def test_a_job_that_ends_while_the_report_is_written_is_in_it(tmp_path, monkeypa
         finish(late)
         return b"a picture"
 
-    monkeypatch.setattr("training.sweep.Sweep.picture", draw)
+    monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", draw)
     write_report(tmp_path)
     assert "Jobs: 2 done" in (tmp_path / "sweep.md").read_text()
 
 
 def test_the_launching_process_knows_from_the_folders_whether_a_job_failed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("training.sweep.Sweep.picture", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
     assert not report(tmp_path), "no job has begun"
     finish(add_job(tmp_path, 0, "seed=0"))
     assert report(tmp_path)

@@ -24,7 +24,7 @@ from data.subset import subset
 from data.webdataset import WebDataset
 from loaders import Preloader, WorkerLoader
 from training.config import ConfigError, checked
-from training.finished_run import configure
+from training.finished.finished_run import configure
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read

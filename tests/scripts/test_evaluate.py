@@ -12,8 +12,8 @@ from models.small_cnn import SmallCNN
 from scripts import evaluate
 from training.config import ConfigError
 from training.data_spec import DataSpec
-from training.evaluation import MISTAKES, Evaluation
-from training.finished_run import FinishedRun, find, run_script
+from training.finished.evaluation import MISTAKES, Evaluation
+from training.finished.finished_run import FinishedRun, find, run_script
 
 HERE = "loader.num_workers=0"
 

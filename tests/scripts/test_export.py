@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from scripts import export
-from training import export as exporting
 from training.config import ConfigError
-from training.finished_run import FinishedRun
+from training.finished import export as exporting
+from training.finished.finished_run import FinishedRun
 
 HERE = "loader.num_workers=0"
 

@@ -11,8 +11,8 @@ from data.errors import DataError
 from data.subset import subset
 from scripts import predict
 from training.config import ConfigError
-from training.finished_run import FinishedRun
-from training.predictions import Predictions, read_whole_rows
+from training.finished.finished_run import FinishedRun
+from training.finished.predictions import Predictions, read_whole_rows
 
 HERE = "loader.num_workers=0"
 

@@ -9,9 +9,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from train import CONF
-from training import loggers
 from training.config import ConfigError, checked
-from training.record import Record
+from training.reports import loggers
+from training.reports.record import Record
 
 LINE = {"step": 1, "loss": 2.0, "images_per_second": 3.0}
 

@@ -1,13 +1,13 @@
 """What a sweep leaves behind: one table and one picture over all its settings, and the setting to use.
 
 Jobs that differ in `seed` alone repeat one setting: the table has their medians. Settings whose figures overlap
-(training/sweep_jobs.py) are said to be equal, and the simplest of them is the one to use.
+(training/sweeps/jobs.py) are said to be equal, and the simplest of them is the one to use.
 
 The report is a pure function of the sweep's folder, so any process on any machine can write it: after every job, at
 the end, or after an interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`,
 and `summary.json` if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is running.
 
-    python -m training.sweep multirun/2026-11-21_10-00-00_123456      # write the report again, and print it
+    python -m training.sweeps.sweep multirun/2026-11-21_10-00-00_123456      # write the report again, and print it
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from training.files import write_whole
-from training.sweep_jobs import Job, Setting, number, read_job, settings_of
-from training.sweep_plot import Cell, draw_bars, draw_heat_map, percent, spread
+from training.sweeps.jobs import Job, Setting, number, read_job, settings_of
+from training.sweeps.plot import Cell, draw_bars, draw_heat_map, percent, spread
 from training.table import table
 
 # What the picture shows for a setting that has no number, by its status.

@@ -11,10 +11,10 @@ from psutil import Process
 
 from loaders.timing import Window
 from tests.test_train import compose_small
-from training import report as module
 from training.config import TRIAL_TIMEOUT, changed_loader, checked
-from training.report import Report, peak_memory
-from training.verdict import Verdict
+from training.reports import report as module
+from training.reports.report import Report, peak_memory
+from training.reports.verdict import Verdict
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
-"""Draws the picture of a sweep from labels and numbers; training/sweep.py knows what they mean.
-
-Matplotlib is imported only here, where it is needed, and its global state is not changed.
-"""
+"""Draws the picture of a sweep from labels and numbers; training/sweeps/sweep.py knows what they mean."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
+from training.figure import INK, new_figure, png
 from training.table import shorten
 
-INK, BAR, EQUAL, BEST = "#222222", "#9ecae1", "#4a98c9", "#08519c"
+BAR, EQUAL, BEST = "#9ecae1", "#4a98c9", "#08519c"
 FRAME = "#d94801"  # also of the lines of the spread
 SPEED_HEADING = "Training speed (images/s, more is better)"
 WAITING_HEADING = "Waiting for data (% of the time, less is better)"
@@ -128,18 +125,3 @@ def new_panels(title: str, width: float, height: float, free: str) -> tuple[Any,
         panel.set_title(heading, loc="left", fontsize=10.5)
         panel.tick_params(length=0)
     return figure, panels
-
-
-def new_figure(title: str, width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure((width, height), dpi=130, layout="constrained")
-    options = {"x": 0.01, "ha": "left", "fontsize": 13, "weight": "bold", "color": INK, "parse_math": False}
-    figure.suptitle(shorten(title, int(8.5 * width)), **options)
-    return figure
-
-
-def png(figure: Any) -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()

@@ -17,10 +17,10 @@ from loaders.machine import available_cores
 from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
 from training.config import Config
+from training.reports.trial import Trials
+from training.reports.verdict import Measured, Verdict, candidates, diagnose
 from training.sets import Sets
 from training.table import table
-from training.trial import Trials
-from training.verdict import Measured, Verdict, candidates, diagnose
 
 MADE = "making the dataset's files, once"
 NOT_MEASURED = "the run ended before it was measured what bounded it"

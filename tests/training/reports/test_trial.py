@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.trial import Trials
+from training.reports.trial import Trials
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from training.sweep import Sweep, main, write_report
+from training.sweeps.sweep import Sweep, main, write_report
 
 CUT_SHORT = '{"loader": "torch", "images_per_'
 
@@ -51,7 +51,7 @@ def drawn(monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Skips the drawing, which takes most of a report's time, in tests of the other files."""
-    monkeypatch.setattr("training.sweep.draw_heat_map", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweeps.sweep.draw_heat_map", lambda *_: b"a picture")
 
 
 def labels_of(axis):
@@ -395,12 +395,12 @@ def test_a_sweep_in_which_every_job_failed_still_has_a_report(tmp_path, drawn):
 def test_matplotlib_is_imported_only_for_drawing_and_pyplot_never(sweep):
     code = """
 import sys
-from training.sweep import Sweep, main, write_report
+from training.sweeps.sweep import Sweep, main, write_report
 assert "matplotlib" not in sys.modules
 write_report(sys.argv[1])
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code, sweep], cwd=root, check=True, timeout=60)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from training.data_spec import DataSpec
-from training.sweep_plot import INK, new_figure, png
+from training.figure import INK, new_figure, png
 from training.table import table
 
 MISTAKES = 25  # that are drawn

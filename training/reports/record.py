@@ -21,14 +21,14 @@ import torch
 from loaders import Preloader
 from training.config import Config
 from training.files import write_whole
-from training.loggers import Loggers, Run
-from training.report import Report
+from training.reports.loggers import Loggers, Run
+from training.reports.report import Report
+from training.reports.timeline_plot import draw_timeline, trace
 from training.stopping import Stopped
-from training.timeline_plot import draw_timeline, trace
 
 log = logging.getLogger(__name__)
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Record:

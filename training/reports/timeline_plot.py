@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
+from training.figure import INK, new_figure, png
 
-INK, PALE = "#222222", "#8a8a8a"
+PALE = "#8a8a8a"
 COLORS = {
     "wait": "#d62728",
     "compute": "#2c7fb8",
@@ -66,7 +66,6 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
 
     Numbers are those of batches in their epoch, and a line leads from where a batch was read to its step.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
@@ -76,15 +75,14 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     end = steps[-1].end if steps else start + 1e-3
     spans = [span for span in spans if span.end > start and span.start < end]
     lanes = lanes_of(spans)
-    figure = Figure((14, 1.9 + 0.62 * max(1, len(lanes))), dpi=120, layout="constrained")
-    axes = figure.subplots()
     within = [span for span in spans if span.lane == consumer and span.activity in ("copy", "transform")]
     waiting, preparing = (
         sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in kind) for kind in (waits, within)
     )
     training = waiting + sum(span.end - span.start for span in steps)
     title = _title(len(steps), (waiting - preparing) / (training or 1.0), preparing / (training or 1.0))
-    axes.set_title(title, loc="left", fontsize=13, weight="bold", color=INK)
+    figure = new_figure(title, 14, 1.9 + 0.62 * max(1, len(lanes)))
+    axes = figure.subplots()
     centered: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for span in spans:
         row, left = lanes.index(span.lane), max(span.start, start)
@@ -107,9 +105,7 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     handles = [Patch(color=COLORS[activity], label=MEANINGS[activity]) for activity in shown]
     handles.append(Patch(facecolor="white", edgecolor=PALE, label="nothing to do"))
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+    return png(figure)
 
 
 def _title(steps: int, waiting: float, preparing: float) -> str:

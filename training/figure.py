@@ -1,0 +1,26 @@
+"""Figures as all pictures of this repository have them. Matplotlib is imported only when one is drawn."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from training.table import shorten
+
+INK = "#222222"
+
+
+def new_figure(title: str, width: float, height: float) -> Any:
+    """An empty figure, `width` x `height` inches; matplotlib's global state is not changed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), dpi=130, layout="constrained")
+    options = {"x": 0.01, "ha": "left", "fontsize": 13, "weight": "bold", "color": INK, "parse_math": False}
+    figure.suptitle(shorten(title, int(8.5 * width)), **options)
+    return figure
+
+
+def png(figure: Any) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
