@@ -7,21 +7,21 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
     class Flowers:                                      _target_: data.flowers.Flowers
         def __init__(self, train, root): ...            root: null
 
-- `__getitem__(index)` returns (image, label), or {"image": image, "label": label}: a uint8 tensor or array (H, W, C),
-  and a number. A float image (C, H, W) is used as it is. An image has to be called "image"; other fields may have any
-  name: task.inputs and task.label choose them. `__getitem__` may draw from torch's, numpy's or Python's generators,
-  which the loader seeds for each sample.
+- `__getitem__(index)` returns (image, label), or {"image": image, "label": label}. The image is a uint8 tensor or
+  array (H, W, C), which is normalised later, or a float one (C, H, W), which is not. The label is a number. The field
+  with the image must be named "image"; task.inputs and task.label name the others. `__getitem__` may draw from
+  torch's, numpy's or Python's generators, which the loader seeds for each sample.
 - `classes` are the names of the labels. `task=regression` needs none.
 - `mean` and `std` are optional: one number per channel, for pixels scaled to 0..1.
-- `sample_spec()` is needed with `read_batch`, and returns the shapes and dtypes of a sample:
+- `labels`, an array (N,) of all labels, is optional: task.class_weights=balanced needs it, to count the classes.
+- `without_augmentation()` is optional: it returns the same samples, not augmented, for data.val_fraction.
+- `read_batch(indices, out, random)` is optional: it writes a batch into memory that the loader provides. It needs
+  `sample_spec()`, which returns a sample's shapes and dtypes:
   {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
-- `labels`, an array of all of them, is optional: task.class_weights=balanced counts it.
-- `without_augmentation()` is optional, for data.val_fraction: the training samples as a test set's.
-- `read_batch(indices, out, random)` is optional: it writes a whole batch into memory that the loader provides.
-- `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: they return all samples as arrays,
-  and augment whole batches of them on the device. `data.array_dataset` has both.
-- `made_seconds` is optional: what making its files took, at their first use; no part of a run's start-up.
-- An error that the user can fix is a `data.errors.DataError` that says how.
+- `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: the first returns all samples as
+  arrays, the second augments a batch of them on the device. `data.array_dataset` has both.
+- `made_seconds` is optional: how long the constructor took to make its files. Reports do not count it as start-up.
+- For an error that the user can fix, raise `data.errors.DataError` with a sentence that says how.
 - File names and labels belong in arrays, not lists: forked workers share an array, but end up copying a list.
 
 Whole batches are processed on the device: `data.transform.Normalize` normalises them and puts the channels first,

@@ -20,9 +20,8 @@ class ArrayDataset:
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
     flip: whether samples are mirrored. policy: "trivial" or "rand" (data.policy), or None.
-    Without `train`, samples are not augmented. Raises DataError if the arguments do not fit together.
-
-    The attributes `images` (padded), `labels`, `pad`, `flip` and `policy` have the values that are in use.
+    With train=False samples are not augmented: the attributes `pad`, `flip` and `policy` are then 0, False and None.
+    The attribute `images` has the padded images. Raises DataError if the arguments do not fit together.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ArrayDataset:
         np.take(self.labels, indices, out=out["label"].numpy())
 
     def without_augmentation(self) -> "ArrayDataset":
-        """Returns the same images as those of a test set."""
+        """Returns a dataset of the same images and labels, as with train=False."""
         height, width, _ = self.image_shape
         images = self.images[:, self.pad : self.pad + height, self.pad : self.pad + width]
         return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
@@ -133,7 +132,7 @@ class ArrayDataset:
         return 3 if self.pad or self.flip else 0
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
-        """A view of one padded image or, with a policy, a new image. The other arguments are numbers in [0, 1)."""
+        """Crops, mirrors and augments a padded image. The other arguments are random numbers in [0, 1)."""
         height, width, _ = self.image_shape
         top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
         image = image[top : top + height, left : left + width]

@@ -9,10 +9,8 @@ import torch
 from data.errors import DataError
 from data.transform import Normalize
 
-ERASE_AREA, ERASE_RATIO = (
-    (0.02, 0.33),
-    (0.3, 3.3),
-)  # of an erased box: its share of the image, and its height divided by its width
+ERASE_AREA = (0.02, 0.33)  # smallest and largest erased box, as a share of the image's area
+ERASE_RATIO = (0.3, 3.3)  # height divided by width, of the widest and of the narrowest erased box
 ERASE_ATTEMPTS = 10
 
 
@@ -26,7 +24,7 @@ class Augment:
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
     0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
 
-    In a mixed batch "label" becomes float32 (B, num_classes), the share of each class, which cross_entropy takes too.
+    In a mixed batch "label" becomes float32 (B, num_classes), the share of each class, which cross_entropy accepts.
     The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for the device.
     Raises DataError for a value out of range.
     """
@@ -43,7 +41,7 @@ class Augment:
             raise DataError(f"augment.erase={erase}: give the share of the images, from 0 to 1")
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if not 0 <= alpha < math.inf:
-                raise DataError(f"augment.{name}={alpha}: give a number from 0; 0 switches it off")
+                raise DataError(f"augment.{name}={alpha}: give 0, which switches it off, or a larger number")
         self.normalize, self.num_classes, self.erase = normalize, num_classes, erase
         self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]
 
@@ -54,7 +52,7 @@ class Augment:
             batch = {**batch, "image": batch["image"].clone()}
         images = batch["image"]
         if self.erase:
-            erase_boxes(images, erasing_boxes(images, self.erase, random))
+            erase_boxes(images, random_boxes(images, self.erase, random))
         if not self._mixes:
             return batch
         which, seed = random.uniform(2)
@@ -66,14 +64,14 @@ class Augment:
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
-    """Blends each image with the previous one, in place. Returns the share of the image itself."""
+    """Blends each image with the previous one, in place. Returns the weight (0..1) that the image itself has."""
     share = generator.beta(alpha, alpha)
     images.lerp_(images.roll(1, 0), 1 - share)
     return share
 
 
 def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
-    """Pastes a box of the previous image into each image, in place. Returns the share of the image itself."""
+    """Pastes a box of the previous image into each image, in place. Returns the share of pixels outside of the box."""
     height, width = images.shape[2:]
     half = 0.5 * math.sqrt(1 - generator.beta(alpha, alpha))
     y, x = int(generator.integers(height)), int(generator.integers(width))
@@ -84,10 +82,11 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
     return 1 - (bottom - top) * (right - left) / (height * width)
 
 
-def erasing_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
-    """One box per image, int64 (4, B): top, bottom, left, right. A box is empty if its image is not erased.
+def random_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
+    """Draws the box to erase in each image, int64 (4, B): top, bottom, left, right.
 
-    Of ERASE_ATTEMPTS random boxes the first one that is smaller than the image is used.
+    Of ERASE_ATTEMPTS random boxes it takes the first one that is smaller than the image. Only a random `share` of the
+    images is erased; the boxes of the others are empty.
     """
     count, (height, width) = len(images), images.shape[2:]
     draws = random.uniform(count * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)

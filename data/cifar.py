@@ -13,8 +13,8 @@ MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]  # of the trainin
 class CIFAR10(ArrayDataset):
     """The 50,000 training and 10,000 test images of CIFAR-10.
 
-    root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is there and complete, torchvision
-    downloads the archive. None: downloads/ in the current folder.
+    root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is complete, torchvision downloads
+    the archive. None: downloads/ in the current folder.
     pad, flip, policy: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError if the download fails.
     """
 

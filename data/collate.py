@@ -1,4 +1,4 @@
-"""pad: a batch of samples of different lengths, for data.collate."""
+"""pad: a collate function for samples of different lengths: data.collate={_target_: data.collate.pad}."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from torch.utils.data import default_collate
 
 
 def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
-    """Stacks each field; tensors and arrays (length, ...) of several lengths are padded at their end with `value`.
+    """Makes a batch of samples that have the same fields.
 
-    Each such field becomes (B, longest, ...), and a field NAME_length, int64 (B,), has the lengths.
+    Tensors and arrays (length, ...) are padded at their end with `value` to the longest one: (B, longest, ...). A new
+    field NAME_length, int64 (B,), has their lengths. torch's default_collate stacks the other fields, such as numbers.
     """
     batch: dict[str, Any] = {}
     for name in samples[0]:

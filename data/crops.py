@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from data.decoding import Box, Decoder, Size, decode, naming
+from data.decoding import Box, Crop, Decoder, Size, decode, image_errors
 from data.encoded import EncodedImages
 from data.errors import DataError, check_choice
 from data.policy import Policy
@@ -21,14 +21,14 @@ from data.policy import Policy
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
 DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
-LONGEST = 64  # in evaluation, an image is cut to at most LONGEST times its shorter side
-# These are interpolate(antialias=True), which cannot write into given memory. The results are those of Pillow.
+LONGEST_SIDE = 64  # in evaluation, an image's longer side is cut to at most so many times the shorter one
+# interpolate(antialias=True) calls these operators, but cannot write into given memory. They give Pillow's results.
 RESIZE = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
 
-Read = Callable[[Callable[[Size], Box], float], torch.Tensor]
+Read = Callable[[Crop, float], torch.Tensor]  # as CroppedDataset.read, for one image
 
 
 class CroppedDataset:
@@ -38,11 +38,11 @@ class CroppedDataset:
     arXiv:1409.4842; torchvision's RandomResizedCrop), mirrored half of the time if `flip` is true, and then augmented
     by `policy` (data.policy). A test sample is the middle of the image: the shorter side is resized to
     image_size / test_crop, and then a square of image_size is cut out. `interpolation` is bilinear or bicubic, with
-    antialiasing. Arguments that are None have the defaults that conf/data/ names.
+    antialiasing. None stands for image_size=224, interpolation="bilinear" and test_crop=0.875.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
-    array (N,), and defines `encoded`, or `read`. With decode_on="device", not "workers", `read_batch` does not decode:
-    see data/decode_on_device.py. Raises DataError for a value out of range.
+    array (N,), and defines `encoded`, or `read`. With decode_on="device" `read_batch` only reads the files, and
+    data/decode_on_device.py decodes them. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
@@ -78,7 +78,7 @@ class CroppedDataset:
         chosen = None if policy is None else Policy(policy)
         self.policy = chosen if train else None
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+    def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
         """Reads the box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
 
         If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
@@ -87,16 +87,16 @@ class CroppedDataset:
         return self.decoded(*self.encoded(index), crop, enough)
 
     def encoded(self, index: int) -> tuple[bytes, str]:
-        """Reads the image file at `index`, and the name that it has in errors."""
+        """Returns the bytes of the image file at `index`, and its name for errors."""
         raise NotImplementedError
 
-    def decoded(self, data: bytes, name: str, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
-        """What `read` returns, of a file that has been read. Raises DataError for one that is damaged."""
-        with naming(name, self.advice):
+    def decoded(self, data: bytes, name: str, crop: Crop, enough: float) -> torch.Tensor:
+        """Decodes a file that `encoded` returned, as `read` does. Raises DataError if it is damaged."""
+        with image_errors(name, self.advice):
             return decode(data, crop, enough, self._decoders)
 
     def without_augmentation(self) -> "CroppedDataset":
-        """Returns the same images, cropped as those of a test set."""
+        """Returns a dataset of the same images, cropped as test images are."""
         plain = copy(self)
         plain.train, plain.policy = False, None
         return plain
@@ -122,7 +122,7 @@ class CroppedDataset:
         np.take(self.labels, indices, out=out["label"].numpy())
         draws = random.uniform(self._draws) if self.train else np.empty((len(indices), 0))
         if self.decode_on == "device":
-            out["image"] = EncodedImages.of([self.encoded(index) for index in indices.tolist()], draws)
+            out["image"] = EncodedImages.from_files([self.encoded(index) for index in indices.tolist()], draws)
             return
         images = out["image"].permute(0, 3, 1, 2)
         for row, (index, of_row) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
@@ -138,7 +138,7 @@ class CroppedDataset:
     def write(self, read: Read, image: torch.Tensor, draws: Sequence[float]) -> None:
         """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order, on any device.
 
-        `read(crop, enough)` reads its image as `self.read` does, onto that device. A test sample has no `draws`.
+        `read(crop, enough)` is `self.read` for this sample, onto that device. For a test sample `draws` is empty.
         """
         if not draws:
             resize_and_crop(read(middle, math.inf), image, self.test_crop, self.interpolation)
@@ -154,7 +154,7 @@ class CroppedDataset:
 def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
     """A random box in an image of `size` (width, height). `uniforms` are 4 * CROP_ATTEMPTS numbers in [0, 1).
 
-    The first attempt that fits into the image is used. If none fits, it is the largest box in the middle.
+    Takes the first attempt that fits into the image. If none fits, takes the largest box in the middle.
     """
     width, height = size
     for attempt in range(0, 4 * CROP_ATTEMPTS, 4):
@@ -171,13 +171,13 @@ def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
 
 
 def middle(size: Size) -> Box:
-    """The whole image of `size` (width, height), or its middle if it is so long that resizing it would fill memory."""
-    spare_width, spare_height = (max(0, side - LONGEST * min(size)) // 2 for side in size)
+    """The box of all pixels of an image, or of its middle if it is so long that resizing it would fill memory."""
+    spare_width, spare_height = (max(0, side - LONGEST_SIDE * min(size)) // 2 for side in size)
     return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
 
 
 def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor, share: float, interpolation: str) -> None:
-    """Writes the middle of `pixels` (C, H, W), `share` of the shorter side, into `image` (1, C, h, h)."""
+    """Resizes `pixels` (C, H, W) and writes the middle, `share` of the shorter side, into `image` (1, C, h, h)."""
     size = image.shape[2]
     pixels = with_shorter_side(pixels, int(size / share + 1e-6), interpolation)  # 96 / (96 / 118) is just below 118
     top, left = (round((side - size) / 2) for side in pixels.shape[1:])
@@ -185,7 +185,7 @@ def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor, share: float, int
 
 
 def with_shorter_side(pixels: torch.Tensor, shorter: int, interpolation: str = "bilinear") -> torch.Tensor:
-    """Resizes `pixels` (C, H, W) so that the shorter side has `shorter` pixels; the result is channels last."""
+    """Resizes `pixels` (3, H, W) so that the shorter side has `shorter` pixels; the new image is channels last."""
     height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
     if pixels.shape[1:] == (height, width):
         return pixels
@@ -196,7 +196,7 @@ def with_shorter_side(pixels: torch.Tensor, shorter: int, interpolation: str = "
 
 def resize(pixels: torch.Tensor, image: torch.Tensor, interpolation: str = "bilinear") -> None:
     """Resizes `pixels` (C, H, W) into the memory of `image` (1, C, h, w), which is channels last."""
-    if pixels.is_cuda:  # whose operator takes floats alone
+    if pixels.is_cuda:  # the operators for CUDA take only floats
         image.copy_(resized_as_floats(pixels[None], image.shape[2:], interpolation))
         return
     pixels = pixels[None].contiguous(memory_format=torch.channels_last)  # the operator would copy a crop anyway

@@ -1,8 +1,8 @@
 """data.decode_on=device: the GPU decodes, crops and resizes images, and workers only read their files.
 
-The order of the samples, their boxes and all that is random are those of decode_on=workers. Pixels are nearly so:
-resizing differs by two levels at most; a GPU's decoder rounds, and interpolates colours, in another way than
-libjpeg-turbo; and large photographs are decoded whole, while workers decode those at a reduced size.
+The order of the samples, their crops and their augmentation are the same as with decode_on=workers. Pixels differ a
+little: by two levels at most after resizing; where a GPU's decoder rounds or interpolates colours in another way than
+libjpeg-turbo; and in large photographs, which workers decode at a reduced size and the GPU in full.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from torch import Tensor
 
 from data.crops import CroppedDataset
 from data.decoders import import_torchcodec, upright
-from data.decoding import Box, Size
+from data.decoding import Crop
 from data.encoded import EncodedImages
 from data.errors import DataError
 
 log = logging.getLogger(__name__)
 
-GROUP = 64  # images that lie decoded on the device at once: 2.3 GB if each has 12 megapixels
+GROUP = 64  # images that are decoded together: they take 2.3 GB on the device if each has 12 megapixels
 
-# Decodes JPEGs, each uint8 (bytes,) on the host, of the given EXIF orientations: upright, RGB, uint8 (3, H, W) on the
-# device. Raises RuntimeError if it cannot read one of them.
+# (JPEGs, their EXIF orientations, device) -> upright images. A JPEG is uint8 (bytes,) on the host, an image RGB,
+# uint8 (3, H, W) on the device. Raises RuntimeError if it cannot read one of the JPEGs.
 DecodeJpegs = Callable[[list[Tensor], list[int], torch.device], list[Tensor]]
 
 
 class DecodeOnDevice:
-    """A transform: makes uint8 images (B, H, W, 3) of a batch's EncodedImages, on the device that has the labels.
+    """A transform that turns a batch's EncodedImages into uint8 images (B, H, W, 3) on the device of its labels.
 
-    dataset: whose batches these are; one with the same arguments will do, for the training or the test set.
-    then: the transform that is next, and gets batches without EncodedImages too. decode: None for the GPU's decoder.
-    Files that `decode` cannot read, such as PNGs, are decoded by the dataset's decoders on the CPU, one at a time.
-    Raises DataError if the GPU's decoder cannot be used, and for a damaged file.
+    dataset: the training set. Its settings also fit the batches of a test set that was made with the same arguments.
+    then: the transform to apply next, also to batches without EncodedImages.
+    decode: None for the first GPU decoder that works. The dataset's own decoders read the files that it cannot read,
+    such as PNGs, on the CPU, one at a time.
+    Raises DataError if no GPU decoder works, and for a damaged file.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class DecodeOnDevice:
     ) -> None:
         self.dataset, self.then = dataset, then
         self.decode = decode or decoder_of_gpu()
-        self._told = False
+        self._logged = False
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
         if isinstance(batch["image"], EncodedImages):
@@ -71,12 +72,12 @@ class DecodeOnDevice:
         return samples
 
     def _decoded(self, jpegs: list[tuple[Tensor, int]], device: torch.device) -> list[Tensor | None]:
-        """Decodes JPEGs with their orientations; None stands for one that the device's decoder cannot read."""
+        """Decodes JPEGs, given with their orientations. None stands for one that `decode` cannot read."""
         if not jpegs:
             return []
         try:
             return list(self.decode([file for file, _ in jpegs], [turn for _, turn in jpegs], device))
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # a RuntimeError too, but not about a file
             raise
         except RuntimeError:
             if len(jpegs) == 1:
@@ -89,16 +90,16 @@ class DecodeOnDevice:
         file: Tensor,
         name: str,
         device: torch.device,
-        crop: Callable[[Size], Box],
+        crop: Crop,
         enough: float,
     ) -> Tensor:
-        """CroppedDataset.read of an image that is on the device already, or of a file."""
+        """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See data.crops.Read."""
         if pixels is not None:
             left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
             return pixels[:, top:bottom, left:right]
-        if not self._told:
-            self._told = True
-            log.info("data.decode_on=device: %s is decoded on the CPU, as is each file that the GPU cannot read", name)
+        if not self._logged:
+            self._logged = True
+            log.info("data.decode_on=device: the CPU decodes %s, and each other file that the GPU cannot read", name)
         return self.dataset.decoded(file.numpy().tobytes(), name, crop, enough).to(device)
 
 
@@ -111,12 +112,12 @@ def with_torchvision(files: list[Tensor], orientations: list[int], device: torch
     from torchvision.io import ImageReadMode  # here, because it takes a second
 
     decoded = torch.ops.image.decode_jpegs_cuda(files, ImageReadMode.RGB.value, device)
-    torch.cuda.current_stream(device).synchronize()  # it may still read the files, whose memory is used again
+    torch.cuda.current_stream(device).synchronize()  # it may still read the files, whose memory the loader reuses
     return [upright(pixels, turn) for pixels, turn in zip(decoded, orientations, strict=True)]
 
 
 def decoder_of_gpu() -> DecodeJpegs:
-    """The first decoder that can read a small JPEG here. Raises DataError if none can."""
+    """The first decoder that can read a small JPEG on this GPU. Raises DataError if none can."""
     file, reasons = io.BytesIO(), []
     Image.new("RGB", (16, 16)).save(file, "jpeg")
     jpeg = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""The fast decoders of image files, of which any may be missing, and the choice between them (data.decoder).
+"""The fast decoders of image files, each of which may not be installed, and the choice between them (data.decoder).
 
 A decoder takes a file's bytes and a function that chooses a box in an upright image. It returns the box's pixels, RGB,
-uint8 (3, H, W), or None for a file that another decoder must read. All return the same pixels of a JPEG, because each
-has libjpeg-turbo in it. Pillow comes last (data/decoding.py): it reads the other files and raises the errors.
+uint8 (3, H, W), or None for a file that another decoder must read. All return the same pixels for a JPEG, because each
+uses libjpeg-turbo. Pillow comes last (data/decoding.py): it reads the other files and raises the errors.
 """
 
 import functools
@@ -31,31 +31,34 @@ END = b"\xff\xd9"  # the last bytes of JPEGs that are complete
 XMP = b"http://ns.adobe.com/"  # XMP metadata may have an orientation, or hide the EXIF one: only Pillow finds both
 HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
 NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
-LARGEST = 0.75  # share of an image from which nvImageCodec is slower than decoding all of it
-_of_thread = threading.local()
-_importing = threading.Lock()
+LARGEST = 0.75  # of an image's area; for a larger box nvImageCodec is slower than decoding the whole image
+_thread_local = threading.local()
+_import_lock = threading.Lock()
 
 
 def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
-    """Decodes only the box, with nvImageCodec: of the other pixels it does only what the box needs."""
+    """Decodes only the box, with nvImageCodec, which skips most of the work for the other pixels."""
     header = jpeg_header(data)
-    if header is None or not data.endswith(END):  # a file that was cut short may still have the box: an error is due
+    if header is None or not data.endswith(END):  # Pillow raises the error for a truncated file
         return None
     (width, height), orientation = header
     box = crop((height, width) if orientation > 4 else (width, height))
-    left, top, right, bottom = turned_back(box, (width, height), orientation)
+    left, top, right, bottom = box_as_stored(box, (width, height), orientation)
     if right - left < NARROWEST or (right - left) * (bottom - top) > LARGEST * width * height:
         return None
     codec = import_nvimgcodec()
-    if getattr(_of_thread, "process", None) != os.getpid():  # made in each process, and for each of its threads
+    if getattr(_thread_local, "process", None) != os.getpid():  # each thread of each process needs its own decoder
         cpu = codec.Backend(codec.BackendKind.CPU_ONLY)
-        _of_thread.decoder = codec.Decoder(codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=[cpu])
-        _of_thread.parameters = codec.DecodeParams(False, codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB)
-        _of_thread.process = os.getpid()
+        _thread_local.decoder = codec.Decoder(codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=[cpu])
+        _thread_local.parameters = codec.DecodeParams(
+            False, codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.I_RGB
+        )
+        _thread_local.process = os.getpid()
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
     with suppress(RuntimeError, ValueError):
         part = codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
-        if _of_thread.decoder.decode(part, image=codec.as_image(pixels), params=_of_thread.parameters) is not None:
+        image = codec.as_image(pixels)
+        if _thread_local.decoder.decode(part, image=image, params=_thread_local.parameters) is not None:
             return upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
     return None
 
@@ -90,7 +93,7 @@ def jpeg_header(data: bytes) -> tuple[Size, int] | None:
     if not can_be_read_whole(data):
         return None
     orientation, position = 1, 2
-    with suppress(struct.error):  # the data end
+    with suppress(struct.error):  # the data end before the size
         while True:
             start, marker, length = struct.unpack_from(">BBH", data, position)
             if start != 0xFF or marker == 0xDA:  # pixels, or not a marker
@@ -109,8 +112,8 @@ def jpeg_header(data: bytes) -> tuple[Size, int] | None:
     return None
 
 
-def turned_back(box: Box, size: Size, orientation: int) -> Box:
-    """The box in an image as it is stored, of `size` (width, height), that `box` is in the upright image."""
+def box_as_stored(box: Box, size: Size, orientation: int) -> Box:
+    """Converts a box of the upright image to the image as it is stored, which has `size` (width, height)."""
     left, top, right, bottom = box
     width, height = size[::-1] if orientation > 4 else size
     if orientation in (2, 3, 6, 7):
@@ -121,33 +124,35 @@ def turned_back(box: Box, size: Size, orientation: int) -> Box:
 
 
 def upright(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Turns pixels (3, H, W) that are stored with an EXIF orientation, 1 to 8."""
+    """Turns and mirrors pixels (3, H, W) that are stored with an EXIF orientation, 1 to 8."""
     if orientation > 4:
         pixels = pixels.transpose(1, 2)
-    mirrored = [axis for axis, those in ((2, (2, 3, 6, 7)), (1, (3, 4, 7, 8))) if orientation in those]
+    mirrored = [axis for axis, which in ((2, (2, 3, 6, 7)), (1, (3, 4, 7, 8))) if orientation in which]
     return pixels.flip(mirrored) if mirrored else pixels
 
 
 @functools.cache
 def import_nvimgcodec() -> Any:
-    """Imports nvImageCodec with its decoder of JPEGs on the CPU alone.
+    """Imports nvImageCodec with only one of its decoders, that of JPEGs on the CPU.
 
-    The others want libraries for GPUs, and complain on stderr where there are none.
+    The others need libraries for GPUs, and print errors on stderr where these are missing.
     """
     package = find_spec("nvidia.nvimgcodec")
     if package is None or package.origin is None:
         raise ImportError("pip install nvidia-nvimgcodec-cu13")
     (library,) = Path(package.origin).parent.glob("extensions/libjpeg_turbo_ext.so*")
-    with _importing, TemporaryDirectory() as folder:
+    with _import_lock, TemporaryDirectory() as folder:
         os.symlink(library, Path(folder, library.name))
-        given = os.environ.copy()
-        os.environ.update(NVIMGCODEC_EXTENSIONS_PATH=folder, PYNVIMGCODEC_VERBOSITY="0")
+        variables = {"NVIMGCODEC_EXTENSIONS_PATH": folder, "PYNVIMGCODEC_VERBOSITY": "0"}
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
         try:
             return importlib.import_module("nvidia.nvimgcodec")
         finally:
-            for name in ("NVIMGCODEC_EXTENSIONS_PATH", "PYNVIMGCODEC_VERBOSITY"):
+            for name, value in before.items():
                 os.environ.pop(name)
-                os.environ.update({name: given[name]} if name in given else {})
+                if value is not None:
+                    os.environ[name] = value
 
 
 @functools.cache
@@ -174,10 +179,10 @@ DECODERS: dict[str, tuple[Decoder, Callable[[], Any]]] = {
 
 @functools.cache
 def choose(name: str) -> tuple[Decoder, ...]:
-    """The decoders to try one after another, before Pillow: all that are installed (`auto`), or those from `name` on.
+    """The decoders to try one after another before Pillow: those of DECODERS that can be imported, from `name` on.
 
-    torchvision's is for versions of torch that TorchCodec does not fit.
-    It logs its choice at its first call. Raises DataError if `name` is not known or not installed.
+    name: one of DECODERS, "pillow", or "auto" for all. torchvision's decoder is only for versions of torch that
+    TorchCodec does not support. The choice is logged once. Raises DataError if `name` is unknown or not installed.
     """
     check_choice("data.decoder", name, ("auto", *DECODERS, "pillow"))
     chosen: dict[str, Decoder] = {}

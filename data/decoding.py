@@ -13,11 +13,11 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from data.errors import DataError
 
 JPEG = b"\xff\xd8\xff"  # the first bytes of JPEGs
-LARGE = 1 << 18  # bytes from which it is worth reading the size of a JPEG with Pillow (40 us) before its pixels
+LARGE = 1 << 18  # bytes of a JPEG from which reading its size first, with Pillow (40 us), is worth the time
 
 Size = tuple[int, int]  # width, height
 Box = tuple[int, int, int, int]  # left, top, right, bottom
-Crop = Callable[[Size], Box]  # chooses a box in an upright image of that size; always the same box
+Crop = Callable[[Size], Box]  # chooses a box in an upright image of that size; the same box at each call
 Decoder = Callable[[bytes, Crop], torch.Tensor | None]  # see data/decoders.py
 
 
@@ -52,8 +52,8 @@ def decode(data: bytes, crop: Crop, enough: float = math.inf, decoders: Sequence
 
 
 @contextmanager
-def naming(name: str, advice: str = "replace or remove it") -> Iterator[None]:
-    """Turns what is raised while an image is read into a DataError that has the image's name."""
+def image_errors(name: str, advice: str = "replace or remove it") -> Iterator[None]:
+    """Turns any exception of the block, which reads an image, into a DataError with the image's name."""
     try:
         yield
     except Exception as error:  # for damaged files Pillow raises OSError, SyntaxError, ValueError and others

@@ -18,7 +18,7 @@ LOCK = ".download.lock"
 def download(dataset: type[Any], root: Path, files: str) -> None:
     """Downloads `dataset`, a class of torchvision, into `root`, with a progress bar.
 
-    Raises DataError if that fails, with a sentence that asks the user to put `files` into `root`.
+    Raises DataError if that fails. Its sentence asks the user to put `files` into `root`.
     """
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
@@ -27,7 +27,7 @@ def download(dataset: type[Any], root: Path, files: str) -> None:
         with FileLock(root / LOCK):
             dataset(root, download=True)
     except (OSError, RuntimeError, EOFError, tarfile.TarError, zlib.error) as error:
-        if new:  # leave no folders behind that were made in vain
+        if new:  # remove the folders made above
             (root / LOCK).unlink(missing_ok=True)
             for folder, *_ in os.walk(new[-1], topdown=False):
                 with suppress(OSError):  # it is not empty

@@ -14,26 +14,21 @@ from data.decoders import END, jpeg_header
 
 @dataclass
 class EncodedImages:
-    """Image files, one after another in `data`, uint8 (bytes,), and the random numbers for their crops.
+    """A batch of B image files, and the random numbers for their crops."""
 
-    For each of the B files: its size in bytes; its name in errors; its EXIF orientation, 1 to 8, if it is a complete
-    JPEG that any decoder can read, else 0; and in `draws`, float64 (B, D), the row that `CroppedDataset.write` takes.
-    A batch that is moved to a device leaves them on the host, where all decoders want them.
-    """
-
-    data: torch.Tensor
-    draws: torch.Tensor
-    sizes: list[int]
-    names: list[str]
-    orientations: list[int]
+    data: torch.Tensor  # uint8 (bytes,): the files one after another
+    draws: torch.Tensor  # float64 (B, D): the `draws` of CroppedDataset.write, a row per file
+    sizes: list[int]  # bytes of each file
+    names: list[str]  # for errors
+    orientations: list[int]  # see jpeg_orientation
 
     @classmethod
-    def of(cls, files: Sequence[tuple[bytes, str]], draws: np.ndarray) -> EncodedImages:
-        data = np.frombuffer(bytearray().join(data for data, _ in files), np.uint8)
-        sizes, names = [len(data) for data, _ in files], [name for _, name in files]
-        return cls(
-            torch.from_numpy(data), torch.from_numpy(draws), sizes, names, [orientation(data) for data, _ in files]
-        )
+    def from_files(cls, files: Sequence[tuple[bytes, str]], draws: np.ndarray) -> EncodedImages:
+        """files: the content and the name of each. draws: float64 (B, D)."""
+        contents, names = [data for data, _ in files], [name for _, name in files]
+        data = torch.from_numpy(np.frombuffer(bytearray().join(contents), np.uint8))
+        sizes, orientations = list(map(len, contents)), list(map(jpeg_orientation, contents))
+        return cls(data, torch.from_numpy(draws), sizes, names, orientations)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -48,10 +43,11 @@ class EncodedImages:
         )
 
     def to(self, *_: Any, **__: Any) -> EncodedImages:
+        """Stays on the host when the batch is moved to a device: decoders read files from there."""
         return self
 
 
-def orientation(data: bytes) -> int:
-    """The EXIF orientation of a complete JPEG of grey or coloured pixels, 1 to 8; 0 for other files."""
+def jpeg_orientation(data: bytes) -> int:
+    """The EXIF orientation (1 to 8) of a complete JPEG of grey or coloured pixels; 0 for other files."""
     header = jpeg_header(data) if data.endswith(END) else None
     return header[1] if header else 0

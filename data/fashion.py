@@ -38,7 +38,7 @@ EMBEDDED = Path(__file__).parent / "embedded"
 
 
 class FashionMini(ArrayDataset):
-    """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class.
+    """10,000 training and 2,000 test images of Fashion-MNIST, the same number for each class.
 
     root: the folder with the four .xz files and their SHA256SUMS. None: data/embedded/.
     pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1).
@@ -59,8 +59,8 @@ class FashionMini(ArrayDataset):
 class FashionMNIST(ArrayDataset):
     """All 60,000 training and 10,000 test images of Fashion-MNIST.
 
-    root: the folder that has the four IDX files (.gz or not) in it or in FashionMNIST/raw/. If they are in neither,
-    torchvision downloads them into FashionMNIST/raw/. None: downloads/ in the current folder.
+    root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/. If they are in neither,
+    torchvision downloads them into the latter. None: downloads/ in the current folder.
     pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError if the download fails.
     """
 

@@ -1,51 +1,58 @@
-"""Guarded: a dataset that may have damaged samples, none of which raises."""
+"""Guarded: a dataset that may have damaged images, and gives the reason instead of raising."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from data.subset import has_own
+from data.subset import offers
 
-LONGEST = 300  # bytes of a reason
+REASON_BYTES = 300
 
 
 class Guarded:
-    """The images of `dataset`, uint8 of `shape` (H, W, C), by number: "index", int64 ().
+    """A dataset of the images of `dataset`, without labels.
 
-    "reason" is why an image could not be read, as text in uint8 (LONGEST,); all zeros if it could.
+    A sample has "image", uint8 of `shape` (H, W, C), "index", int64 (), and "reason": why the image cannot be read, as
+    the bytes of a text, uint8 (REASON_BYTES,), or all zeros. An image that cannot be read is black.
     """
 
     def __init__(self, dataset: Any, shape: tuple[int, ...]) -> None:
         self.dataset, self.shape = dataset, shape
-        self._reads_batches = has_own(dataset, "read_batch")
+        self._reads_batches = offers(dataset, "read_batch")
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": (self.shape, torch.uint8), "index": ((), torch.int64), "reason": ((LONGEST,), torch.uint8)}
+        reason = ((REASON_BYTES,), torch.uint8)
+        return {"image": (self.shape, torch.uint8), "index": ((), torch.int64), "reason": reason}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        out = {name: torch.empty((1, *shape), dtype=dtype) for name, (shape, dtype) in self.sample_spec().items()}
+        out = empty_sample(self)
         self.read_batch(np.array([index]), out, None)
         return {name: tensor[0] for name, tensor in out.items()}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into the tensors of `out`, one by one. Draws nothing."""
-        label = torch.empty(1, dtype=torch.int64)
+        """Writes the samples at `indices` (B,) into the tensors of `out`, one at a time."""
+        others = empty_sample(self.dataset) if self._reads_batches else {}  # fields that are read and not used
         for row, index in enumerate(indices.tolist()):
             image, reason = out["image"][row : row + 1], out["reason"][row].zero_()
             out["index"][row] = index
             try:
                 if self._reads_batches:
-                    self.dataset.read_batch(indices[row : row + 1], {"image": image, "label": label}, random)
+                    self.dataset.read_batch(indices[row : row + 1], {**others, "image": image}, random)
                 else:
                     image[0] = torch.as_tensor(self.dataset[index]["image"])
-            except Exception as error:  # whatever a dataset raises for this sample, the next one may be good
+            except Exception as error:  # whatever the dataset raises: the other images may be readable
                 image.zero_()
-                text = (" ".join(str(error).split()) or type(error).__name__).encode(errors="replace")[:LONGEST]
+                text = (" ".join(str(error).split()) or type(error).__name__).encode(errors="replace")[:REASON_BYTES]
                 reason[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def empty_sample(dataset: Any) -> dict[str, torch.Tensor]:
+    """Memory for a batch of one sample of a dataset with `sample_spec`."""
+    return {name: torch.empty((1, *shape), dtype=dtype) for name, (shape, dtype) in dataset.sample_spec().items()}
 
 
 def text_of(reason: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import naming
+from data.decoding import image_errors
 from data.errors import DataError, did_you_mean
 from data.labels import class_indices
 
@@ -26,10 +26,10 @@ class HuggingFace(CroppedDataset):
 
     path: a dataset's name on the hub, such as ylecun/mnist, or a folder of parquet, arrow or image files that the
     package `datasets` can load. At first use it converts parquet files, in its cache, to ones that can be mapped.
-    name: which of the dataset's configurations, where it has several.
+    name: the dataset's configuration to load, if it has several.
     train_split, test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation.
-    image, label: columns; None: those with the features Image and ClassLabel. Labels may also be integers or strings,
-    whose classes are the values in the training split, sorted.
+    image, label: columns; None: those with the features Image and ClassLabel. A column of integers or strings may have
+    the labels too: its values in the training split, sorted, are the classes.
     `decoder` is as in ImageFolder; for the other arguments and the samples see CroppedDataset.
 
     Raises DataError if the package is not installed, the dataset cannot be loaded, or its columns do not fit, and when
@@ -87,10 +87,10 @@ class HuggingFace(CroppedDataset):
         return f"{self._where}, row {index}"
 
     def encoded(self, index: int) -> tuple[bytes, str]:
-        image = self._rows[index][self._image] or {"bytes": None, "path": None}  # a row may have no image
+        image = self._rows[index][self._image] or {"bytes": None, "path": None}  # None: the row has no image
         data, file = image["bytes"], image["path"]
         name = f"{self.path(index)} ({file})" if file else self.path(index)
-        with naming(name):
+        with image_errors(name):
             return Path(file).read_bytes() if data is None and file else data or b"", name
 
 
@@ -120,11 +120,11 @@ def load(path: str, name: str | None) -> dict[str, Any]:
             if with_bars:
                 datasets.enable_progress_bars()
     except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
-        raise DataError(f"data.path={path} cannot be loaded: {why_not(error)}") from error
+        raise DataError(f"data.path={path} cannot be loaded: {reason_and_remedy(error)}") from error
 
 
-def why_not(error: Exception) -> str:
-    """The reason why the package could not load a dataset, and what to do about it."""
+def reason_and_remedy(error: Exception) -> str:
+    """Why the package could not load a dataset, and what to do about it."""
     reason = str(error).strip().split("\n")[0].rstrip(".")
     kind = type(error).__name__
     if "gated" in reason or "authenticated" in reason:
@@ -139,7 +139,7 @@ def why_not(error: Exception) -> str:
 
 
 def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:
-    """The rows of the split `given`, which may have the package's syntax, or of the first of `usual` that is there."""
+    """The rows of the split `given`, in the package's syntax; without it, of the first of `usual` that exists."""
     chosen = given or next((split for split in usual if split in splits), None)
     known = f"the dataset has the splits {', '.join(splits)}"
     if chosen is None:
@@ -158,7 +158,7 @@ def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequ
 
 
 def choose_column(features: dict[str, Any], key: str, given: str | None, kind: str) -> str:
-    """The column `given`, or the only one with a feature of this kind."""
+    """The column `given`, or else the only one whose feature is of this kind."""
     found = [given] if given else [name for name, feature in features.items() if type(feature).__name__ == kind]
     if len(found) == 1 and found[0] in features:
         return found[0]
@@ -172,7 +172,9 @@ def read_labels(rows: Any, label: str, where: str) -> np.ndarray:
     """The labels (N,), integers or strings, without reading images."""
     kind = getattr(rows.features[label], "dtype", rows.features[label])
     if kind not in INTEGERS | STRINGS:
-        raise DataError(f"data.label={label}: {where} has {kind} in this column, not integers or strings")
+        raise DataError(
+            f"data.label={label}: {where} has {kind} in this column, not integers or strings; set it to another column"
+        )
     values = rows.select_columns([label])[:][label]
     if None in values:
         row = values.index(None)

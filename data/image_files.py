@@ -1,4 +1,4 @@
-"""ImageFiles: image files anywhere, prepared for a trained network as its test images were."""
+"""ImageFiles: any image files, prepared for a trained network in the same way as its test images."""
 
 import math
 import os
@@ -10,20 +10,20 @@ import torch
 
 from data.crops import CroppedDataset, resize
 from data.decoders import choose
-from data.decoding import Box, Size, naming
+from data.decoding import Box, Size, image_errors
 from data.errors import DataError
 from data.image_folder import SUFFIXES
 
-GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # of 65536: Pillow's shares of red, green and blue
+GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # Pillow's weights of red, green and blue, times 65536
 
 
 class ImageFiles(CroppedDataset):
     """The images in the files `paths`, without labels: "label" is the file's number.
 
-    Samples are uint8, of `shape` (H, W, C) with 1 or 3 channels. `interpolation` and `test_crop` are those of
-    CroppedDataset, which prepares test images so. test_crop=None, for a network that was trained on images of one
-    size: the largest part in the middle that has the shape's aspect ratio is resized.
-    Raises DataError for a file that is not an image.
+    Samples are uint8, of `shape` (H, W, C) with 1 or 3 channels. For `interpolation` and `test_crop` see
+    CroppedDataset. With test_crop=None, for a network that was trained on images of one size, a sample is the largest
+    part in the middle with the aspect ratio of `shape`, resized.
+    Raises DataError for another number of channels, and when it reads a file that is not an image.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class ImageFiles(CroppedDataset):
         test_crop: float | None = None,
     ) -> None:
         super().__init__(train=False, image_size=shape[0], interpolation=interpolation, test_crop=test_crop)
-        self._fits_whole = test_crop is None
+        self._resizes_middle = test_crop is None
         if shape[2] not in (1, 3):
-            raise DataError(f"image files have 1 or 3 channels, and the network takes {shape[2]}")
+            raise DataError(f"the network takes images of {shape[2]} channels; image files can only give 1 or 3")
         self.shape, self._decoders = tuple(shape), choose("auto")
         self._paths = np.array([os.fsencode(path) for path in paths])  # an array, because forked workers share it
         self.labels = np.arange(len(paths))
@@ -46,20 +46,20 @@ class ImageFiles(CroppedDataset):
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         path = self.path(index)
-        with naming(path):
+        with image_errors(path):
             return Path(path).read_bytes(), path
 
     def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
         height, width, channels = self.shape
         pixels = image if channels == 3 else torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        if not self._fits_whole:
+        if not self._resizes_middle:
             super()._write(index, pixels, draws)
         else:
             part = self.read(index, lambda size: largest_middle(size, width / height), math.inf)
             if part.shape == pixels.shape[1:]:
                 pixels[0] = part
             else:
-                resize(part, pixels)
+                resize(part, pixels, self.interpolation)
         if channels == 1:
             image[0, 0] = (pixels[0].int() * GREY).sum(0) + 32768 >> 16
 
@@ -72,9 +72,9 @@ def largest_middle(size: Size, ratio: float) -> Box:
 
 
 def image_files(inputs: Sequence[str]) -> list[str]:
-    """The image files that `inputs` name, each once: files, folders with all below them, and .txt files of paths.
+    """The paths that `inputs` name, each once. An input is an image, a folder, or a .txt file with a path per line.
 
-    A folder's files are sorted; its hidden files and those without an image's suffix are left out.
+    A folder stands for all images below it, sorted: files with one of SUFFIXES that are not hidden.
     Raises DataError if an input does not exist or has no images.
     """
     found: list[str] = []

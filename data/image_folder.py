@@ -9,7 +9,7 @@ import numpy as np
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import naming
+from data.decoding import image_errors
 from data.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -21,9 +21,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
-    the EXIF orientation of photographs. It ignores hidden files and files with other suffixes. `decoder` is auto, or
-    the first of the decoders to try (data/decoders.py).
+    decoder: "auto", or the first of the decoders to try (data.decoders.choose). For the samples and the arguments in
+    `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the EXIF orientation of photographs.
+    It ignores hidden files, and files without one of SUFFIXES.
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
@@ -45,7 +45,7 @@ class ImageFolder(CroppedDataset):
         present = class_names(self.folder)
         if unknown := sorted(set(present) - set(self.classes)):
             raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
-        # Arrays, because forked workers share them but end up copying lists. Names are bytes in whatever encoding.
+        # Arrays, because forked workers share them but end up copying lists. Names are bytes, which any encoding fits.
         files = [image_names(self.folder / name) for name in present]
         labels = [self.classes.index(name) for name in present]
         self.files = np.concatenate(files)
@@ -56,12 +56,12 @@ class ImageFolder(CroppedDataset):
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         path = self.path(index)
-        with naming(path), open(path, "rb", buffering=0) as file:
+        with image_errors(path), open(path, "rb", buffering=0) as file:
             return file.read(), path
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, sorted; hidden ones are left out."""
+    """The names of the folders in `folder`, sorted, without hidden ones."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
         raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")
@@ -69,7 +69,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def image_names(folder: Path) -> np.ndarray:
-    """The names of the images in `folder`, sorted, as bytes; hidden ones are left out."""
+    """The names of the images in `folder`, as sorted bytes, without hidden ones."""
     names = [entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != "."]
     names = sorted(name for name in names if name.lower().endswith(SUFFIXES))
     if not names:

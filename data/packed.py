@@ -3,13 +3,12 @@
 A pack is a folder with
 - train.npy and val.npy: the indices, arrays of `entry_type` with one row per image;
 - train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or unchanged files;
-- pack.json: the classes, the files' sizes and the indices' checksums. It is written last: a folder with an
-  unfinished.json instead is an unfinished pack.
+- pack.json: the classes, the files' sizes and the indices' checksums. It is written last: until then the folder has an
+  unfinished.json instead.
 """
 
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import Box, Size
+from data.decoding import Crop
 from data.errors import DataError
 
 VERSION = 1
@@ -26,7 +25,7 @@ HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
 
 
 def entry_type(name_length: int) -> np.dtype:
-    """The dtype of an index: for each image its shard and offset, size, label, checksum (CRC-32) and file name.
+    """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
 
     height and width are 0 for an unchanged image file.
     """
@@ -68,10 +67,10 @@ class Packed(CroppedDataset):
                 f"data.decode_on=device: {self.folder} has pixels, which need no decoding; use "
                 "data.decode_on=workers, or make a pack with --format jpeg"
             )
-        self._shards: dict[int, np.ndarray] = {}  # those that this process has mapped
-        self._verified = np.zeros(len(self.labels), bool)  # by this process, for each image
+        self._shards: dict[int, np.ndarray] = {}  # by number, as this process maps them
+        self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
 
-    def read(self, index: int, crop: Callable[[Size], Box], enough: float) -> torch.Tensor:
+    def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
         entry = self._entries[index]
         if not entry["height"]:
             return super().read(index, crop, enough)

@@ -1,7 +1,7 @@
 """Photographs: JPEG files as large as photographs, made from the images that ship with this repository.
 
-They cost as much to read and decode as ImageNet's (500x375 pixels, about 60 kB), so a loader has real work to do. Each
-shows several garments of one class, scaled, turned and coloured, in front of a random background.
+Reading and decoding one costs as much as for ImageNet (500x375 pixels, about 60 kB), so a loader has real work to do.
+A photograph shows several garments of one class, scaled, turned and coloured, in front of a random background.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "photographs"
 COUNTS = {"train": 160, "val": 32}  # photographs of each class
-GARMENTS = 5  # in each photograph; in val each shipped image is used about once
+GARMENTS = 5  # in each photograph; in val each shipped test image is used about once
 SIZE = (500, 375)  # pixels: width, height
 BYTES = 100_000  # of a file, at most
 QUALITY = 92  # of the JPEG
@@ -57,7 +57,7 @@ class Photographs(ImageFolder):
 
 
 def make(root: Path) -> None:
-    """Makes the photographs in a folder beside `root`, and then renames it: `root` is complete or not there.
+    """Makes the photographs in a folder beside `root`, and then renames it: `root` is complete or does not exist.
 
     The first process on a machine makes them. The others wait for it, and then find its files.
     Raises DataError if the disk is full or cannot be written to.
@@ -86,9 +86,9 @@ def make(root: Path) -> None:
 
 
 def write_all(folder: Path, count: int) -> None:
-    """Writes the files, in a process for each core that this one may use, with a progress bar."""
+    """Writes the files with a progress bar, in as many processes as this one may use cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # A process that has threads cannot be forked safely: theirs may hold locks.
+    # A process with threads cannot be forked safely: they may hold locks, which nobody releases in the child.
     method = "spawn" if threading.active_count() > 1 or not hasattr(os, "fork") else "fork"
     with (
         ProcessPoolExecutor(min(cores, 16), get_context(method)) as pool,

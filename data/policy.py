@@ -1,7 +1,7 @@
 """Augmentation policies: torchvision's TrivialAugment and RandAugment, with random numbers from the caller.
 
 torchvision's own classes draw from torch's default generator. Threads share it, so the result would depend on their
-timing. Only the random numbers differ here: the operations, their strengths and their application are torchvision's.
+timing. Here only the random numbers come from elsewhere: torchvision's classes have and apply the operations.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ POLICIES = ("trivial", "rand")
 
 
 class Policy:
-    """A policy by its name; raises DataError for an unknown one.
+    """A policy. Raises DataError if there is none named `name`.
 
     `trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide");
     `rand`: two operations of strength 9 out of 31 (Cubuk et al., arXiv:1909.13719).
@@ -33,7 +33,7 @@ class Policy:
     def __call__(self, image: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
         """Augments a uint8 image (C, H, W), with C 1 or 3. `draws` are `self.draws` numbers in [0, 1)."""
         height, width = image.shape[1:]
-        # Not kept in an attribute: it has functions that cannot be pickled.
+        # Not kept in an attribute, because functions in it cannot be pickled.
         operations = list(self._policy._AUGMENTATION_SPACE.items())
         for start in range(0, self.draws, 3):
             which, strength, sign = draws[start : start + 3]

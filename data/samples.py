@@ -1,4 +1,4 @@
-"""Samples: checks what a dataset returns, and lets it return tuples; wraps datasets that read sample by sample."""
+"""Samples: wraps a dataset that reads sample by sample, checks what it returns, and gives names to tuples."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,14 @@ CHANNELS = (1, 2, 3, 4)  # of images; the other sides are larger
 
 
 class Samples:
-    """A dataset whose samples are dicts with `names`, (input, ..., label); a tuple gets these names, in this order.
+    """A dataset of the samples of `dataset` as dicts. Tuples get `names`, (input, ..., label), in this order.
 
-    num_classes: labels are integers from 0 to below it; None: labels are not checked. has_collate: a collate function
-    may make further inputs, so that samples need not have them all. Raises DataError, with the dataset's name and the
-    sample's index, for a sample that training cannot use: an image has to be uint8 (H, W, C), which is normalised
-    later, or float (C, H, W), which is not. What the dataset raises becomes a RuntimeError with the index, or a
-    DataError if it is about a file.
+    num_classes: labels must be integers from 0 to below it. None: labels are not checked.
+    has_collate: whether there is a collate function. It may make further inputs, so a sample may lack some.
+
+    Raises DataError, with the dataset's name and the sample's index, for a sample that training cannot use: an image
+    must be uint8 (H, W, C), which is normalised later, or float (C, H, W), which is not. An OSError of the dataset
+    becomes a DataError, and any other exception a RuntimeError, with the index.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None, has_collate: bool = False) -> None:
@@ -29,7 +30,7 @@ class Samples:
         self.name = type(dataset).__name__
 
     def without_augmentation(self) -> "Samples":
-        """Returns the samples of the dataset's `without_augmentation()`; of the dataset itself if it has none."""
+        """Returns the samples of the dataset's `without_augmentation()`, or the same samples if it has none."""
         plain = copy(self)
         if callable(getattr(self.dataset, "without_augmentation", None)):
             plain.dataset = self.dataset.without_augmentation()
@@ -72,7 +73,7 @@ class Samples:
         for name in inputs:
             _check_input(where, name, sample[name])
         self._check_label(where, label, sample[label])
-        changed = {name: new for name, old in sample.items() if (new := _as_torch_takes_it(old)) is not old}
+        changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}
         return {**sample, **changed} if changed else sample
 
     def _check_label(self, where: str, name: str, label: Any) -> None:
@@ -96,13 +97,13 @@ class Samples:
             )
 
 
-def _as_torch_takes_it(value: Any) -> Any:
-    """Floats would become float64, which networks do not take; torch refuses arrays that are read backwards."""
-    if isinstance(value, float | np.floating):
+def _for_torch(value: Any) -> Any:
+    """The value in a form that torch and networks accept."""
+    if isinstance(value, float | np.floating):  # torch would make it float64, which networks refuse
         return torch.tensor(value, dtype=torch.float32)
-    return (
-        np.ascontiguousarray(value) if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0 else value
-    )
+    if isinstance(value, np.ndarray) and min(value.strides, default=0) < 0:  # torch refuses negative strides
+        return np.ascontiguousarray(value)
+    return value
 
 
 def _check_input(where: str, name: str, value: Any) -> None:
@@ -122,10 +123,10 @@ def _check_input(where: str, name: str, value: Any) -> None:
     shape = tuple(value.shape)
     if value.dtype != torch.uint8 and not value.is_floating_point():
         raise DataError(f"{where} has an image of {value.dtype}: return uint8 (H, W, C) or float (C, H, W)")
-    last, first, order = (-1, 0, "(H, W, C)") if value.dtype == torch.uint8 else (0, -1, "(C, H, W)")
+    channels, height, order = (-1, 0, "(H, W, C)") if value.dtype == torch.uint8 else (0, -1, "(C, H, W)")
     if len(shape) != 3:
         raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images have three dimensions, {order}")
-    if shape[last] not in CHANNELS and shape[first] in CHANNELS:
+    if shape[channels] not in CHANNELS and shape[height] in CHANNELS:
         raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images are {order}; use permute")
 
 

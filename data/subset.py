@@ -1,4 +1,4 @@
-"""Subset: some samples of a dataset, which can still read whole batches and lie on the device."""
+"""Subset: some samples of a dataset. If the dataset has `read_batch` and `arrays`, the subset has them too."""
 
 from typing import Any
 
@@ -24,39 +24,44 @@ class Subset:
 
 
 class BatchSubset(Subset):
-    """One that reads whole batches: loaders look for that in the class."""
+    """A subset with `read_batch`. A separate class, because loaders look the method up in the class."""
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
 
 class ArraySubset(BatchSubset):
-    """One that is in memory."""
+    """A subset with `arrays`, for loader=resident."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 
 
 def subset(dataset: Any, indices: np.ndarray) -> Subset:
-    """Makes the subset that offers what the dataset offers."""
-    if not has_own(dataset, "read_batch"):
+    """Returns a subset that offers the same methods as the dataset."""
+    if not offers(dataset, "read_batch"):
         return Subset(dataset, indices)
-    return (ArraySubset if has_own(dataset, "arrays") else BatchSubset)(dataset, indices)
+    return (ArraySubset if offers(dataset, "arrays") else BatchSubset)(dataset, indices)
 
 
-def has_own(dataset: Any, method: str) -> bool:
-    """Whether the dataset has this method, and it was not inherited past another `__getitem__`."""
-    owners = [
-        next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None) for name in (method, "__getitem__")
-    ]
-    return owners[0] is not None and owners[1] is not None and issubclass(owners[0], owners[1])
+def offers(dataset: Any, method: str) -> bool:
+    """Whether the dataset's class has `method`, and it returns the same samples as `__getitem__`.
+
+    If a subclass overrides only `__getitem__`, the inherited method would read other samples. Loaders check the same.
+    """
+    owner, reader = (_owner(dataset, name) for name in (method, "__getitem__"))
+    return owner is not None and reader is not None and issubclass(owner, reader)
+
+
+def _owner(dataset: Any, name: str) -> type | None:
+    """The class that defines the dataset's method `name`."""
+    return next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None)
 
 
 def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
-    """Splits off a random `fraction` (0..1) of the dataset: (the rest, the part), each in the dataset's order.
+    """Splits a random `fraction` (0..1) off the dataset: (the rest, the part), each in the dataset's order.
 
-    The part is not augmented, if the dataset has a method `without_augmentation()` that returns such a one. It is the
-    same part each time.
+    It is the same part each time. The part is not augmented if the dataset has a method `without_augmentation()`.
     """
     order = np.random.default_rng(0).permutation(len(dataset))
     size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)

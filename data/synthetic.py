@@ -13,9 +13,9 @@ import torch
 from data.errors import DataError, check_choice
 
 BANDS = 8  # of colour, side by side in an image
-OFFSETS = 65_536  # an image's noise begins at one of so many offsets in one long array
+OFFSETS = 65_536  # of one long array of noise, at which the noise of an image may begin
 PRIME = 2_654_435_761  # spreads neighbouring indices over the offsets (Knuth's multiplicative hash)
-CHUNK = bytes(32_768)  # hashing it releases the GIL, and is short enough (20 to 100 us) to stop in time
+CHUNK = bytes(32_768)  # hashing it releases the GIL, and takes so little (20 to 100 us) that `cost_ms` is kept
 
 
 class Synthetic:
@@ -26,7 +26,7 @@ class Synthetic:
     - cost="python": Python code, which holds the GIL, as most augmentations do;
     - cost="native": C code that releases the GIL, as decoding a JPEG does;
     - cost="wait": sleep, like waiting for a disk or a network.
-    The first two are CPU time of the calling thread, so they are the same amount of work on a busy machine.
+    The first two are measured as CPU time of the calling thread, so they are as much work on a busy machine.
     Raises DataError for a value out of range.
     """
 

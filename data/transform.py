@@ -11,8 +11,8 @@ from data.errors import DataError
 class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
 
-    A transform: it takes a batch, a dict that has "image", and returns a new dict with the other fields unchanged.
-    It does not draw from `random`, which other transforms need.
+    A transform: it takes a batch, a dict with "image", and returns a new dict. The other fields are unchanged, and
+    `random` is not used.
     mean, std: one number per channel, for pixels scaled to 0..1.
     Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
@@ -37,7 +37,7 @@ class Normalize:
         return {**batch, "image": result.view(image.shape).permute(0, 3, 1, 2)}
 
     def _row_constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(shift, scale), float32 (W * C), for shift + pixel * scale; made once per device and width."""
+        """(shift, scale), each float32 (W * C), for shift + pixel * scale; made once per device and width."""
         key = (device, width)
         if key not in self._constants:
             mean, std = torch.tensor(self.mean), torch.tensor(self.std)

@@ -1,7 +1,8 @@
 """WebDataset: images and labels in local tar files (shards), read in any order.
 
-A sample is the members of one shard with the same name up to the first dot, its key: KEY.jpg with KEY.cls or KEY.json.
-Where its members begin is read from a shard once, and kept in a hidden file beside it where that can be written.
+A sample is all members of one shard that have the same name up to the first dot, the key: KEY.jpg with KEY.cls or
+KEY.json. At its first use the headers of a shard are read, and written to a hidden file beside it, the index, if the
+folder can be written to.
 """
 
 import glob
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from data.crops import CroppedDataset
 from data.decoders import choose
-from data.decoding import naming
+from data.decoding import image_errors
 from data.errors import DataError
 from data.labels import class_indices
 
@@ -75,12 +76,12 @@ class WebDataset(CroppedDataset):
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         entry, path = self._entries[index], self.path(index)
-        with naming(path), open(self.shards[self._shard[index]], "rb", buffering=0) as file:
+        with image_errors(path), open(self.shards[self._shard[index]], "rb", buffering=0) as file:
             return os.pread(file.fileno(), entry["bytes"], entry["offset"]), path
 
 
 def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
-    """The paths that `urls`, the value of `key`, stand for, in their order; wildcards are sorted."""
+    """The paths that `urls`, the value of `key`, stand for, in this order. Those of a wildcard are sorted."""
     if not urls:
         raise DataError(f"{key} is not set; {HOW}")
     shards = []
@@ -96,7 +97,7 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
 
 
 def expand_braces(text: str) -> list[str]:
-    """The texts that one with {first..last} or {one,other} stands for, as in a shell."""
+    """Expands {first..last} and {one,other} in `text`, as a shell does."""
     braces = re.search(r"{([^{}]+)}", text)
     if braces is None:
         return [text]
@@ -125,13 +126,13 @@ def read_labels(indices: list[np.ndarray]) -> np.ndarray:
 
 
 def read_indices(shards: list[str]) -> list[np.ndarray]:
-    """For each shard the images in it: their offset, bytes, label and member's name."""
+    """The index of each shard: offset, bytes, label and name of each image in it."""
     with tqdm(shards, desc="reading the shards' indices", unit="shard", leave=False, disable=None, delay=1) as bar:
         return [read_index(shard) for shard in bar]
 
 
 def read_index(shard: str) -> np.ndarray:
-    """The images in a shard: from the file beside it, unless that is out of date or damaged; else from its headers."""
+    """Reads a shard's index from the file beside it. If that is missing, outdated or damaged, scans the shard."""
     cached = Path(shard).with_name(f".{Path(shard).name}.index.npz")
     try:
         found = os.stat(shard)
@@ -142,18 +143,18 @@ def read_index(shard: str) -> np.ndarray:
         index = scan(shard)
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
-    with suppress(OSError):  # another user's folder, or a full disk: then the headers are read at each start
+    with suppress(OSError):  # the folder is another user's, or the disk is full: then each start scans again
         partial = Path(f"{cached}.{os.getpid()}.npz")
         try:
             np.savez(partial, stamp=stamp, index=index)
-            os.replace(partial, cached)  # whole or not at all; what a link at its place leads to stays as it is
+            os.replace(partial, cached)  # atomically; a link in its place is replaced, and the link's target unchanged
         finally:
             partial.unlink(missing_ok=True)
     return index
 
 
 def scan(shard: str) -> np.ndarray:
-    """Reads all headers of a shard, and its labels."""
+    """Reads the headers and the labels of a shard. Returns its index."""
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, tarfile.TarInfo] = {}
     with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -170,7 +171,7 @@ def scan(shard: str) -> np.ndarray:
             elif kind == "cls" or (kind == "json" and key not in labels):
                 labels[key] = member
         file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes it for the end
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
         if lone := images.keys() ^ labels.keys():
             key = min(lone)
@@ -186,6 +187,7 @@ def scan(shard: str) -> np.ndarray:
 
 
 def read_label(file: int, shard: str, member: tarfile.TarInfo) -> bytes:
+    """The label in a .cls or .json member; `file` is the shard's descriptor."""
     content = os.pread(file, member.size, member.offset_data)
     try:
         label = json.loads(content)["label"] if member.name.endswith(".json") else content.decode().strip()

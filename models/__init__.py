@@ -1,5 +1,6 @@
-"""Networks: each here takes float images (B, C, H, W) and returns logits (B, num_classes).
+"""Networks, which take float images (B, C, H, W) and return logits (B, num_classes).
 
-A class or function that makes one takes num_classes and in_channels, image_size if it asks for it, and the keys of its
-yaml file in conf/model/. An attribute `preprocessing`, as in models/from_timm.py, tells which images it expects.
+The class or function that makes one takes num_classes and in_channels, image_size if it has that parameter, and the
+keys of its yaml file in conf/model/. It may have an attribute `preprocessing`, a function that says which images the
+network expects, as in models/from_timm.py.
 """

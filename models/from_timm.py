@@ -6,7 +6,7 @@ from torch import nn
 
 from models.pretrained import Preprocessing, check_name, downloading
 
-OLDEST = (1, 0, 26)  # the first that loads all files with weights_only=True
+OLDEST = (1, 0, 26)  # the first version that loads all files with weights_only=True
 WITHOUT_NETWORK = (
     "copy ~/.cache/huggingface from a machine that has it, give a folder as model.name=local-dir:FOLDER, "
     "or set model.pretrained=false"
@@ -20,11 +20,11 @@ def from_timm(
 
     name: one of timm.list_models(), with or without the tag of its weights, such as resnet50.a1_in1k; or
         hf-hub:OWNER/NAME; or local-dir:FOLDER, which has a config.json and the weights (timm.models.save_for_hf).
-    pretrained: all weights are loaded but those of the last layer, which is new unless the number of classes is the
-        same. For other than three channels timm sums or repeats the weights of the first layer.
-    image_size: for networks that need it, such as most transformers, which then resize their position embedding.
+    pretrained: loads all weights but those of the last layer, which is new unless the number of classes is the same.
+        If there are not three channels, timm sums or repeats the weights of the first layer.
+    image_size: for networks that need it. Most transformers resize their position embedding to it.
     options: further arguments of timm.create_model, such as drop_path_rate.
-    Raises ValueError for an unknown name, for weights that cannot be downloaded and if timm is missing or too old.
+    Raises ValueError for an unknown name, for weights that cannot be downloaded, and if timm is missing or too old.
     """
     if settings(name).get("fixed_input_size"):
         options = {"img_size": image_size, **options}
@@ -33,7 +33,7 @@ def from_timm(
 
 
 def preprocessing(name: str, pretrained: bool, **options: Any) -> Preprocessing:
-    """How the network expects its images; arguments as above. Without pretrained weights only their size matters."""
+    """How the network expects its images; arguments as above. Without pretrained weights, only their size."""
     found = package().data.resolve_data_config(pretrained_cfg=settings(name))
     size = options.get("img_size") or found["input_size"][-1]
     if not pretrained:

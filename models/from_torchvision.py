@@ -8,7 +8,8 @@ from torchvision import models
 
 from models.pretrained import Preprocessing, check_name, downloading, with_channels
 
-INCEPTION = ("googlenet", "inception_v3")  # their transform_input would turn ImageNet's mean and std into these:
+# Their weights expect images normalised with these numbers; transform_input would convert from ImageNet's.
+INCEPTION = ("googlenet", "inception_v3")
 INCEPTION_MEAN, INCEPTION_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 
@@ -18,11 +19,10 @@ def from_torchvision(
     """A network that takes float images (B, in_channels, H, W) and returns logits (B, num_classes).
 
     name: such as resnet50, convnext_tiny or vit_b_16.
-    pretrained: all of torchvision's best weights are loaded but those of the last layer, which is new unless the
-        number of classes is theirs, 1,000. For other than three channels see `with_channels`.
+    pretrained: loads torchvision's best weights but those of the last layer, which is new unless the number of classes
+        is theirs, 1,000. If there are not three channels, `with_channels` converts the weights of the first layer.
     image_size: for the networks that need it, vit_* and maxvit_t.
-    googlenet and inception_v3 are trained without their auxiliary outputs. Whether they are pretrained or not, images
-    are normalised in the same place, before the network.
+    googlenet and inception_v3 are trained without their auxiliary outputs, and do not normalise images themselves.
     Raises ValueError for an unknown name and for weights that cannot be downloaded.
     """
     weights = best_weights(name)
@@ -52,7 +52,7 @@ def from_torchvision(
 
 
 def preprocessing(name: str, pretrained: bool) -> Preprocessing:
-    """How the network expects its images; arguments as above. Without pretrained weights only their size matters."""
+    """How the network expects its images; arguments as above. Without pretrained weights, only their size."""
     theirs = best_weights(name).transforms()
     size = theirs.crop_size[0]
     if not pretrained:

@@ -1,4 +1,4 @@
-"""What the networks of other packages share: names, downloads, first layers, and how their images were prepared."""
+"""What from_timm.py, from_torchvision.py and resnet.py share: checks of names and downloads, and preprocessing."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a network expects its images. None: as the dataset has them."""
+    """How a network expects its images. None: as the dataset makes them."""
 
     image_size: int | None = None  # side in pixels
     interpolation: str | None = None  # bilinear | bicubic
-    test_crop: float | None = None  # share (0 to 1) of a test image's shorter side that is shown
+    test_crop: float | None = None  # share (0 to 1) of a test image's shorter side that its sample shows
     mean: tuple[float, ...] | None = None  # of each channel, for pixels scaled to 0..1
     std: tuple[float, ...] | None = None  # likewise
 
 
-def check_name(kind: str, name: str, known: Collection[str], others: str) -> None:
-    """Raises ValueError unless `name` is known: a sentence with the nearest name, and with how to find `others`."""
+def check_name(kind: str, name: str, known: Collection[str], all_names: str) -> None:
+    """Raises ValueError, with the nearest name, unless `name` is known. The sentence ends in `all_names`."""
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"there is no {kind} named {name!r}: {hint}{others}")
+        raise ValueError(f"there is no {kind} named {name!r}: {hint}{all_names}")
 
 
 @contextmanager
 def downloading(name: str, without_network: str) -> Iterator[None]:
-    """Raises ValueError if the block cannot get the network `name`: a sentence that ends in `without_network`."""
+    """Turns an OSError of the block into a ValueError: a sentence with `name`, the network, and `without_network`."""
     try:
         yield
-    except OSError as error:  # urllib's errors and those of the Hugging Face hub are kinds of it
+    except OSError as error:  # urllib's and the Hugging Face hub's errors are OSErrors
         reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
         raise ValueError(f"{name} cannot be loaded ({reason}): {without_network}") from error
 

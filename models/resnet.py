@@ -5,7 +5,7 @@ from torch import nn
 
 from models.pretrained import check_name
 
-SMALL = 64  # pixels a side
+SMALL = 64  # pixels: the largest side of small images
 
 
 def resnet(

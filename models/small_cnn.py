@@ -12,13 +12,13 @@ class SmallCNN(nn.Module):
 
     The architecture follows the short residual networks for fast training on CIFAR-10: David Page's ResNet-9
     (DAWNBench, "How to train your ResNet") and Keller Jordan's airbench (arXiv:2404.00498). It has fewer channels, and
-    pools before a convolution adds channels instead of after it, which costs a quarter as much. Averaging over
-    positions before the last layer generalised better than taking their maximum.
+    pools before a convolution adds channels, not after it: that convolution then costs a quarter. In front of the last
+    layer, averaging over positions generalised better than taking their maximum.
     """
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 16) -> None:
         if width < 1:
-            raise ValueError(f"width={width}: give a number from 1")
+            raise ValueError(f"width={width}: give a whole number, at least 1")
         super().__init__()
         self.features = nn.Sequential(
             convolution(in_channels, width),

@@ -3,15 +3,14 @@
     python scripts/bench_images.py DIR                                           # every image in DIR and below
     python scripts/bench_images.py DIR --batch-size 256 --steps-per-second 8     # cores that feed such a run
 
-It reads some of the images into memory, and then makes training and evaluation samples of them on one core, with each
-decoder that is installed (data.decoder), in turns. Reading from the disk is not measured.
+It reads some of the images into memory and then, on one core, makes training and evaluation samples of them with each
+decoder that is installed (data.decoder). The decoders take turns. Reading from the disk is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -26,43 +25,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.crops import CroppedDataset
 from data.decoders import DECODERS, choose
-from data.decoding import decode, naming
+from data.decoding import decode, image_errors
 from data.errors import DataError
-from data.image_folder import SUFFIXES
+from data.image_files import image_files
 from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
 
 SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
-MIN_AREA = 0.08  # of training crops, as in conf/data/image_folder.yaml
 
 
 class InMemory(CroppedDataset):
     """Samples of image files in memory."""
 
     def __init__(self, train: bool, files: list[bytes], image_size: int, decoder: str) -> None:
-        super().__init__(train, image_size, MIN_AREA, flip=True, policy=None)
+        super().__init__(train, image_size)
         self.files, self.labels, self._decoders = files, np.zeros(len(files), np.int64), choose(decoder)
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         return self.files[index], f"image {index}"
 
 
-def find(folder: Path) -> list[str]:
-    """The paths of the images in a folder and below, sorted. Raises BenchError if there are none."""
-    if not folder.is_dir():
-        raise BenchError(f"{folder} is not a folder; give one with images in it")
-    paths = [
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(SUFFIXES) and name[0] != "."
-    ]
-    if not paths:
-        raise BenchError(f"{folder} has no images ({', '.join(SUFFIXES)}); give a folder with images in it")
-    return sorted(paths)
-
-
 def kind(image: Image.Image) -> str:
-    """The format of an image, and for a JPEG how it stores colours."""
+    """The format and mode of an image; for a JPEG, its chroma subsampling instead of the mode."""
     if image.format not in ("JPEG", "MPO"):
         return f"{image.format} {image.mode}"
     colours = SAMPLINGS.get(JpegImagePlugin.get_sampling(image), "other") if image.mode == "RGB" else image.mode
@@ -70,11 +53,11 @@ def kind(image: Image.Image) -> str:
 
 
 def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
-    """Reads images. Returns the files that can be decoded, and what they are like."""
+    """Reads images. Returns the content of those that can be decoded, and a summary of their sizes and formats."""
     files, sizes, kinds, errors = [], [], Counter[str](), []
     for path in paths:
         try:
-            with naming(path):
+            with image_errors(path):
                 data = Path(path).read_bytes()
                 decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
                 with Image.open(path) as image:
@@ -95,7 +78,7 @@ def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
 
 
 def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
-    """Makes samples for `seconds` of this process's CPU time, which is that of one core."""
+    """Makes samples for `seconds` of CPU time. Returns how many one core makes per second."""
     torch.manual_seed(0)  # the same boxes for every decoder
     done, start = 0, time.process_time()
     while done == 0 or time.process_time() - start < seconds:
@@ -106,16 +89,16 @@ def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder with images in it or below")
+    parser.add_argument("folder", type=Path, help="folder with images in it or below it")
     parser.add_argument("--images", type=int, default=200, help="how many are tried, drawn at random (200)")
     parser.add_argument("--image-size", type=int, default=224, help="side of a sample in pixels (224)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step (64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step (64)")
     parser.add_argument("--steps-per-second", type=float, default=20, help="of the training to be fed (20)")
     parser.add_argument("--seconds", type=float, default=45, help="CPU time of all measurements together (45)")
     positive = ("images", "image_size", "batch_size", "steps_per_second", "seconds")
     given = parsed(parser, arguments, positive)
     torch.set_num_threads(1)
-    paths = find(given.folder)
+    paths = image_files([str(given.folder)])
     some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
     files, about = describe([paths[index] for index in some])
 
@@ -146,11 +129,11 @@ def main(arguments: list[str] | None = None) -> None:
     kinds = ", ".join(f"{share:.0%} {name}" for name, share in about["kinds"].items())
     lines = [
         f"{given.folder}: {len(paths):,} images; {len(files)} of them drawn, {about['kilobytes']:,.0f} kB on average",
-        f"sizes: {usual} in the middle; a tenth is up to {small}, a tenth from {large}",
+        f"sizes: {small} (10th percentile), {usual} (median), {large} (90th percentile)",
         f"kinds: {kinds}",
         *about["errors"],
         *missing,
-        f"images a second and core; training needs {needed:,.0f} a second "
+        f"images per second and core; training needs {needed:,.0f} per second "
         f"({given.steps_per_second:g} steps of {given.batch_size})",
     ]
     report("\n".join(lines), columns, {**about, "images": len(paths), "missing": missing, "rows": rows}, given.json)

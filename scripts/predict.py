@@ -1,12 +1,12 @@
 """Predicts the classes or values of images with the network of a run, and writes predictions.csv.
 
-    python scripts/predict.py RUN photos/ one.jpg list.txt        # folders with all below them, files, lists of them
+    python scripts/predict.py RUN photos/ one.jpg list.txt          # folders and what is below them, images, lists
     python scripts/predict.py RUN data=image_folder data.root=DIR   # a dataset's test images, or --split train
 
-RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. predictions.csv has a row for
-each image, in order: file, class, probability, and the same of the classes that follow, five in all. Images that
-cannot be read are in predictions_failed.csv; predictions_about.json says of which network all are. The same command
-goes on after an interruption. Images are prepared as the run's test images were. No code in RUN is run: see
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. predictions.csv has a row for each
+image, in order: the file, and the five most probable classes with their probabilities. predictions_failed.csv lists
+the images that cannot be read; predictions_about.json names the checkpoint and the data. After an interruption the
+same command continues. Images are prepared as the run's test images were. No code in RUN is executed: see
 scripts/evaluate.py.
 """
 
@@ -34,9 +34,8 @@ CRASHED = "reading it crashes the process that reads it"
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument(
-        "inputs", nargs="*", help="images, folders, .txt lists; KEY=VALUE replaces a setting of the run"
-    )
+    inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
+    options.add_argument("inputs", nargs="*", help=inputs_help)
     options.add_argument(
         "--split", choices=("test", "val", "train"), default="test", help="of a dataset; default: test"
     )
@@ -54,26 +53,27 @@ def main(arguments: list[str] | None = None) -> None:
         dataset = run.dataset(given.split)
         names = [name_of(dataset, index) for index in range(len(dataset))]
     digest = blake2b(run.path.read_bytes(), digest_size=16).hexdigest()
-    of = "files" if inputs else {"split": given.split, **run.config.data}
-    about = {"checkpoint": str(run.path.resolve()), "step": run.step, "digest": digest, "images": of}
+    images = "files" if inputs else {"split": given.split, **run.config.data}
+    about = {"checkpoint": str(run.path.resolve()), "step": run.step, "digest": digest, "images": images}
     with Predictions(given.out, header(run), about) as predictions:
-        left = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
-        if len(left) < len(names):
-            print(f"{len(names) - len(left):,} of {len(names):,} images are in {given.out} already")
-        failed = predict(run, Guarded(dataset, shape), names, left, predictions) if len(left) else 0
-    print(f"{len(left) - failed:,} predictions of {run}: {given.out}")
+        todo = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
+        if len(todo) < len(names):
+            print(f"{len(names) - len(todo):,} of {len(names):,} images are in {given.out} already")
+        failed = predict(run, Guarded(dataset, shape), names, todo, predictions) if len(todo) else 0
+    print(f"{len(todo) - failed:,} predictions of {run}: {given.out}")
     if failed:
         print(f"{failed:,} images could not be read: {given.out.with_name(f'{given.out.stem}_failed.csv')}")
 
 
-def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarray, predictions: Predictions) -> int:
-    """Writes the predictions for the images numbered `left`; returns how many could not be read."""
+def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarray, predictions: Predictions) -> int:
+    """Writes the predictions for the images at the indices `todo`. Returns how many could not be read."""
     failed, size = 0, run.batch_size
-    with run.loader(subset(images, left), name="prefetch", on_error="skip") as loader:
+    with run.loader(subset(images, todo), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
             rows = cells(run, run.task.predictions(run.outputs(batch)))
-            good, bad = [], dict.fromkeys(left[number * size : (number + 1) * size].tolist(), CRASHED)
+            # An image that is missing from the batch has crashed its worker: on_error=skip leaves it out.
+            good, bad = [], dict.fromkeys(todo[number * size : (number + 1) * size].tolist(), CRASHED)
             for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):
                 bad.pop(index)
                 if reason[0]:
@@ -86,7 +86,7 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], left: np.ndarra
 
 
 def name_of(dataset: Any, index: int) -> str:
-    """The sample's file, or what else its dataset calls it; else its number in the whole dataset."""
+    """The name that the dataset gives the sample, such as its file; else the sample's index in the whole dataset."""
     if isinstance(dataset, Subset):
         return name_of(dataset.dataset, int(dataset.indices[index]))
     return str(dataset.path(index) if hasattr(dataset, "path") else index)
@@ -101,9 +101,9 @@ def header(run: FinishedRun) -> list[str]:
 
 
 def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
-    """The best classes and their probabilities, for each row of `probabilities` (B, number of classes).
+    """The cells after "file", for each row of `probabilities` (B, number of outputs).
 
-    Without classes, the rows as they are: values.
+    They are the best classes and their probabilities; in a run without classes, the values as they are.
     """
     if not run.spec.classes:
         return probabilities.tolist()

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from data.augment import Augment, erasing_boxes
+from data.augment import Augment, random_boxes
 from data.errors import DataError
 from data.transform import Normalize
 from loaders.randomness import Random
@@ -59,7 +59,7 @@ def test_erased_boxes_have_the_distribution_of_torchvisions(size):
     blank = torch.zeros(3, *size)
     expected = [theirs.make_params([blank]) for _ in range(3000)]
     expected = np.array([[0, 0, 0, 0] if e["v"] is None else [e["i"], e["h"], e["j"], e["w"]] for e in expected])
-    top, bottom, left, right = erasing_boxes(torch.zeros(3000, 3, *size), 1.0, Random(0, 0, 0)).numpy()
+    top, bottom, left, right = random_boxes(torch.zeros(3000, 3, *size), 1.0, Random(0, 0, 0)).numpy()
     for ours, column in zip((top, bottom - top, left, right - left), expected.T, strict=True):
         values = np.unique(np.concatenate([ours, column]))
         shares = [np.searchsorted(np.sort(sample), values, side="right") / 3000 for sample in (ours, column)]

@@ -50,7 +50,7 @@ def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
 
 
 def test_networks_for_other_channels_take_no_files():
-    with pytest.raises(DataError, match="1 or 3 channels, and the network takes 4"):
+    with pytest.raises(DataError, match="takes images of 4 channels; image files can only give 1 or 3"):
         ImageFiles(["a.png"], (4, 4, 4))
 
 

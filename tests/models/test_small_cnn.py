@@ -14,7 +14,7 @@ def test_width_sets_the_number_of_channels() -> None:
 
 
 def test_a_width_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="width=0: give a number from 1"):
+    with pytest.raises(ValueError, match="width=0: give a whole number, at least 1"):
         SmallCNN(num_classes=10, in_channels=1, width=0)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.errors import DataError
 from scripts import bench_images as bench
 from scripts.bench_harness import BenchError
 
@@ -53,10 +54,10 @@ def test_the_images_are_described_and_every_decoder_is_measured(folder, tmp_path
 
 
 def test_a_folder_that_cannot_be_measured_is_refused(folder, tmp_path):
-    with pytest.raises(BenchError, match=r"nowhere is not a folder"):
+    with pytest.raises(DataError, match=r"nowhere does not exist"):
         bench.main([str(tmp_path / "nowhere")])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BenchError, match=r"empty has no images \(.jpg, "):
+    with pytest.raises(DataError, match=r"empty names no images \(.jpg, "):
         bench.main([str(tmp_path / "empty")])
     (tmp_path / "empty" / "a.png").write_text("not an image")
     with pytest.raises(BenchError, match=r"none of 1 images can be read; the first: .*a.png cannot be read"):
