@@ -49,6 +49,34 @@ def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
     }
 
 
+class Tagged:
+    """A dataset whose read_batch writes several labels per image, and a field beside them."""
+
+    def __len__(self):
+        return 2
+
+    def sample_spec(self):
+        return {
+            "image": ((4, 4, 3), torch.uint8),
+            "label": ((5,), torch.float32),
+            "weight": ((), torch.float32),
+        }
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def read_batch(self, indices, out, random):
+        out["image"].fill_(7)
+        out["label"].numpy()[:] = np.zeros((len(indices), 5))
+        out["weight"].fill_(1.0)
+
+
+def test_images_of_a_dataset_with_other_labels_and_fields_can_be_read():
+    sample = Guarded(Tagged(), (4, 4, 3))[1]
+    assert text_of(sample["reason"]) == ""
+    assert sample["image"].unique().tolist() == [7]
+
+
 def test_networks_for_other_channels_take_no_files():
     with pytest.raises(DataError, match="takes images of 4 channels; image files can only give 1 or 3"):
         ImageFiles(["a.png"], (4, 4, 4))
