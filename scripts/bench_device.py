@@ -5,8 +5,8 @@
     python scripts/bench_device.py --tiny                           # almost no work, to see that everything runs
 
 The rows of the table are loaders:
-- `limit`: one batch that is on the device and normalised: training speed if data cost nothing;
-- `ready`: page-locked batches made beforehand, through the Preloader: the gap to `limit` is the Preloader's cost;
+- `limit`: one normalised batch that stays on the device: the training speed if data cost nothing;
+- `ready`: page-locked batches made beforehand, through the Preloader: its gap to `limit` is the Preloader's cost;
 - `torch`: the stock DataLoader with pinned memory and asynchronous copies;
 - `workers` and `prefetch`: build_loader's, without and with the preloader's thread.
 
@@ -47,8 +47,8 @@ LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
 BLOCK = 256 << 20  # bytes of the one large copy
 
-# For each model: what makes it, pixels a side, classes, batch size, steps per turn.
-WORKS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
+# For each model: its constructor, pixels per side, classes, batch size, steps per turn.
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "resnet50": (lambda: resnet("resnet50", 1000, 3, small_images=False), 224, 1000, 256, 100),
     "small_cnn": (lambda: SmallCNN(10, 3, width=64), 32, 10, 1024, 300),
     "tiny": (lambda: SmallCNN(10, 3), 32, 10, 8, 3),
@@ -63,10 +63,10 @@ COLUMNS: Columns = (
 
 
 class Bench:
-    """What all rows share. Each turn begins with `warmup_steps`, which use up the batches that were queued before."""
+    """What all rows share. `warmup_steps` at the start of each turn use up the batches that were loaded before it."""
 
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
-        self.make_model, size, classes, its_batch_size, its_steps = WORKS[model]
+        self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
         self.workers, self.device, self.on_cuda = workers, device, device.type == "cuda"
         self.warmup_steps = 3 * workers + 2
@@ -76,22 +76,22 @@ class Bench:
         self.field_bytes = [self.batch_size * math.prod(shape) * dtype.itemsize for shape, dtype in spec]
 
     def rows(self, seconds: float) -> list[Row]:
-        """Measures the loaders in turns, for `seconds` in all at most."""
+        """Measures the loaders in turns, for at most `seconds` in total."""
         dtype = torch.bfloat16 if self.on_cuda else torch.float32
         normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
         with ExitStack() as cleanup:
             batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in LOADERS}
             step = training_step(self.make_model(), self.device)
-            for _ in range(self.warmup_steps):  # the search for the fastest kernels counts for no row
+            for _ in range(self.warmup_steps):  # cuDNN searches for the fastest kernels outside of all turns
                 step(next(batches["limit"]))
-            seconds_a_turn = seconds / ROUNDS / len(LOADERS)
-            rows = measured_in_turns(LOADERS, lambda name: self.turn(step, batches[name], seconds_a_turn))
+            turn_seconds = seconds / ROUNDS / len(LOADERS)
+            rows = measured_in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
 
     def loader(self, name: str, transform: Callable[[Any, Any], Any] | None) -> Preloader:
-        """A row's loader. Its batches are on the device and transformed."""
+        """The loader of a row. It delivers batches on the device, transformed."""
         if name == "limit":
             batch = next(Preloader(self.ready_batches(), self.device, 0, transform))
             return Preloader([batch] * self.batches, self.device, 0)
@@ -118,7 +118,7 @@ class Bench:
         return batches
 
     def turn(self, step: Callable[[Any], None], batches: Iterator[Any], seconds: float) -> Row:
-        """Measures `steps` steps, or fewer if `seconds` are over before."""
+        """Measures `self.steps` steps, or fewer if `seconds` have passed."""
         timer, until = StepTimer(self.device, self.warmup_steps), time.perf_counter() + seconds
         for number, batch in enumerate(timer.batches(batches), 1 - self.warmup_steps):
             step(batch)
@@ -140,7 +140,7 @@ class Bench:
                     began = time.perf_counter()
                     for number in range(count):
                         next(loader)
-                        if number % 8 == 7 or number == count - 1:  # now and then, or the GPU's memory would fill up
+                        if number % 8 == 7 or number == count - 1:  # else the GPU's memory would fill up
                             torch.cuda.synchronize()
                 rates[name] = self.steps * sum(self.field_bytes) / (time.perf_counter() - began)
         source = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
@@ -176,20 +176,20 @@ def usable_device(name: str) -> torch.device:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", help=", ".join(WORKS) + " (resnet50)")
+    parser.add_argument("--model", default="resnet50", help=", ".join(MODELS) + " (resnet50)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (cuda; with --tiny, cpu)")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
     parser.add_argument("--batch-size", type=int, help="(depends on the model)")
     parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
     parser.add_argument("--seconds", type=float, default=600, help="of training, over all rows and rounds (600)")
-    parser.add_argument("--tiny", action="store_true", help="almost no work: the model of that name")
+    parser.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = parsed(parser, arguments, positive=("workers", "batch_size", "steps", "seconds"))
-    check_choice("--model", given.model, WORKS, BenchError)
+    check_choice("--model", given.model, MODELS, BenchError)
     device = usable_device(given.device or ("cpu" if given.tiny else "cuda"))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True
-    torch.set_num_threads(1)  # this process forks, and a fork has none of the threads of torch's operations
+    torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
 
     model = "tiny" if given.tiny else given.model
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)

@@ -1,4 +1,4 @@
-"""What the benches share: loaders measured in turns, medians, a table, a JSON file, and errors of one sentence."""
+"""What the benches share: measuring in turns, medians, a table, a JSON file, and errors of one sentence."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from training.table import table
 
 ROUNDS = 3
 
-Row = dict[str, Any]  # "loader" and what was measured, as in the JSON file
-Columns = Sequence[tuple[str, str, Callable[[Any], str]]]  # a key of the rows, its heading, how its value is written
+Row = dict[str, Any]  # "loader" and its figures, as in the JSON file
+Columns = Sequence[tuple[str, str, Callable[[Any], str]]]  # a key of the rows, its heading, the format of its value
 
 
 class BenchError(ValueError):
-    """What cannot be measured, and why, in one sentence."""
+    """One sentence that says what cannot be measured, and why."""
 
 
 def parsed(
     parser: argparse.ArgumentParser, arguments: list[str] | None, positive: Iterable[str]
 ) -> argparse.Namespace:
-    """The arguments, with --json added. Raises BenchError if one of those in `positive` is given and not above 0."""
+    """Adds --json and parses `arguments`. Raises BenchError if one named in `positive` is not above 0."""
     parser.add_argument("--json", type=Path, help="write the result to this file")
     given = parser.parse_args(arguments)
     for key in positive:
@@ -43,9 +43,9 @@ def parsed(
 
 
 def measured_in_turns(names: Iterable[str], measure: Callable[[str], Row]) -> list[Row]:
-    """For each name the medians of what `measure` returns over ROUNDS rounds.
+    """Calls `measure` with each name in each of ROUNDS rounds. Returns the medians, one row per name.
 
-    The names take turns in each round, so that whatever else the machine does slows all of them alike.
+    The names take turns, so that whatever else the machine does slows all of them alike.
     """
     rounds: dict[str, list[Row]] = {name: [] for name in names}
     with tqdm(total=ROUNDS * len(rounds), unit="turn", leave=False, disable=None) as bar:
@@ -61,8 +61,8 @@ def measured_in_turns(names: Iterable[str], measure: Callable[[str], Row]) -> li
 
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:
-    """Prints the rows of `result` as a table, and writes all of it to `path` if there is one."""
-    cells = [[heading, *(write(row[key]) for row in result["rows"])] for key, heading, write in columns]
+    """Prints the rows of `result` as a table, and writes all of `result` to `path` as JSON if a path is given."""
+    cells = [[heading, *(formatted(row[key]) for row in result["rows"])] for key, heading, formatted in columns]
     print("\n".join([title, "", *table(cells)]))
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")

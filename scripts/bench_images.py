@@ -87,6 +87,18 @@ def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
     return done / (time.process_time() - start)
 
 
+def usable_decoders() -> tuple[list[str], list[str]]:
+    """The decoders that are installed, and for each other one a sentence that says why it cannot be used."""
+    usable, errors = [], []
+    for name in (*DECODERS, "pillow"):
+        try:
+            choose(name)
+            usable.append(name)
+        except DataError as error:
+            errors.append(str(error))
+    return usable, errors
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder with images in it or below it")
@@ -102,20 +114,14 @@ def main(arguments: list[str] | None = None) -> None:
     some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
     files, about = describe([paths[index] for index in some])
 
-    names, missing = [], []
-    for name in (*DECODERS, "pillow"):
-        try:
-            choose(name)
-            names.append(name)
-        except DataError as error:
-            missing.append(str(error))
-    seconds = given.seconds / (2 * ROUNDS * len(names))
+    decoders, missing = usable_decoders()
+    seconds = given.seconds / (2 * ROUNDS * len(decoders))
 
     def measure(name: str) -> Row:
         training, evaluation = (InMemory(train, files, given.image_size, name) for train in (True, False))
         return {"training": images_per_second(training, seconds), "evaluation": images_per_second(evaluation, seconds)}
 
-    rows = measured_in_turns(names, measure)
+    rows = measured_in_turns(decoders, measure)
     needed = given.batch_size * given.steps_per_second
     for row in rows:
         row["cores"] = needed / row["training"]

@@ -1,4 +1,4 @@
-"""Measures how many images a second each loader delivers for the same work.
+"""Measures how many images per second each loader delivers for the same work.
 
     python scripts/bench_loaders.py --workload transport                # 3x224x224 images in memory: moving bytes
     python scripts/bench_loaders.py --workload jpeg --data-root DIR     # DIR/train/CLASS/*.jpg (default: made-up)
@@ -7,17 +7,17 @@
 
 The rows of the table are loaders:
 - `torch`: the stock DataLoader with persistent workers;
-- `workers` and `threads`: WorkerLoader with a seed, reading with the dataset's read_batch where it has one;
-- `workers-plain` and `threads-plain`: WorkerLoader without a seed, reading with `__getitem__` as the stock one does;
+- `workers` and `threads`: WorkerLoader with a seed, which uses the dataset's `read_batch` if it has one;
+- `workers-plain` and `threads-plain`: WorkerLoader without a seed, which uses `__getitem__`, as the stock one does;
 - `prefetch`: `workers`, with the preloader's thread;
 - `resident`: ResidentLoader, for data in memory.
 
 All have the same batch size and prefetch factor, and nothing is done with the batches. In the workload `overhead`,
-rows that end in `-1` have batches of 1, the others of 64. The loaders take turns of some seconds, each turn in a new
+rows that end in `-1` have batches of 1, the others of 64. The loaders take turns of some seconds, each in a new
 process, and the medians over three rounds are compared.
 
-Memory is the peak of all processes together, without libraries. Shared pages count once, and files in /dev/shm count
-even where no process has mapped them.
+Memory is the peak of all processes together, without libraries. Shared pages count once. Files in /dev/shm count even
+if no process has mapped them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.errors import check_choice
 from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
-from scripts.bench_workloads import OF_PICTURES, WORKLOADS, Maker, Transport, make_pictures
+from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, Transport, make_pictures
 
 MEMORY_INTERVAL = 0.2  # seconds between two readings of the processes' memory
 COLUMNS: Columns = (
@@ -56,9 +56,9 @@ COLUMNS: Columns = (
 
 
 def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Row]:
-    """Measures the loaders in turns, for `seconds` in all."""
-    seconds_a_turn = seconds / (ROUNDS * len(makers))
-    rows = measured_in_turns(makers, lambda name: measure_apart(name, makers[name], num_workers, seconds_a_turn))
+    """Measures the loaders in turns, for `seconds` in total."""
+    turn_seconds = seconds / (ROUNDS * len(makers))
+    rows = measured_in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
     rates = {row["loader"]: row["images_per_second"] for row in rows}
     for row in rows:
         base = rates.get("torch-1" if row["loader"].endswith("-1") else "torch")
@@ -66,15 +66,15 @@ def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Ro
     return rows
 
 
-def measure_apart(name: str, make: Maker, num_workers: int, seconds: float) -> Row:
-    """Measures one turn in a new process, while this one reads the memory of all. Raises BenchError."""
+def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -> Row:
+    """Measures one turn in a child process, and meanwhile the memory of all. Raises BenchError if the loader fails."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(make, num_workers, seconds, sender))
     in_shm = _shm_bytes()
     process.start()
     sender.close()
-    peak = _memory_bytes(in_shm)  # once at least, however short the turn
+    peak = _memory_bytes(in_shm)  # at least once, however short the turn is
     try:
         while not receiver.poll(MEMORY_INTERVAL):
             peak = max(peak, _memory_bytes(in_shm))
@@ -88,7 +88,7 @@ def measure_apart(name: str, make: Maker, num_workers: int, seconds: float) -> R
 
 
 def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None:
-    """Sends what was measured, or a sentence if the loader failed."""
+    """Runs in the child. Sends its figures, or a sentence if the loader failed."""
     try:
         began = time.perf_counter()
         loader = make(num_workers)
@@ -126,6 +126,7 @@ def _images(batch: Any) -> int:
 
 
 def _memory_bytes(shm_before: int) -> int:
+    """The memory of this process and its children now. `shm_before`: bytes in /dev/shm that are not theirs."""
     anonymous = shared = 0
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
@@ -143,7 +144,7 @@ def _shm_bytes() -> int:
 
 
 def copying_rate(num_workers: int, seconds: float) -> float:
-    """The images of `transport` that processes can copy into shared memory in a second, doing nothing else."""
+    """How many images of `transport` per second processes copy into shared memory if they do nothing else."""
     context = multiprocessing.get_context("fork")
     counts = context.Array("q", num_workers)
     images = Transport().images.numpy()
@@ -159,7 +160,7 @@ def copying_rate(num_workers: int, seconds: float) -> float:
 
 def _copy(images: np.ndarray, counts: Any, worker: int, seconds: float) -> None:
     slots = np.frombuffer(mmap.mmap(-1, 3 * 256 * images[0].nbytes), np.uint8).reshape(-1, *images[0].shape)
-    slots[:] = 0  # so that the pages exist before the clock starts
+    slots[:] = 0  # the system gives the pages now, not while the copies are timed
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         for row in range(len(slots)):
@@ -172,19 +173,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workload", required=True, help=", ".join(WORKLOADS))
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
     parser.add_argument("--loaders", help="rows to measure, separated by commas (all)")
-    parser.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(OF_PICTURES)}")
+    parser.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(PICTURE_WORKLOADS)}")
     parser.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
     given = parsed(parser, arguments, positive=("workers", "seconds"))
     check_choice("--workload", given.workload, WORKLOADS, BenchError)
-    if given.data_root is not None and given.workload not in OF_PICTURES:
-        raise BenchError(f"--data-root: only {', '.join(OF_PICTURES)} read images from a folder")
+    if given.data_root is not None and given.workload not in PICTURE_WORKLOADS:
+        readers = ", ".join(PICTURE_WORKLOADS)
+        raise BenchError(f"--data-root {given.data_root}: only {readers} read images from a folder; leave it out")
     if given.data_root is not None and not given.data_root.is_dir():
         raise BenchError(f"--data-root {given.data_root}: there is no such folder")
 
-    torch.set_num_threads(1)  # this process forks, and a fork has none of the threads of torch's operations
+    torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
     with tempfile.TemporaryDirectory() as folder:
         root = given.data_root or Path(folder, "images")
-        if given.workload in OF_PICTURES and given.data_root is None:
+        if given.workload in PICTURE_WORKLOADS and given.data_root is None:
             make_pictures(root)
         makers = WORKLOADS[given.workload](root, Path(folder))
         names = given.loaders.split(",") if given.loaders else list(makers)

@@ -4,10 +4,10 @@ python scripts/bench_verdict.py                        # the ten cases of verdic
 python scripts/bench_verdict.py --held-out --gains     # ten others; runs what each verdict says to try, too
 python scripts/bench_verdict.py --check                # the cases themselves: how much faster without the bottleneck?
 
-Each case runs on two cores, so that the truth does not depend on the machine: the first two that this process may use
-(`taskset -c` chooses others). They must be idle: other programs take cores and change the truth. Gains are factors of
-images/s, or of the whole run's speed, imports included, where the bottleneck lies outside of training. Runs to compare
-take turns; with --repeat the figures are medians. A verdict whose advice makes train.py fail is wrong.
+Each case runs on two cores, so that its bottleneck does not depend on the machine: the first two that this process
+may use (`taskset -c` chooses others). They must be idle: another program on them changes the bottleneck. A gain
+compares the images/s of two runs; where the bottleneck lies outside of training, the times of the whole runs, imports
+included. Cases take turns; with --repeat the figures are medians. A verdict whose advice makes train.py fail is wrong.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from scripts.verdict_cases import CASES, Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORES = 2
-CLOSE = 0.15  # an estimated gain is right if it is so close to the measured one, as a share of that
+CLOSE = 0.15  # how far an estimated gain may be from the measured one, as a share of the measured one
 FAILED: Row = {"said": "failed", "try": "-", "estimated": None, "measured": None, "seconds": None, "verdict": None}
-WHOLE_RUN = {"checkpoint", "evaluation", "start-up"}  # not part of images/s
+WHOLE_RUN = {"checkpoint", "evaluation", "start-up"}  # bottlenecks that images/s do not show
 
 
 def factor(value: float | None) -> str:
@@ -78,7 +78,7 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
                 command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"{shlex.join(command)} has not ended after 300 s") from error
+            raise BenchError(f"{shlex.join(command)} is still running after 300 s") from error
         seconds = time.perf_counter() - began
         if done.returncode:
             raise BenchError(f"{shlex.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
@@ -89,7 +89,7 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
 def write_config(case: Case, folder: Path) -> None:
     """Writes the case's dataset and model as choices of the config groups data and model.
 
-    Images are so small that torch runs the transform in one thread: with more, idle threads would spin for a while.
+    Images are so small that torch runs the transform in one thread: several would spin for a while after their work.
     """
     parts = {"data": {"test_length": 256, "image_size": 8, **case.data}, "model": {"of": "Timed", **case.model}}
     for group, part in parts.items():
@@ -99,14 +99,14 @@ def write_config(case: Case, folder: Path) -> None:
 
 
 def gain(case: Case, before: dict[str, Any], after: dict[str, Any]) -> float:
-    """How many times as fast the second of two runs was."""
+    """How many times as fast the run `after` was, compared with the run `before`."""
     if case.truth & WHOLE_RUN:
         return float(before["seconds"] / after["seconds"])
     return float(after["images_per_second"] / before["images_per_second"])
 
 
 def judged(case: Case, with_gains: bool) -> Row:
-    """Runs the case, and what its verdict says to try, if that is wanted and it says anything."""
+    """Runs the case; with gains, also the overrides that its verdict says to try, if any."""
     summary = train(case, [])
     advice = summary.get("try")
     tried = train(case, advice) if advice and with_gains else None
@@ -126,12 +126,12 @@ def checked(case: Case) -> Row:
     return {"measured": gain(case, summary, without), "seconds": summary["seconds"]}
 
 
-def middle(values: list[Any]) -> Any:
-    """The median of numbers, or the most frequent of words; of what is there."""
-    there = [value for value in values if value is not None]
-    if not there:
+def typical(values: list[Any]) -> Any:
+    """The median of numbers or the most frequent of strings, without those that are None."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    return statistics.mode(there) if isinstance(there[0], str) else statistics.median(there)
+    return statistics.mode(known) if isinstance(known[0], str) else statistics.median(known)
 
 
 def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) -> list[Row]:
@@ -142,13 +142,13 @@ def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) ->
                 bar.set_description(name)
                 try:
                     rounds[name].append(checked(case) if check else judged(case, with_gains))
-                except BenchError as error:  # the other cases are worth their time
+                except BenchError as error:  # go on with the other cases
                     tqdm.write(f"{name}: {error}", file=sys.stderr)
                     rounds[name].append(FAILED)
                 bar.update()
     rows = []
     for name, case in cases.items():
-        row = {key: middle([one.get(key) for one in rounds[name]]) for key in rounds[name][0]}
+        row = {key: typical([one.get(key) for one in rounds[name]]) for key in rounds[name][0]}
         row |= {
             "case": name,
             "truth": " | ".join(sorted(case.truth)),
@@ -162,7 +162,7 @@ def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) ->
 
 
 def totals(rows: list[Row], cases: dict[str, Case]) -> str:
-    """The figures that count: verdicts that are right, and estimates that are close."""
+    """How many verdicts are right, and how many estimated gains are close to the measured ones."""
     right = sum(row["right"] == "yes" for row in rows)
     lines = [f"{right} of {len(rows)} verdicts name the bottleneck"]
     measured = [row for row in rows if cases[row["case"]].is_data_bound and row["measured"] is not None]

@@ -1,4 +1,4 @@
-"""The workloads of bench_loaders.py: for each, a function that makes a loader, for every row of its table."""
+"""The workloads of bench_loaders.py: each gives a function per row of the table, which makes the row's loader."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from data.transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
 from scripts.bench_harness import BenchError
 
-Maker = Callable[[int], Any]  # makes a loader with that many workers
-Workload = Callable[[Path, Path], dict[str, Maker]]  # from the folder of pictures and a temporary one, the rows
+Maker = Callable[[int], Any]  # number of workers -> loader
+Workload = Callable[[Path, Path], dict[str, Maker]]  # folder of pictures, temporary folder -> the maker of each row
 
 TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
 EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))
 
 
 class Transport:
-    """Images that are in memory as they are: reading one is copying it."""
+    """Ready-made images in memory: to read one is to copy it."""
 
     def __init__(self, length: int = 25_600) -> None:
         self.length = length
@@ -58,7 +58,7 @@ class Transport:
 
 
 class Tiny(Transport):
-    """Samples so small that a loader's own work is all that is left."""
+    """Samples so small that only the loader's own work takes time."""
 
     def __init__(self, length: int = 64_000) -> None:
         self.length, self.images = length, torch.rand(64, 8)
@@ -99,10 +99,10 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
     """The rows of one workload: the stock DataLoader over each dataset in `stock`, and our loaders over `ours`."""
     common: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
 
-    def of_torch(dataset: Any) -> Maker:
+    def stock_loader(dataset: Any) -> Maker:
         return lambda n: DataLoader(dataset, batch_size, num_workers=n, multiprocessing_context="fork", **common)
 
-    def of_ours(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
+    def our_loader(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
         def make(n: int) -> Preloader:
             settings = {"num_workers": n, "seed": seed, "worker_method": method, **common}
             return Preloader(WorkerLoader(dataset, batch_size, **settings), "cpu", depth, transform)
@@ -110,12 +110,12 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
         return make
 
     return {
-        **{name: of_torch(dataset) for name, dataset in stock.items()},
-        "workers": of_ours(ours, 0),
-        "workers-plain": of_ours(Plain(ours), None),
-        "threads": of_ours(ours, 0, "thread"),
-        "threads-plain": of_ours(Plain(ours), None, "thread"),
-        "prefetch": of_ours(ours, 0, depth=2),
+        **{name: stock_loader(dataset) for name, dataset in stock.items()},
+        "workers": our_loader(ours, 0),
+        "workers-plain": our_loader(Plain(ours), None),
+        "threads": our_loader(ours, 0, "thread"),
+        "threads-plain": our_loader(Plain(ours), None, "thread"),
+        "prefetch": our_loader(ours, 0, depth=2),
     }
 
 
@@ -147,7 +147,7 @@ def fashion(*_: Path) -> dict[str, Maker]:
 
 
 def in_memory(ours: ArrayDataset, images: np.ndarray, batch_size: int) -> dict[str, Maker]:
-    """Small images, cropped and mirrored at random and normalised: every row ends in float32 batches."""
+    """Small images, randomly cropped and mirrored, then normalised: the batches of every row are float32."""
     size = ours.image_shape[0]
     steps = [v2.RandomCrop(size, padding=ours.pad, padding_mode="reflect"), v2.RandomHorizontalFlip()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
@@ -171,12 +171,12 @@ def packed(root: Path, temporary: Path) -> dict[str, Maker]:
     pack = temporary / "pack"
     command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise BenchError(f"{root} could not be packed, for the reason above")
+        raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")
     return loader_rows(Packed(train=True, root=pack), stock_pictures(root / "train", TRAINING), 64)
 
 
 def stock_pictures(folder: Path, steps: tuple[v2.Transform, ...]) -> dict[str, Any]:
-    """What most programs use: torchvision's ImageFolder, decoding with Pillow or with torchvision's own decoder."""
+    """The datasets that most programs use: torchvision's ImageFolder, with Pillow or with torchvision's decoder."""
     return {
         "torch": TorchImageFolder(str(folder), v2.Compose([*steps, v2.PILToTensor()])),
         "torch-tv": TorchImageFolder(str(folder), v2.Compose(steps), loader=decoded),
@@ -197,12 +197,12 @@ def costly(kind: str) -> Workload:
     return make
 
 
-OF_PICTURES: dict[str, Workload] = {"jpeg": jpeg, "evaluation": evaluation, "packed": packed}
+PICTURE_WORKLOADS: dict[str, Workload] = {"jpeg": jpeg, "evaluation": evaluation, "packed": packed}
 WORKLOADS: dict[str, Workload] = {
     "transport": transport,
     "cifar": cifar,
     "fashion": fashion,
-    **OF_PICTURES,
+    **PICTURE_WORKLOADS,
     "overhead": overhead,
     **{kind: costly(kind) for kind in ("python", "native", "wait")},
 }

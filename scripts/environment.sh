@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Sourced by train, test and .ci/run: installs requirements.txt into .venv. Prints nothing where that is already done.
+# Sourced by train, test and .ci/run: installs requirements.txt into .venv. Prints nothing if that is already done.
 #
 # .venv/ready marks a .venv that this script made, and records the folder, Python and requirements that it was made for.
 # The record is written last, so an interrupted install is repeated, and a .venv that was moved is made again.
@@ -58,7 +58,7 @@ make_venv() {
     mkdir -p "$venv"
     : >"$ready" # before anything else: an interrupted run leaves a .venv that is known to be this script's
     find "$venv" -mindepth 1 ! -path "$ready" -delete
-    # The environment takes 6 or 7 GB. The rest of the 10 is for what pip downloads and removes.
+    # The environment takes 6 or 7 GB. pip needs the rest of the 10 for files that it removes again.
     free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1024 / 1024) }')
     [ "$free" -ge "${VENV_GB:-10}" ] ||
         fail "$root has $free GB free, and making .venv takes ${VENV_GB:-10} GB:" \

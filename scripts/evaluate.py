@@ -4,9 +4,9 @@
     python scripts/evaluate.py RUN --split train                                  # its training set, not augmented
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
-RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. RUN/evaluation/SPLIT gets
-confusion.png, mistakes.png and evaluation.json. No code in RUN is run: classes that its settings name from elsewhere
-than this repository, torch, torchvision and timm need --trust MODULE.
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. It writes confusion.png, mistakes.png
+and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only classes of this
+repository, torch, torchvision and timm; --trust MODULE allows those of another module.
 """
 
 from __future__ import annotations
@@ -51,24 +51,20 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             if evaluation is not None:
                 evaluation.add(batch["image"], labels, run.task.predictions(outputs))
     scores = {name: total / max(images, 1) for name, total in sums.items()}
-    about = {
+    result: dict[str, Any] = {
         "checkpoint": str(run.path),
         "step": run.step,
         "split": given.split,
         "images": images,
         "skipped": len(dataset) - images,
+        **scores,
     }
-    result = {**about, **scores}
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
 
     out: Path = given.out or run.folder / "evaluation" / given.split
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
+    write(out, result, evaluation)
     if evaluation is not None:
-        write_whole(out / "mistakes.png", evaluation.draw_mistakes())
-        if picture := evaluation.draw_confusion():
-            write_whole(out / "confusion.png", picture)
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     print(run)
     print(
@@ -76,6 +72,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"of {images:,} images ({given.split})",
     )
     return result
+
+
+def write(folder: Path, result: dict[str, Any], evaluation: Evaluation | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "evaluation.json", json.dumps(result, indent=2) + "\n")
+    if evaluation is None:
+        return
+    write_whole(folder / "mistakes.png", evaluation.draw_mistakes())
+    if picture := evaluation.draw_confusion():
+        write_whole(folder / "confusion.png", picture)
 
 
 if __name__ == "__main__":

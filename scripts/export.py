@@ -3,9 +3,9 @@
     python scripts/export.py RUN                   # RUN/export/model.pt2, a program of torch.export
     python scripts/export.py RUN --format onnx     # RUN/export/model.onnx; pip install onnx onnxscript onnxruntime
 
-RUN is the folder of a run, of which the best checkpoint is used, or a checkpoint file. The written network is compared
-with the original on images of the run's test set (KEY=VALUE replaces a setting, as in data.root=DIR). README.md and
-preprocessing.json beside it say how to prepare images. No code in RUN is run: see scripts/evaluate.py.
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The exported network is compared with
+the original on images of the run's test set (KEY=VALUE replaces a setting, as in data.root=DIR). README.md and
+preprocessing.json beside it say how to prepare images. No code in RUN is executed: see scripts/evaluate.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with run.loader(run.dataset("test"), num_workers=0) as loader:
         images = next(iter(loader))["image"][:COMPARED].contiguous()
-    images = torch.cat([images, images])[: max(2, len(images))]  # a batch of one would be exported as the only size
+    images = torch.cat([images, images])[: max(2, len(images))]  # torch.export would fix a batch size of 1
     model = run.model.to(memory_format=torch.contiguous_format)
     compared = export(model, images, out, given.format, given.tolerance)
     describe(run.spec, out, str(run))

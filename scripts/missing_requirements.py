@@ -1,6 +1,6 @@
 """Prints the first line of requirements.txt that this Python's packages do not satisfy, and exits with 1.
 
-environment.sh runs this with a .venv that it did not make. Only versions are read, nothing is imported or installed.
+environment.sh runs this with the Python of a .venv that it did not make. It imports and installs none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def first_missing(lines: list[str]) -> str | None:
-    """The first requirement that is not installed, or is installed in a version out of its range."""
+    """The first requirement that is not installed, or whose installed version is out of its range."""
     try:
         from packaging.requirements import Requirement
     except ImportError:

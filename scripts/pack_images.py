@@ -4,9 +4,9 @@
     python scripts/pack_images.py IMAGES PACK --format jpeg   # unchanged files: smaller, but slower to read
     python scripts/pack_images.py --verify PACK               # compares all images with their checksums
 
-IMAGES has the layout of data=image_folder. How large the pack will be is printed before it is written. Packing may be
-interrupted at any time: the same command continues after the last finished shard. If images have changed since then,
-make a new pack. data/packed.py describes a pack's files.
+IMAGES has the layout of data=image_folder. The script prints how large the pack will be before it writes it. You may
+interrupt it at any time: the same command continues after the last finished shard. If images have changed meanwhile,
+make a new pack. data/packed.py describes the files of a pack.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from loaders import WorkerLoader
 from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
-SAMPLED = 500  # images of each split whose sizes tell how large the pack will be
+SAMPLED = 500  # images of each split from whose sizes that of the pack is estimated
 
 
 class Encoded:
-    """The images of a folder as stored in a pack: (bytes, height, width), or the error if one cannot be read."""
+    """A dataset of a folder's images as a pack stores them: (bytes, height, width), or the error of a damaged one."""
 
     def __init__(self, images: ImageFolder, form: str, short_side: int) -> None:
         self._images, self._form, self._short_side = images, form, short_side
@@ -69,7 +69,7 @@ def whole(size: Size) -> Box:
 
 
 class Packing:
-    """A pack that is being written. `unfinished.json` has its settings, and says which shards are finished.
+    """A pack that is being written. Its settings and the list of its finished shards are in unfinished.json.
 
     Raises DataError if the folder has other files in it, or if another process is packing into it.
     """
@@ -84,7 +84,7 @@ class Packing:
             "classes": self.splits["train"].classes,
             "images": {split: fingerprint(data) for split, data in self.splits.items()},
         }
-        self.about = json.loads(json.dumps(about))  # so that it equals what is read from a file
+        self.about = json.loads(json.dumps(about))  # with lists for tuples, to compare it with a file's content
         # For each finished shard, the number of images up to its end.
         self.done: dict[str, list[int]] = {split: [] for split in SPLITS}
         self.finished = (folder / "pack.json").exists()
@@ -131,7 +131,7 @@ class Packing:
         return self.done[split][-1] if self.done[split] else 0
 
     def expected_bytes(self) -> float:
-        """How large the pack will be, from the sizes of some images."""
+        """Estimates the size of the pack from the sizes of some images."""
         total = 0.0
         for images in self.splits.values():
             some = np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(int).tolist()
@@ -214,10 +214,10 @@ class Packing:
 
 
 def stored_bytes(path: str, short_side: int | None) -> float:
-    """How many bytes an image takes in a pack: as resized pixels, or as its file if there is no `short_side`."""
+    """The bytes that an image takes in a pack: those of its resized pixels; without `short_side`, of its file."""
     if short_side is None:
         return os.path.getsize(path)
-    with suppress(Exception), Image.open(path) as image:  # what cannot be read is named when it is packed
+    with suppress(Exception), Image.open(path) as image:  # pack() reports images that cannot be read
         return 3 * math.prod(image.size) * min(1.0, short_side / min(image.size)) ** 2
     return 0
 

@@ -1,7 +1,7 @@
 """Ten runs of train.py whose bottleneck is known by construction; ten others are in verdict_cases_held_out.py.
 
-All run on 2 cores. In the comments a batch's time is that of one worker. `without` takes away what should be the
-bottleneck and nothing else: `bench_verdict.py --check` measures how much faster the run then is.
+All run on 2 cores. In the comments, the time of a batch is that of one worker. The overrides in `without` remove the
+bottleneck and change nothing else: `bench_verdict.py --check` measures how much faster the run then is.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# Where waiting for a loader that does nothing else than load would end: more or other workers, or another loader.
+# Bottlenecks for which training waits for data, and which more workers, other workers or another loader can remove.
 DATA_BOUND = {"decoding", "gil", "loader", "reading", "uneven"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A dataset and a model of verdict_parts.py, with the overrides of train.py, and the words that are true of it."""
+    """A run of train.py with a dataset and a model of verdict_parts.py."""
 
-    truth: set[str]
+    truth: set[str]  # the bottlenecks that a right verdict may name
     data: dict[str, Any]  # a class of verdict_parts.py ("of"), and its arguments
     model: dict[str, Any]  # the arguments of Timed, or a choice of conf/model/ ("of")
     overrides: str
-    without: str  # overrides that take the bottleneck away
-    speedup: float  # at least so many times the images/s, or the whole run's speed, without the bottleneck
+    without: str  # overrides that remove the bottleneck
+    speedup: float  # how many times as fast the run is then, at least
 
     @property
     def is_data_bound(self) -> bool:
@@ -30,7 +30,7 @@ class Case:
 
 
 CASES = {
-    # A batch takes 32 * 2 = 64 ms and a step 10: the only worker never rests, and a second core is free.
+    # A batch takes 32 * 2 = 64 ms and a step 10: the only worker is always busy, and the second core mostly idle.
     "python_too_few_workers": Case(
         {"decoding"},
         {"of": "Costly", "length": 6400, "python_ms": 2.0},
@@ -58,7 +58,7 @@ CASES = {
         "data.every=1",
         1.6,
     ),
-    # Samples of Python code in threads of one process: they take turns, and 32 ms a batch is all that they deliver.
+    # Samples of Python code in threads of one process: the threads take turns, so together they need 32 ms per batch.
     "python_in_threads": Case(
         {"gil"},
         {"of": "Costly", "length": 9600, "python_ms": 1.0},
@@ -67,8 +67,8 @@ CASES = {
         "loader=workers",
         1.4,
     ),
-    # A batch takes 64 ms of a core, a step 30 ms of both. Eight workers can always have a batch ready, so there is no
-    # waiting, but two cores need (64 + 60) / 2 = 62 ms for what takes 30 without the samples' work.
+    # A batch takes 64 ms of one core, a step 30 ms of both. Eight workers always have a batch ready, so training never
+    # waits, but the two cores need (64 + 60) / 2 = 62 ms per step, which takes 30 without the samples' work.
     "too_many_workers": Case(
         {"cores"},
         {"of": "Costly", "length": 12800, "native_ms": 1.0},
@@ -77,9 +77,9 @@ CASES = {
         "data.native_ms=0",
         1.5,
     ),
-    # 24 small tensors a batch, for each of which the stock loader sends a file descriptor: 4 ms of CPU time in a
-    # worker and 4 in the training process, where reading and collating take 0.1 each. With loader=workers, which runs
-    # the same code of the dataset and of collate, it is 1 and 0.5.
+    # 24 small tensors per batch. The stock loader sends a file descriptor for each: a batch takes 4 ms of CPU time in
+    # a worker and 4 in the training process, although reading and collating take 0.1 each. With loader=workers, which
+    # runs the same code of the dataset and of collate, a batch takes 1 and 0.5.
     "stock_loader_many_fields": Case(
         {"loader"},
         {"of": "ManyFields", "length": 24000, "fields": 24},
@@ -88,7 +88,7 @@ CASES = {
         "loader=workers",
         1.6,
     ),
-    # A real network, 1 ms of data and 50 or more of computing.
+    # A real network: reading a batch takes 1 ms, and a step 50 or more.
     "slow_step": Case(
         {"step"},
         {"of": "Costly", "length": 32000, "image_size": 32},
@@ -97,7 +97,7 @@ CASES = {
         "model.width=1",
         1.4,
     ),
-    # Reading takes no time, collating 60 ms a batch in each of two workers, and a step 5.
+    # Reading takes no time, collating 60 ms per batch in each of two workers, and a step 5.
     "slow_collate": Case(
         {"collate"},
         {"of": "SlowCollate", "length": 12800, "collate_ms": 60.0},
@@ -106,7 +106,7 @@ CASES = {
         "data.collate_ms=0",
         3.0,
     ),
-    # Three times a second of training and 4 s of evaluation.
+    # Three epochs, each of 1 s of training and 4 s of evaluation.
     "slow_evaluation": Case(
         {"evaluation"},
         {"of": "SlowTest", "length": 3200, "wait_ms": 4.0, "test_length": 2000},
@@ -115,7 +115,7 @@ CASES = {
         "data.wait_ms=0",
         1.5,
     ),
-    # Each worker opens the data for 7 s (of its own core), then training takes 3.
+    # Each worker needs 7 s of CPU time to open the data, then training takes 3 s.
     "slow_start": Case(
         {"start-up"},
         {"of": "Opening", "length": 9600, "open_ms": 7000.0},

@@ -1,4 +1,4 @@
-"""Ten further cases for bench_verdict.py, not to be looked at while the verdict is tuned: see verdict_cases.py."""
+"""Ten further cases for bench_verdict.py, as in verdict_cases.py. Do not tune the verdict to these."""
 
 from scripts.verdict_cases import Case
 
@@ -12,8 +12,9 @@ CASES = {
         "data.native_ms=0",
         1.5,
     ),
-    # Four workers deliver a batch every 64 ms in the first epoch, and at once in the four others, in which a step
-    # takes 10 ms. So the first epoch takes 6 of 10 s: reading bounds the run, though the typical step does not wait.
+    # Four workers deliver a batch every 64 ms in the first epoch and without delay in the four others, where only the
+    # step takes time, 10 ms. The first epoch takes 6 of 10 s: reading bounds the run, though the typical step does not
+    # wait.
     "cold_cache": Case(
         {"reading"},
         {"of": "Cold", "length": 3200, "wait_ms": 8.0},
@@ -22,7 +23,8 @@ CASES = {
         "data.wait_ms=0",
         1.6,
     ),
-    # 20 steps. The Python code of a batch takes 614 ms, in turns; on two cores all of the work could take 380.
+    # 20 steps. The threads take turns with the Python code of a batch, 614 ms. In processes, two cores could do all of
+    # the work of a step in 380.
     "large_batches_in_threads": Case(
         {"gil"},
         {"of": "Costly", "length": 20480, "python_ms": 0.6, "native_ms": 0.1},
@@ -31,8 +33,8 @@ CASES = {
         "loader=workers",
         1.3,
     ),
-    # One batch in 19 takes 300 ms and the others almost nothing; six are loaded ahead, so two of three workers, and a
-    # core, are mostly idle. The same CPU time in equal parts keeps both cores busy.
+    # One batch in 19 takes 300 ms and the others almost nothing. Only six are loaded ahead, so two of three workers
+    # and one core are mostly idle. The same CPU time in equal parts keeps both cores busy.
     "one_slow_native_sample": Case(
         {"uneven"},
         {"of": "Uneven", "length": 4800, "every": 150, "native_ms": 2.0},
@@ -41,7 +43,7 @@ CASES = {
         "data.every=1",
         1.3,
     ),
-    # A batch takes 32 ms of a core and a step 30 ms of both: together (32 + 60) / 2 = 46 ms instead of 30.
+    # A batch takes 32 ms of one core and a step 30 ms of both: together (32 + 60) / 2 = 46 ms instead of 30.
     "shared_cores": Case(
         {"cores"},
         {"of": "Costly", "length": 16000, "native_ms": 0.5},
@@ -50,8 +52,8 @@ CASES = {
         "data.native_ms=0",
         1.3,
     ),
-    # Two tiny images a batch: in the training process, receiving one from the stock loader takes 0.6 ms of CPU time,
-    # from loader=workers 0.1, and a step 0.3. Reading takes 0.02.
+    # Two tiny images per batch: the training process needs 0.6 ms of CPU time to receive a batch from the stock
+    # loader, 0.1 from loader=workers, and 0.3 for a step. Reading takes 0.02.
     "tiny_batches": Case(
         {"loader"},
         {"of": "Costly", "length": 20000},
@@ -60,7 +62,8 @@ CASES = {
         "loader=workers",
         1.4,
     ),
-    # Four workers sleep 32 ms for a batch and a step takes 40: they are busy for 80 % of the time, and always in time.
+    # Each of four workers sleeps 4 * 32 = 128 ms per batch, so they deliver one every 32 ms. A step takes 40: it never
+    # waits, though the workers are busy for 80 % of the time.
     "balanced": Case(
         {"step"},
         {"of": "Costly", "length": 9600, "wait_ms": 4.0},
@@ -69,8 +72,8 @@ CASES = {
         "model.step_ms=20",
         1.15,
     ),
-    # Erasing and mixing float images of 224 x 224 after normalising them takes 50 to 80 ms a batch in the training
-    # process, reading a batch 1 and a step 2.
+    # The training process normalises, erases and mixes images of 224 x 224: 50 to 80 ms per batch. Reading a batch
+    # takes 1 ms and a step 2.
     "slow_transform": Case(
         {"transform"},
         {"of": "Costly", "length": 9600, "image_size": 224},
@@ -79,8 +82,8 @@ CASES = {
         "augment.erase=0 augment.mixup=0",
         1.3,
     ),
-    # 40 samples of 12,800 kill the worker, and the next one takes 0.3 s to open the data again, in which the other
-    # gets at most four batches ahead: 12 s for restarts, against 2 in which steps and samples compute.
+    # 40 of 12,800 samples kill the worker that reads them. Its replacement needs 0.3 s to open the data, during which
+    # the other worker loads at most four batches: 12 s of restarts, against 2 s of steps and reading.
     "crashing_workers": Case(
         {"restarts"},
         {"of": "Opening", "length": 12800, "open_ms": 300.0, "crash_every": 320, "native_ms": 0.3},
@@ -89,7 +92,7 @@ CASES = {
         "data.crash_every=0",
         2.0,
     ),
-    # A checkpoint of 128 MB every fifth step, that is every 50 ms: writing one takes at least 250 ms.
+    # A checkpoint of 128 MB every fifth step, that is every 50 ms. Writing it takes at least 250 ms.
     "frequent_checkpoints": Case(
         {"checkpoint"},
         {"of": "Costly", "length": 4800},

@@ -1,7 +1,7 @@
-"""Datasets and a model whose costs are given in milliseconds, so that what bounds a run follows from its construction.
+"""Datasets and a model whose costs are given in milliseconds, so that a run's bottleneck is known beforehand.
 
-CPU time is that of the calling thread: the same amount of work on a slow and on a busy machine. Only training samples
-and training steps cost anything, so that evaluation takes no time, except for SlowTest.
+CPU time is that of the calling thread, so it is the same work on a busy machine. Only training samples and training
+steps cost anything, so evaluation takes no time, except with SlowTest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Costly(Synthetic):
         self.costs = {"python": python_ms, "native": native_ms, "wait": wait_ms} if train else {}
 
     def spend(self, index: int) -> None:
-        """Takes the time that the sample takes."""
+        """Spends the time that reading the sample takes."""
         for kind, milliseconds in self.costs.items():
             if milliseconds:
                 COSTS[kind](milliseconds / 1000)
@@ -47,7 +47,7 @@ class Costly(Synthetic):
 
 
 class Uneven(Costly):
-    """One sample in `every` takes `every` times the given cost, the others none: the mean is the given cost."""
+    """One sample in `every` takes `every` times the given cost and the others nothing: the mean is the given cost."""
 
     def __init__(self, train: bool, every: int, **costly: Any) -> None:
         super().__init__(train, **costly)
@@ -60,7 +60,7 @@ class Uneven(Costly):
 
 
 class Cold(Costly):
-    """A sample costs only when it is read for the first time, by whichever worker: a cache that fills."""
+    """A sample costs something only when a worker reads it for the first time: a cache that fills."""
 
     def __init__(self, train: bool, **costly: Any) -> None:
         super().__init__(train, **costly)
@@ -73,7 +73,7 @@ class Cold(Costly):
 
 
 class Opening(Costly):
-    """Each process that reads first opens the data, which takes `open_ms` of Python code: imports, an index.
+    """Before its first sample each process opens the data, with `open_ms` of Python code: imports, an index.
 
     One sample in `crash_every` kills the process that reads it for the first time; 0 = none.
     """
@@ -99,12 +99,12 @@ class SlowTest(Costly):
     """Test samples cost what training samples cost elsewhere, and training samples nothing."""
 
     def __init__(self, train: bool, **costly: Any) -> None:
-        super().__init__(not train, **costly)  # the costs of the other part
+        super().__init__(not train, **costly)  # the costs of the other split
         self.length = costly["length"] if train else costly["test_length"]
 
 
 class ManyFields(Costly):
-    """Samples with `fields` small tensors beside the image, as detection has: each is stacked and sent on its own."""
+    """Samples with `fields` small tensors beside the image, as in detection: each is stacked and sent separately."""
 
     def __init__(self, train: bool, fields: int, **costly: Any) -> None:
         super().__init__(train, **costly)
@@ -115,7 +115,7 @@ class ManyFields(Costly):
 
 
 class SlowCollate(Costly):
-    """Samples with a field whose own collate function takes `collate_ms` of Python code per batch: padding, say."""
+    """Samples with a field whose collate function takes `collate_ms` of Python code per batch, as padding does."""
 
     def __init__(self, train: bool, collate_ms: float, **costly: Any) -> None:
         super().__init__(train, **costly)
