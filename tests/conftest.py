@@ -1,4 +1,4 @@
-"""Skips tests marked `cuda` if there is no CUDA device; holds what the tests of loaders and of clients share."""
+"""Skips tests marked `cuda` without a CUDA device, makes forks fast, and has the fixtures that all tests share."""
 
 import ctypes
 import gc
@@ -13,11 +13,11 @@ import pytest
 import torch
 from python_server import PythonServer
 
-# The tests' tensors are so small that a second thread would only take time.
+# The tests' tensors are so small that a second thread would only slow them down.
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the programs that the tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that the tests start
 MADV_COLLAPSE = 25  # of Linux 6.1; older ones refuse it
-BOUND = 60.0  # seconds; only spent by a test that is about to fail
+BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,13 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # else each collection by a test, and by each process it forks, visits a million objects of libraries
+    gc.freeze()  # else each collection, in a test or a process that it forks, visits a million objects of libraries
     use_huge_pages()
 
 
 def use_huge_pages() -> None:
-    """Makes forks of this process twice as fast: the system copies an entry for each page, and importing torch takes
-    400 MB of them."""
+    """Makes forks of this process twice as fast: a fork copies an entry per page, and torch takes 400 MB of pages."""
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _, _, file, *name = line.split()
@@ -51,13 +50,13 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def bound() -> float:
-    """Seconds to wait for what must happen."""
+    """How many seconds a test waits for something that must happen before it fails."""
     return BOUND
 
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[PythonServer]:
-    """Starts programs, each in an interpreter of its own."""
+    """Starts programs, each in a new interpreter."""
     server = PythonServer()
     yield server
     server.close()
@@ -69,15 +68,16 @@ def nothing_left_behind():
     before = running()
     yield
     if running() - before:
-        gc.collect()  # an error that a test looked at can hold a loader in a cycle
+        gc.collect()  # an exception that the test caught can hold a loader in a reference cycle
     until = time.monotonic() + 10
-    for one in running() - before:
-        one.join(max(0.0, until - time.monotonic()))
+    for thread_or_process in running() - before:
+        thread_or_process.join(max(0.0, until - time.monotonic()))
     left = running() - before
     for process in left & set(multiprocessing.active_children()):
-        process.kill()  # the tests after this one are not to blame
+        process.kill()  # so that later tests do not fail for it too
     assert not left, f"left behind: {left}"
 
 
 def running() -> set:
+    """The threads and child processes that are alive now."""
     return {*threading.enumerate(), *multiprocessing.active_children()}

@@ -1,7 +1,7 @@
-"""Starts Python programs quickly: a server that has imported torch and Hydra forks each of them.
+"""Starts Python programs quickly: a server that has imported torch and Hydra forks itself for each program.
 
-Importing these takes seconds, most of the time of a short program. A program started here differs from a fresh one
-only in that the modules in PRELOADED are imported already, with the server's environment variables. It imports this
+Importing these takes seconds, most of the time of a short program. A program started here differs from a fresh one in
+one way: the modules in PRELOADED are imported already, with the server's environment variables. It imports this
 repository's modules itself, is its own `__main__`, and exits as any interpreter does.
 """
 
@@ -27,13 +27,13 @@ LARGEST_REQUEST = 1 << 17  # bytes
 
 
 class PythonServer:
-    """Starts the server. `start` is to it as subprocess.Popen([sys.executable, ...]) is to the system."""
+    """A server process. `start` and `run` work like subprocess.Popen and subprocess.run with this interpreter."""
 
     def __init__(self) -> None:
         self._control, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with servers:
             command = [sys.executable, __file__, str(servers.fileno())]
-            # In a session of its own, so that Ctrl-C in the terminal does not print the server's traceback.
+            # A new session, so that Ctrl-C in the terminal does not reach the server, which would print a traceback.
             self._process = subprocess.Popen(command, pass_fds=[servers.fileno()], start_new_session=True)
 
     def start(
@@ -46,7 +46,7 @@ class PythonServer:
     ) -> Program:
         """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments.
 
-        What it prints goes to `output`, if that is given, else to the pipes that `communicate` reads.
+        Its stdout and stderr go to `output` if that is given, else to pipes that `communicate` reads.
         """
         request = {
             "arguments": [str(argument) for argument in arguments],
@@ -70,7 +70,7 @@ class PythonServer:
     def run(
         self, *arguments: object, timeout: float, check: bool = False, **options
     ) -> subprocess.CompletedProcess[str]:
-        """subprocess.run with captured output."""
+        """Runs a program to its end and captures its output. Raises AssertionError if `check` and it fails."""
         with self.start(*arguments, **options) as program:
             out, err = program.communicate(timeout)
         if check and program.returncode:
@@ -147,14 +147,14 @@ class Program:
 
 
 def serve(control: socket.socket) -> tuple[dict, list[int]]:
-    """Forks a program for each request until pytest is gone. Returns in each program what it has to become."""
+    """Forks a program for each request, until pytest exits. Returns, in each program, its request and descriptors."""
     running: dict[int, tuple[int, int]] = {}  # pidfd -> pid, the pipe for its exit status
     while True:
         for fd in select.select([control, *running], [], [])[0]:
             if fd in running:
                 pid, status = running.pop(fd)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with suppress(BrokenPipeError):  # nobody asks
+                with suppress(BrokenPipeError):  # the test did not wait for it
                     os.write(status, b"%d\n" % code)
                 os.close(status)
                 os.close(fd)
@@ -175,7 +175,7 @@ def serve(control: socket.socket) -> tuple[dict, list[int]]:
 
 
 def become(request: dict, fds: list[int]) -> tuple[object, dict]:
-    """Makes this process what `python *arguments` would be. Returns the program's code and namespace."""
+    """Turns this process into `python *arguments`. Returns the program's code and namespace, for exec."""
     import multiprocessing.process
     import tempfile
     import types
@@ -205,10 +205,10 @@ def become(request: dict, fds: list[int]) -> tuple[object, dict]:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        sys.modules["triton"] = None  # torch._dynamo does without it; it complains of objects frozen when Python exits
+        sys.modules["triton"] = None  # torch._dynamo works without it; it reports frozen objects as leaks
         for module in PRELOADED:
             __import__(module)
         del sys.modules["triton"]
-        gc.freeze()  # else each program would visit all their objects when it exits, and so copy their memory
+        gc.freeze()  # else the garbage collector of each program would visit these objects, and so copy their memory
         code, namespace = become(*serve(control))
     exec(code, namespace)
