@@ -67,13 +67,8 @@ class HuggingFace(CroppedDataset):
         else:
             known = np.unique(read_labels(train_rows, label, f"{path}, train split"))
             self.classes = tuple(str(value) for value in known)
-        values = read_labels(rows, label, self._where)
-        self.labels = class_indices(values, known)
-        if (unknown := np.flatnonzero(self.labels < 0)).size:
-            raise DataError(
-                f"{self.path(unknown[0])} has {label}={values[unknown[0]]}, which is not one of the {len(known)} "
-                "classes; choose other splits (data.train_split, data.test_split) or another column (data.label)"
-            )
+        remedy = "choose other splits (data.train_split, data.test_split) or another column (data.label)"
+        self.labels = class_indices(read_labels(rows, label, self._where), known, self.path, remedy)
         encoded = importlib.import_module("datasets").Image(decode=False)
         try:
             self._rows = rows.select_columns([image]).cast_column(image, encoded)

@@ -64,12 +64,8 @@ class WebDataset(CroppedDataset):
         else:
             known = np.unique(labels if train else read_labels(read_indices(find_shards("data.urls", urls))))
             self.classes = tuple(str(value) for value in known)
-        self.labels = class_indices(labels, known)
-        if (unknown := np.flatnonzero(self.labels < 0)).size:
-            raise DataError(
-                f"{self.path(unknown[0])} has the label {labels[unknown[0]]}, which is not one of the {len(known)} "
-                "classes; change the label, or set data.classes to a list of all classes"
-            )
+        remedy = "change the label, or set data.classes to a list of all classes"
+        self.labels = class_indices(labels, known, self.path, remedy)
 
     def path(self, index: int) -> str:
         return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._entries[index]['name'])}"
@@ -109,11 +105,13 @@ def expand_braces(text: str) -> list[str]:
 
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in a list, or in a file."""
+    """The names in a list, or in the lines of a file."""
     try:
         names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
     except (OSError, UnicodeError) as error:
         raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
+    if not names:
+        raise DataError(f"data.classes={classes} has no names; set it to a file or a list with some, or to null")
     return tuple(str(name).strip() for name in names)
 
 

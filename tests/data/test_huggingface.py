@@ -124,7 +124,7 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
         ({"train": False}, "data.test_split is not set, and the dataset has the splits train, unlabelled; set it"),
         (
             {"train": False, "test_split": "unlabelled"},
-            "PATH, test split, row 0 has label=-1, which is not one of the 2 classes; choose other splits",
+            "PATH, test split, row 0 has the label -1, which is not one of the 2 classes; choose other splits",
         ),
         ({"path": None}, "data.path is not set; set it to a dataset of the Hugging Face hub"),
         ({"path": "/nowhere"}, "data.path=/nowhere is not a folder; set it to one"),
