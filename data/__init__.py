@@ -3,7 +3,7 @@
 A dataset is a class with `__len__` and `__getitem__`. Its constructor takes `train` (True: the training split,
 augmented; False: the test split) and the keys of its yaml file in conf/data/. To add one:
 
-    # data/flowers.py                                   # conf/data/flowers.yaml: use it with data=flowers
+    # data/flowers.py                                   # conf/data/flowers.yaml, for data=flowers
     class Flowers:                                      _target_: data.flowers.Flowers
         def __init__(self, train, root): ...            root: null
 

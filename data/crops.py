@@ -21,14 +21,14 @@ from data.policy import Policy
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
 DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
-LONGEST_SIDE = 64  # in evaluation, an image's longer side is cut to at most so many times the shorter one
+LONGEST_SIDE = 64  # in evaluation, an image's longer side is cut to at most 64 times the shorter one
 # interpolate(antialias=True) calls these operators, but cannot write into given memory. They give Pillow's results.
 RESIZE = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
 
-Read = Callable[[Crop, float], torch.Tensor]  # as CroppedDataset.read, for one image
+Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.read for one image
 
 
 class CroppedDataset:

@@ -35,7 +35,7 @@ class Guarded:
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into the tensors of `out`, one at a time."""
-        others = empty_sample(self.dataset) if self._reads_batches else {}  # fields that are read and not used
+        others = empty_sample(self.dataset) if self._reads_batches else {}  # read_batch writes all fields
         for row, index in enumerate(indices.tolist()):
             image, reason = out["image"][row : row + 1], out["reason"][row].zero_()
             out["index"][row] = index

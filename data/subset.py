@@ -47,7 +47,7 @@ def subset(dataset: Any, indices: np.ndarray) -> Subset:
 def offers(dataset: Any, method: str) -> bool:
     """Whether the dataset's class has `method`, and it returns the same samples as `__getitem__`.
 
-    If a subclass overrides only `__getitem__`, the inherited method would read other samples. Loaders check the same.
+    If a subclass overrides only `__getitem__`, the inherited method would read other samples: loaders ignore it too.
     """
     owner, reader = (_owner(dataset, name) for name in (method, "__getitem__"))
     return owner is not None and reader is not None and issubclass(owner, reader)
