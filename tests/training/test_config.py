@@ -158,7 +158,11 @@ def test_an_error_inside_a_target_is_raised_unchanged():
     [
         ("optim", "optim.lr=-1", r"optim: torch\.optim\.SGD\(lr=-1, .*Invalid learning rate"),
         ("optim", "optim.betas=[0.9]", r"optim: torch\.optim\.AdamW\(.*betas=\[0\.9\].*: list index out of range"),
-        ("model", "model.width=0", r"model: models\.small_cnn\.SmallCNN\(width=0\): width=0: give a number from 1"),
+        (
+            "model",
+            "model.width=0",
+            r"model: models\.small_cnn\.SmallCNN\(width=0\): width=0: give a whole number, at least 1",
+        ),
     ],
 )
 def test_a_value_that_a_target_refuses_is_reported_in_one_sentence(group, override, sentence):
