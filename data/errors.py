@@ -13,7 +13,8 @@ class DataError(ValueError):
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """A question that names the known value nearest to `given`; empty if none is near."""
-    near = get_close_matches({"gpu": "cuda"}.get(str(given), str(given)), list(known), n=1)
+    name = "cuda" if given == "gpu" else str(given)  # near in meaning, not in spelling
+    near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 

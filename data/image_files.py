@@ -52,14 +52,11 @@ class ImageFiles(CroppedDataset):
     def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
         height, width, channels = self.shape
         pixels = image if channels == 3 else torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        if not self._resizes_middle:
-            super()._write(index, pixels, draws)
-        else:
+        if self._resizes_middle:
             part = self.read(index, lambda size: largest_middle(size, width / height), math.inf)
-            if part.shape == pixels.shape[1:]:
-                pixels[0] = part
-            else:
-                resize(part, pixels, self.interpolation)
+            resize(part, pixels, self.interpolation)
+        else:
+            super()._write(index, pixels, draws)
         if channels == 1:
             image[0, 0] = (pixels[0].int() * GREY).sum(0) + 32768 >> 16
 

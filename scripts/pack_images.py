@@ -43,7 +43,7 @@ SPLITS = ("train", "val")
 SAMPLED = 500  # images of each split from whose sizes that of the pack is estimated
 
 
-class Encoded:
+class StoredImages:
     """A dataset of a folder's images as a pack stores them: (bytes, height, width), or the error of a damaged one."""
 
     def __init__(self, images: ImageFolder, form: str, short_side: int) -> None:
@@ -142,18 +142,16 @@ class Packing:
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
         images, done = self.splits[split], self.done[split]
-        rest = range(self.images_done(split), len(images))
-        encoded = Encoded(images, self.about["format"], self.about["short_side"] or 0)
+        number = self.images_done(split)  # of the next image
+        stored = StoredImages(images, self.about["format"], self.about["short_side"] or 0)
         settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
-        with WorkerLoader[Any](encoded, 8, sampler=rest, **settings) as loader:
-            source = zip(rest, chain.from_iterable(loader), strict=True)
-            number = rest.start - 1
-            while number + 1 < len(images):
+        with WorkerLoader[Any](stored, 8, sampler=range(number, len(images)), **settings) as loader:
+            items = chain.from_iterable(loader)
+            while number < len(images):
                 entries = []
                 with replacing(self.folder / shard_name(split, len(done))) as file:
-                    while file.tell() < shard_bytes and number + 1 < len(images):
-                        number, item = next(source)
-                        bar.update()
+                    while file.tell() < shard_bytes and number < len(images):
+                        item = next(items)
                         if not isinstance(item, DataError):
                             entries.append(self._entry(images, number, file.tell(), len(done), item))
                             file.write(item[0])
@@ -161,9 +159,11 @@ class Packing:
                             bar.write(f"left out: {item}")
                         else:
                             raise DataError(f"{item}, or leave it out with --skip")
+                        number += 1
+                        bar.update()
                 with replacing(self._part(split, len(done))) as file:
                     np.save(file, np.array(entries, self._entry_type(images)))
-                done.append(number + 1)
+                done.append(number)
                 self._save_progress()
 
     def finish(self) -> None:

@@ -60,7 +60,7 @@ def test_after_an_interruption_the_same_command_completes_the_same_pack(
     images, tmp_path, small_shards, monkeypatch, stop_at
 ):
     whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
-    original, read = pack_images.Encoded.__getitem__, []
+    original, read = pack_images.StoredImages.__getitem__, []
 
     def interrupted(self, index):
         read.append(index)
@@ -68,7 +68,7 @@ def test_after_an_interruption_the_same_command_completes_the_same_pack(
             raise KeyboardInterrupt
         return original(self, index)
 
-    monkeypatch.setattr(pack_images.Encoded, "__getitem__", interrupted)
+    monkeypatch.setattr(pack_images.StoredImages, "__getitem__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(images, folder)
     with pytest.raises(DataError, match="unfinished pack"):
@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_is_continued(python, images, tmp_path, small_shar
 
 def stopped_after_shards(images, folder, monkeypatch):
     """Packs, and stops after two or more finished shards."""
-    original, read = pack_images.Encoded.__getitem__, []
+    original, read = pack_images.StoredImages.__getitem__, []
 
     def interrupted(self, index):
         read.append(index)
@@ -118,7 +118,7 @@ def stopped_after_shards(images, folder, monkeypatch):
         return original(self, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pack_images.Encoded, "__getitem__", interrupted)
+        patch.setattr(pack_images.StoredImages, "__getitem__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pack(images, folder)
 
