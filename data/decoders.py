@@ -1,4 +1,4 @@
-"""The fast decoders of image files, each of which may not be installed, and the choice between them (data.decoder).
+"""The optional, fast decoders of image files, and the choice between them (data.decoder).
 
 A decoder takes a file's bytes and a function that chooses a box in an upright image. It returns the box's pixels, RGB,
 uint8 (3, H, W), or None for a file that another decoder must read. All return the same pixels for a JPEG, because each

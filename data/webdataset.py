@@ -1,8 +1,8 @@
 """WebDataset: images and labels in local tar files (shards), read in any order.
 
 A sample is all members of one shard that have the same name up to the first dot, the key: KEY.jpg with KEY.cls or
-KEY.json. At its first use the headers of a shard are read, and written to a hidden file beside it, the index, if the
-folder can be written to.
+KEY.json. When a shard is first used, its headers are read, and its index is saved in a hidden file beside it if the
+folder is writable.
 """
 
 import glob
