@@ -21,6 +21,7 @@ from data.policy import Policy
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
 DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
+TEST_GAP = 2  # a test image decoded at a fraction of its size keeps at least twice as many pixels a side as needed
 LONGEST_SIDE = 64  # in evaluation, an image's longer side is cut to at most 64 times the shorter one
 # interpolate(antialias=True) calls these operators, but cannot write into given memory. They give Pillow's results.
 RESIZE = {
@@ -141,7 +142,7 @@ class CroppedDataset:
         `read(crop, enough)` is `self.read` for this sample, onto that device. For a test sample `draws` is empty.
         """
         if not draws:
-            resize_and_crop(read(middle, math.inf), image, self.test_crop, self.interpolation)
+            self._write_test_sample(read, image)
             return
         pixels = read(lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size)
         resize(pixels, image, self.interpolation)
@@ -149,6 +150,21 @@ class CroppedDataset:
             image.copy_(image.flip(3))
         if self.policy is not None:
             image[0] = self.policy(image[0], draws[DRAWS:])
+
+    def _write_test_sample(self, read: Read, image: torch.Tensor) -> None:
+        shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118
+        size: Size = (0, 0)  # of the box before it is decoded at a fraction of it, whose sides are rounded
+
+        def crop(whole: Size) -> Box:
+            nonlocal size
+            left, top, right, bottom = middle(whole)
+            size = right - left, bottom - top
+            return left, top, right, bottom
+
+        pixels = read(crop, TEST_GAP * shorter)
+        pixels = resized(pixels, with_shorter_side(size, shorter), self.interpolation)
+        top, left = (round((side - self.image_size) / 2) for side in pixels.shape[1:])
+        image.copy_(pixels[None, :, top : top + self.image_size, left : left + self.image_size])
 
 
 def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
@@ -176,22 +192,19 @@ def middle(size: Size) -> Box:
     return spare_width, spare_height, size[0] - spare_width, size[1] - spare_height
 
 
-def resize_and_crop(pixels: torch.Tensor, image: torch.Tensor, share: float, interpolation: str) -> None:
-    """Resizes `pixels` (C, H, W) and writes the middle, `share` of the shorter side, into `image` (1, C, h, h)."""
-    size = image.shape[2]
-    pixels = with_shorter_side(pixels, int(size / share + 1e-6), interpolation)  # 96 / (96 / 118) is just below 118
-    top, left = (round((side - size) / 2) for side in pixels.shape[1:])
-    image.copy_(pixels[None, :, top : top + size, left : left + size])
+def with_shorter_side(size: Size, shorter: int) -> Size:
+    """The size that an image of `size` (width, height) has when its shorter side is resized to `shorter` pixels."""
+    return size[0] * shorter // min(size), size[1] * shorter // min(size)
 
 
-def with_shorter_side(pixels: torch.Tensor, shorter: int, interpolation: str = "bilinear") -> torch.Tensor:
-    """Resizes `pixels` (3, H, W) so that the shorter side has `shorter` pixels; the new image is channels last."""
-    height, width = (side * shorter // min(pixels.shape[1:]) for side in pixels.shape[1:])
+def resized(pixels: torch.Tensor, size: Size, interpolation: str = "bilinear") -> torch.Tensor:
+    """Resizes `pixels` (3, H, W) to `size` (width, height); a new image is channels last."""
+    width, height = size
     if pixels.shape[1:] == (height, width):
         return pixels
-    resized = torch.empty((1, height, width, 3), dtype=torch.uint8, device=pixels.device).permute(0, 3, 1, 2)
-    resize(pixels, resized, interpolation)
-    return resized[0]
+    image = torch.empty((1, height, width, 3), dtype=torch.uint8, device=pixels.device).permute(0, 3, 1, 2)
+    resize(pixels, image, interpolation)
+    return image[0]
 
 
 def resize(pixels: torch.Tensor, image: torch.Tensor, interpolation: str = "bilinear") -> None:

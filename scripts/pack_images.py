@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.crops import with_shorter_side
+from data.crops import resized, with_shorter_side
 from data.decoding import Box, Size
 from data.errors import DataError, check_choice
 from data.image_folder import ImageFolder
@@ -59,8 +59,9 @@ class StoredImages:
             return error
         if self._form == "jpeg":
             return Path(self._images.path(index)).read_bytes(), 0, 0
-        pixels = with_shorter_side(pixels, min(self._short_side, *pixels.shape[1:]))
         height, width = pixels.shape[1:]
+        width, height = with_shorter_side((width, height), min(self._short_side, width, height))
+        pixels = resized(pixels, (width, height))
         return pixels.permute(1, 2, 0).contiguous().numpy().tobytes(), height, width
 
 

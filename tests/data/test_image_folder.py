@@ -184,6 +184,20 @@ def test_large_jpegs_are_decoded_at_a_reduced_size_if_that_is_enough(monkeypatch
     assert difference(ours, theirs)[0] <= 3
 
 
+@pytest.mark.parametrize("size, reduced", [((1220, 701), True), ((380, 250), False)])
+def test_a_large_test_image_is_decoded_at_a_reduced_size_and_cropped_at_the_same_place(
+    one_image, monkeypatch, size, reduced
+):
+    """A shift by one pixel of the reduced image would change the edges of the stripes by 60 and more."""
+    stripes = np.arange(size[0]) * 16 // size[0] % 2 * 200 + np.zeros((size[1], 1))
+    dataset = one_image(Image.fromarray(stripes.astype(np.uint8)), name="a.jpg", image_size=64)
+    whole = dataset[0]["image"]
+    monkeypatch.setattr(decoding, "LARGE", 0)
+    large = dataset[0]["image"]
+    assert difference(large, whole)[0] < 30
+    assert torch.equal(large, whole) is not reduced
+
+
 @pytest.mark.parametrize("policy", [None, "trivial", "rand"])
 def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(tmp_path, write_images, policy):
     dataset = ImageFolder(train=True, root=write_images(tmp_path), image_size=32, policy=policy)
