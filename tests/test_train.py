@@ -117,7 +117,7 @@ def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp
 
 def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
-    monkeypatch.setattr("train.changed_loader", lambda *_: 1 / 0)
+    monkeypatch.setattr("training.reports.trial.changed_loader", lambda *_: 1 / 0)
     assert train(tmp_path)["try"] == []
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from training.config import ConfigError
-from training.launch import LAUNCHERS, check_launcher, report, submit_again_if_preempted
+from training.launch import LAUNCHERS, check_launcher, report, requeue_if_preempted
 from training.sweeps.sweep import Sweep, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
         ("None", "20", ["show job 20_1"]),
     ],
 )
-def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
+def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"\n')
     scontrol.chmod(0o755)
@@ -163,7 +163,7 @@ def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path,
     monkeypatch.setenv("SLURM_JOB_ID", "22")
     for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    submit_again_if_preempted()
+    requeue_if_preempted()
     assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
