@@ -210,7 +210,7 @@ def function_of(name: str, section: Any) -> Any:
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that the function or class accepts.
 
-    With **kwargs, as torchvision.models.resnet18 has them, it is taken to accept `num_classes` beside the named ones.
+    One with **kwargs, such as torchvision.models.resnet18, gets `num_classes` in addition to the named options.
     """
     try:
         parameters = inspect.signature(function).parameters

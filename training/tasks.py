@@ -131,7 +131,9 @@ class Classification(Task):
                 f"{self.dataset_name} has no `classes`: give it a list of their names, or choose task=regression"
             )
         if class_weights is not None and self._given_loss is not None:
-            raise DataError(f"task.class_weights={class_weights} has no effect on task.loss: leave out task.loss or this")
+            raise DataError(
+                f"task.class_weights={class_weights} is for the default loss only: leave out task.loss or this"
+            )
         if not 0 <= label_smoothing < 1:
             raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
         self.classes = tuple(dataset.classes)

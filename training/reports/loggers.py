@@ -1,4 +1,4 @@
-"""The loggers that `logger=` chooses beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow. See conf/logger/.
+"""The loggers that `logger=` chooses: TensorBoard, Weights & Biases, MLflow. See conf/logger/.
 
 A logger's package is imported when the run starts. A logger that fails is dropped with one warning; training and
 metrics.jsonl go on.
