@@ -74,7 +74,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record.begin(trainer.step, f"{eval_split}_{sets.task.metric}", sets.task.higher_is_better)
         record.scores = processes.share(lambda: record.scores)  # only the main process has read metrics.jsonl
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
-        log.info("%s", report.beginning(sets, trainer.last_step))
+        log.info("%s", report.describe_run(sets, trainer.last_step))
 
         report.begin_training()
         cleanup.enter_context(record.report_if_stopped(report, train_loader))

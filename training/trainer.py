@@ -238,9 +238,9 @@ class Means:
 
     def __init__(self, processes: Processes, names: Sequence[str]) -> None:
         self._processes, self._names = processes, names
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         zero = torch.zeros((), dtype=torch.float64, device=self._processes.device)
         self._sums, self._count = dict.fromkeys(self._names, zero), 0
 
@@ -255,7 +255,7 @@ class Means:
         """Returns the means since the last call, over all processes."""
         every = self._processes.gather(self._count, *(total.item() for total in self._sums.values()))
         count, *sums = (sum(values) for values in zip(*every, strict=True))
-        self._begin()
+        self._reset()
         return {name: total / max(count, 1) for name, total in zip(self._names, sums, strict=True)}
 
 

@@ -54,13 +54,13 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self._loggers.finish()
 
-    def begin(self, step: int, score: str = "test_accuracy", higher_is_better: bool = True) -> None:
+    def begin(self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True) -> None:
         """Removes what an earlier run in this folder wrote after `step`, where training continues; starts the loggers.
 
-        score: the key in metrics.jsonl of the score that chooses the best checkpoint. Raises ConfigError if a logger
-        has an unknown key.
+        score_name: the key in metrics.jsonl of the score that chooses the best checkpoint. Raises ConfigError if a
+        logger has an unknown key.
         """
-        self.score_name, self._sign = score, 1 if higher_is_better else -1
+        self.score_name, self._sign = score_name, 1 if higher_is_better else -1
         if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)

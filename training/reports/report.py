@@ -23,9 +23,9 @@ from training.sets import Sets
 from training.table import table
 
 FILE_MAKING = "making the dataset's files, once"
-NOT_MEASURED = "the run ended before it was measured what bounded it"
+NOT_MEASURED = "the run was stopped before its bottleneck was measured"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
-LEAST_GAIN = 1.05  # a tried change is suggested if it is at least so many times as fast
+LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
 
 
 class Report:
@@ -67,8 +67,8 @@ class Report:
         self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
         return before
 
-    def beginning(self, sets: Sets, steps: int) -> str:
-        """Describes in one line what the run is going to do; steps: its last step."""
+    def describe_run(self, sets: Sets, steps: int) -> str:
+        """Describes the data, the loader and the steps of the run in one line."""
         config, what = self._config, "images" if sets.image_shape is not None else "samples"
         classes = f" of {sets.task.label_below} classes" if sets.task.label_below else ""
         validation = "" if sets.val is None else f"{len(sets.val):,} to validate, "

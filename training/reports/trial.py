@@ -48,9 +48,9 @@ class Trials:
         self._trainer, self._signals, self._seconds, self._make = trainer, signals, seconds, make_loader
 
     def free(self, step_seconds: float) -> float | None:
-        """Returns the seconds of a step with free data: one batch, already on the device, again and again.
+        """Returns the seconds per step on free data: on one batch that is already on the device.
 
-        step_seconds: of a step of the run. None if the measurement would take too long, fails, or a signal comes.
+        step_seconds: those of the run. None if the measurement would take too long, fails, or is stopped by a signal.
         """
         try:
             with self._uncounted_steps():
@@ -63,7 +63,7 @@ class Trials:
         return None if seconds == math.inf else seconds
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
-        """Returns the seconds of a step with the changed loader, after the batches that it loads ahead.
+        """Returns the seconds per step with the changed loader, measured after the batches that it loads ahead.
 
         None if the measurement would take too long; infinity if the loader cannot be used, or after a signal.
         """

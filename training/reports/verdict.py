@@ -1,7 +1,8 @@
 """Finds the bottleneck of a run from its measurements. A pure function, so that made-up measurements can test it.
 
-A step loses to its data the time that it takes longer than a step with free data, which is measured after the run.
-This loss includes more than waiting: on a CPU, workers also take cores from the step. It is split among its causes.
+Data are free if a batch is already on the device; steps with free data are measured after the run. How much longer the
+steps of the run took is their loss to the data. It includes more than waiting: on a CPU, workers also take cores from
+the step. The loss is then split among its causes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SENTENCES = {
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
-    "cores": "short of cores: workers and the training step share {cores}: computing takes {computing:.1f} ms a step, "
-    "and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
+    "cores": "short of cores: workers and the training step share {cores}: computing takes {computing:.1f} ms per "
+    "step, and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
     "reading": "data-bound: samples wait for a disk or a network: a worker takes {reading:.1f} ms for a batch, with "
     "{cpu:.1f} ms of CPU time",
     "decoding": "data-bound: reading the samples of a batch takes a worker {reading:.1f} ms, with {cpu:.1f} ms of CPU "
@@ -33,15 +34,15 @@ SENTENCES = {
     "uneven": "data-bound: a few slow samples hold up the others, as batches come in order: a batch takes "
     "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
-    "transform": "data-bound: making whole batches ready in the training process takes {transform:.1f} ms a step",
-    "copy": "data-bound: copying batches to the device takes {copy:.1f} ms a step",
+    "transform": "data-bound: making whole batches ready in the training process takes {transform:.1f} ms per step",
+    "copy": "data-bound: copying batches to the device takes {copy:.1f} ms per step",
     "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
-    "time, and training waits {waiting:.1f} ms a step",
+    "time, and training waits {waiting:.1f} ms per step",
     "restarts": "data-bound: {deaths} workers died, and training waited while their batches were retried",
 }
 SLOWED = (
-    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms a step, "
-    "and took {free:.1f} ms a moment later"
+    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms per step, "
+    "and took {free:.1f} ms right after the run"
 )
 UNMEASURED = "compute-bound: a step takes {step:.1f} ms, of which it waits for data {waiting:.1f} ms"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
@@ -63,7 +64,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a run. Times are in seconds, the mean of a training step if nothing else is said."""
+    """The measurements of a run. Times are in seconds, the mean per training step if nothing else is given."""
 
     loader: LoaderConfig
     cores: int  # CPU cores that this process may use
@@ -182,7 +183,7 @@ def losses_of(measured: Measured) -> dict[str, float]:
     slowed = min(max(0.0, measured.computing - free), 2 * measured.of_batch("cpu"))
     cause = cause_of_waiting(measured)
     losses[cause] = losses.get(cause, 0.0) + waits["loader"]
-    # If workers are always busy, a step that they did not slow down would wait for them instead: for the same cause.
+    # If workers are always busy, a step that they did not slow down would wait for them instead: same cause.
     if measured.idle >= ALWAYS_BUSY:
         cause = "gil" if measured.takes_turns else "cores"
     losses[cause] = losses.get(cause, 0.0) + slowed
