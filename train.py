@@ -115,12 +115,12 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
 
     Raises ConfigError if `train.resume` names the run, or if its settings were changed.
     """
-    stopped_early = summary.get("stopped_early") and not trainer.changed
-    if not trainer.finished and not stopped_early:
+    if trainer.finished:
+        hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to continue"
+    elif summary.get("stopped_early") and not trainer.changed:
+        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null continues it"
+    else:
         return False
-    hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to continue"
-    if stopped_early:
-        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null lets it go on"
     if trainer.config.resume != "auto":
         raise ConfigError(f"train.resume={trainer.config.resume}: {hint}")
     if trainer.changed:  # the summary is not that of these settings

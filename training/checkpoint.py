@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, and read without running code that they contain.
 
 A run's `checkpoints/` holds step-0000500.pt, ... for the last few saves; last.pt and best.pt are links to the newest
-checkpoint and to the one with the best score.
+checkpoint and to the one with the best score. Trainer.state_dict chooses their content.
 """
 
 from __future__ import annotations

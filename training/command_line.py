@@ -106,7 +106,7 @@ def _for_resume(arguments: list[str]) -> list[str]:
 
 
 def _for_torchrun(arguments: list[str]) -> list[str]:
-    """Adds the run's folder, the same one after a restart by torchrun; processes but the main one get SILENT."""
+    """Adds the run's folder, the same one after a restart by torchrun. All processes but the main one get SILENT."""
     if not started_by_torchrun():
         return arguments
     if SWEEP_FLAGS & set(arguments):

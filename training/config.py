@@ -140,18 +140,21 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
         if self.data.get("decode_on") == "device":
-            if self.device == "cpu" or not torch.cuda.is_available():
-                raise ConfigError(
-                    "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
-                )
-            if self.loader.name in ("resident", "torch"):
-                raise ConfigError(
-                    f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
-                )
+            self._check_decode_on_device()
         for name in self.logger:
             check_choice("logger", name, LOGGERS, ConfigError)
             if find_spec(name) is None:
                 raise ConfigError(f"logger={name} needs {name}, which is not installed: pip install {name}")
+
+    def _check_decode_on_device(self) -> None:
+        if self.device == "cpu" or not torch.cuda.is_available():
+            raise ConfigError(
+                "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
+            )
+        if self.loader.name in ("resident", "torch"):
+            raise ConfigError(
+                f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
+            )
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -193,10 +196,10 @@ def build(
 
 
 def function_of(name: str, section: Any) -> Any:
-    """The callable of the section called `name`: its `_target_`, a function, or an object of it if it is a class.
+    """Returns the function that the section called `name` describes: its `_target_`, or if that is a class, an object.
 
-    The section's other keys are the function's keyword arguments, or the class's. Raises ConfigError if the section
-    has no `_target_`, or it cannot be imported or constructed.
+    The section's other keys are keyword arguments. Raises ConfigError if the section has no `_target_`, or if that
+    cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
         raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in it")

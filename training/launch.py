@@ -62,7 +62,7 @@ LAUNCHERS = {  # name: its package, which is optional (requirements-extra.txt)
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-# The presets in conf/hydra/launcher/ have the names of the plugins' configs, so that Hydra merges the two, and warns.
+# Hydra merges the presets in conf/hydra/launcher/ with the plugins' configs of the same names, and warns of that.
 warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
 
@@ -140,7 +140,7 @@ class Launcher:
         except SystemExit as stopped:  # Hydra or its launcher has shown an error
             code = stopped.code
         if SweepStart.folder is not None:
-            self._failed = not report(SweepStart.folder)
+            self._failed = not print_sweep(SweepStart.folder)
         sys.exit(code or int(self._failed))
 
 
@@ -164,7 +164,7 @@ def _launcher_in(module: str) -> Launcher:
     return importlib.import_module(module).launcher
 
 
-def report(folder: Path) -> bool:
+def print_sweep(folder: Path) -> bool:
     """Writes a sweep's report and prints it. Returns whether all jobs are done, in this process or in others."""
     try:
         write_report(folder)

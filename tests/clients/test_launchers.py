@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from training.config import ConfigError
-from training.launch import LAUNCHERS, check_launcher, report, requeue_if_preempted
+from training.launch import LAUNCHERS, check_launcher, print_sweep, requeue_if_preempted
 from training.sweeps.sweep import Sweep, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,9 +225,9 @@ def test_a_job_that_ends_while_the_report_is_written_is_in_it(tmp_path, monkeypa
 
 def test_the_launching_process_knows_from_the_folders_whether_a_job_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
-    assert not report(tmp_path), "no job has begun"
+    assert not print_sweep(tmp_path), "no job has begun"
     finish(add_job(tmp_path, 0, "seed=0"))
-    assert report(tmp_path)
+    assert print_sweep(tmp_path)
     (add_job(tmp_path, 1, "seed=1") / "error.txt").write_text("no memory is left")
-    assert not report(tmp_path)
+    assert not print_sweep(tmp_path)
     assert "Failed: job 1: no memory is left" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from training.config import ConfigError
@@ -57,9 +56,7 @@ class Predictions:
     def __enter__(self) -> Predictions:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._tables:
             file.close()
 
