@@ -71,7 +71,7 @@ class FinishedRun:
         self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
-        no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # they may need all labels
+        no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
         self.task = build_task(self.config.task | no_weights, self.spec)
         self.model = self._load_network(state)
         self._autocast = torch.autocast(
@@ -80,6 +80,7 @@ class FinishedRun:
 
     def _load_network(self, state: dict[str, Any]) -> nn.Module:
         """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""
+        # With pretrained=False nothing is downloaded.
         section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
         options = self.spec.model_options | {"num_classes": self.task.num_outputs}
         model = build("model", section, optional=options)

@@ -24,17 +24,17 @@ SENTENCES = {
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
-    "cores": "short of cores: workers and the training step share {cores}: computing takes {computing:.1f} ms per "
-    "step, and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
+    "cores": "short of cores ({cores} for workers and training): computing takes {computing:.1f} ms per step, and "
+    "{free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
     "reading": "data-bound: samples wait for a disk or a network: a worker takes {reading:.1f} ms for a batch, with "
     "{cpu:.1f} ms of CPU time",
     "decoding": "data-bound: reading the samples of a batch takes a worker {reading:.1f} ms, with {cpu:.1f} ms of CPU "
     "time, and a step takes {free:.1f} ms with free data",
-    "gil": "data-bound: the samples' Python code takes turns: {workers} threads share one interpreter lock (the GIL)",
+    "gil": "data-bound: {workers} worker threads run Python code in turns: they share one interpreter lock (the GIL)",
     "uneven": "data-bound: a few slow samples hold up the others, as batches come in order: a batch takes "
     "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
-    "transform": "data-bound: making whole batches ready in the training process takes {transform:.1f} ms per step",
+    "transform": "data-bound: transforming batches in the training process takes {transform:.1f} ms per step",
     "copy": "data-bound: copying batches to the device takes {copy:.1f} ms per step",
     "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
     "time, and training waits {waiting:.1f} ms per step",
@@ -44,7 +44,7 @@ SLOWED = (
     "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms per step, "
     "and took {free:.1f} ms right after the run"
 )
-UNMEASURED = "compute-bound: a step takes {step:.1f} ms, of which it waits for data {waiting:.1f} ms"
+UNMEASURED = "compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
 HINTS = {
     "start-up": "make the dataset's first samples cheaper, or train longer per start",
