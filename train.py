@@ -1,6 +1,6 @@
 """Trains a network, and reports how much of the time it waited for data. conf/config.yaml explains the keys.
 
-python train.py                                     # a part of Fashion-MNIST, which ships with the repository
+python train.py                                     # Fashion-MNIST images that ship with the repository
 python train.py loader=torch loader.num_workers=4   # another loader: conf/loader/
 python train.py data=cifar10 model=resnet18         # another dataset and network: conf/data/, conf/model/
 python train.py train.resume=outputs/2026-11-21_10-00-00_123456     # continues an earlier run
@@ -10,8 +10,7 @@ python train.py -m loader=torch,prefetch loader.num_workers=0,2     # a sweep, w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +23,12 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
-from training.config import Config, ConfigError, changed_loader, checked
+from training.config import Config, ConfigError, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
 from training.reports.record import Record
 from training.reports.report import Report
-from training.reports.trial import Trials
+from training.reports.trial import Trials, changed_train_loader
 from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer
@@ -39,8 +38,9 @@ log = logging.getLogger("train")
 
 
 def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
-    """Trains as `cfg` says. Returns the summary that it writes to `folder` (default: a new one in outputs/).
+    """Trains as `cfg` says, and returns the content of summary.json.
 
+    folder: where the run's files go; None makes a new folder in outputs/.
     Raises ConfigError or DataError for settings and files that cannot work, Stopped after a signal.
     """
     config = checked(cfg)
@@ -57,40 +57,30 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record = cleanup.enter_context(Record(folder, processes.is_main, config))
         with report.phase("start-up"):
             sets = Sets(config)
-        report.leave_out_of_start_up(sets.made_seconds)
+        report.count_file_making(sets.made_seconds)
         make = partial(make_loader, config, processes, sets)
         make_train_loader = partial(make, sets.train, sets.augment, shuffle=True, last_batch=config.train.last_batch)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
         train_loader.timeline = report.timeline
-        evaluated, evaluated_set = sets.evaluated
-        eval_loader = cleanup.enter_context(make(evaluated_set, sets.transform, config.loader, pad=False))
+        eval_split, eval_set = sets.evaluated
+        eval_loader = cleanup.enter_context(make(eval_set, sets.transform, config.loader, pad=False))
 
         trainer = Trainer(config, sets, processes)
         checkpoints = Checkpoints(record.folder, config.train, processes, signals, report.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
-        if (summary := processes.share(record.finished)) and nothing_is_left(trainer, record, summary):
+        if (summary := processes.share(record.earlier_summary)) and is_complete(trainer, record, summary):
             return summary
-        record.begin(trainer.step, f"{evaluated}_{sets.task.metric}", sets.task.higher_is_better)
-        record.scores = processes.share(lambda: record.scores)  # the main process has read them
+        record.begin(trainer.step, f"{eval_split}_{sets.task.metric}", sets.task.higher_is_better)
+        record.scores = processes.share(lambda: record.scores)  # only the main process has read metrics.jsonl
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
-        log.info("%s", report.beginning(sets, trainer.last_step))
+        log.info("%s", report.describe_run(sets, trainer.last_step))
 
         report.begin_training()
-        cleanup.enter_context(record.reports_a_stop(report, train_loader))
+        cleanup.enter_context(record.report_if_stopped(report, train_loader))
         bar = cleanup.enter_context(trainer.progress_bar())
-        parts = Parts(trainer, train_loader, eval_loader, evaluated, record, report, checkpoints, bar)
-        unevaluated = trainer.step not in record.scores
-        scores = {record.score: record.scores.get(trainer.step, float("nan"))}
-        if found and unevaluated and (trainer.resumed_at_epoch_end or trainer.finished):  # stopped before it
-            scores = evaluate(parts)
-        while not trainer.finished and not record.has_stalled(config.train.early_stop):
-            with report.phase("training"):
-                train_epoch(parts)
-            scores = evaluate(parts)
-            window, first = processes.total(report.timer.epoch()), report.timer.epoch_first_batch_seconds
-            log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
-        bar.close()
+        parts = Parts(trainer, train_loader, eval_loader, eval_split, record, report, checkpoints, bar)
+        scores = train(parts)
         if sets.val is not None:
             with cleanup.enter_context(make(sets.test, sets.transform, config.loader, pad=False)) as test_loader:
                 scores |= score(parts, test_loader, "test")
@@ -110,27 +100,30 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "stopped_early": not trainer.finished,
         }
         if total.steps:
-            record.draft(**summary, **report.summary())  # if what is measured now should fail, the run is complete
+            record.write_summary(**summary, **report.summary())  # so that the run is complete if a trial fails
             seconds = min(config.timing.trial_seconds, total.seconds / 5)
-            trials = Trials(trainer, signals, seconds, partial(try_loader, config, make_train_loader, train_loader))
-            report.finish(total, train_loader, trials)
-        summary = record.summary(**summary, **report.summary())
-        record.report(report)
+            make_changed = partial(changed_train_loader, config.loader, make_train_loader, train_loader)
+            report.finish(total, train_loader, Trials(trainer, signals, seconds, make_changed))
+        summary = record.finish(**summary, **report.summary())
+        record.write_report(report)
         log.info("test %s %.4f, %s\n\n%s", sets.task.metric, summary[summary["score"]], total, report.text)
         return summary
 
 
-def nothing_is_left(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bool:
-    """Whether the run in this folder, whose summary is there, has ended. Raises ConfigError if it was to go on."""
-    stopped_early = summary.get("stopped_early") and not trainer.changed
-    if not trainer.finished and not stopped_early:
+def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bool:
+    """Whether the run in this folder, which wrote `summary`, has nothing left to train.
+
+    Raises ConfigError if `train.resume` names the run, or if its settings were changed.
+    """
+    if trainer.finished:
+        hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to continue"
+    elif summary.get("stopped_early") and not trainer.changed:
+        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null continues it"
+    else:
         return False
-    hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to go on"
-    if stopped_early:
-        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null lets it go on"
     if trainer.config.resume != "auto":
         raise ConfigError(f"train.resume={trainer.config.resume}: {hint}")
-    if trainer.changed:  # the summary is not what these settings would give
+    if trainer.changed:  # the summary is not that of these settings
         raise ConfigError(
             f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose another "
             "folder, or train.resume=null to start afresh in this one"
@@ -142,41 +135,45 @@ def nothing_is_left(trainer: Trainer, record: Record, summary: dict[str, Any]) -
 def make_loader(
     config: Config, processes: Processes, sets: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
 ) -> Preloader:
+    """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
     options = {"device": processes.device, "transform": transform, "collate_fn": sets.collate}
     return build_loader(loader, dataset, **options, **order)
 
 
-@contextmanager
-def try_loader(
-    config: Config, make: Any, trained_with: Preloader, overrides: tuple[str, ...]
-) -> Iterator[tuple[Preloader, int]]:
-    """A training loader with changed settings, and how many batches it loads ahead."""
-    workers = trained_with.stats().get("workers", {}).get("active_workers")
-    changed, threads = changed_loader(config.loader, overrides, workers), torch.get_num_threads()
-    with ExitStack() as cleanup, make(changed) as loader:
-        if "train.num_threads=1" in overrides:
-            torch.set_num_threads(1)
-            cleanup.callback(torch.set_num_threads, threads)
-        yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
-
-
 class Parts(NamedTuple):
-    """What a run consists of."""
+    """The objects of one run that the functions below share."""
 
     trainer: Trainer
     train_loader: Preloader
     eval_loader: Preloader
-    evaluated: str  # the set that it loads, "val" or "test"
+    eval_split: str  # which set eval_loader loads: "val" or "test"
     record: Record
     report: Report
     checkpoints: Checkpoints
     bar: tqdm
 
 
+def train(parts: Parts) -> dict[str, float]:
+    """Trains and evaluates, epoch by epoch, until the run's last step. Returns the scores of the last evaluation."""
+    trainer, record, timer = parts.trainer, parts.record, parts.report.timer
+    scores = {record.score_name: record.scores.get(trainer.step, float("nan"))}
+    at_epoch_end = trainer.resumed_at_epoch_end or trainer.finished
+    if at_epoch_end and trainer.step not in record.scores:  # the run was stopped before this evaluation
+        scores = evaluate(parts)
+    while not trainer.finished and not record.has_stalled(trainer.config.early_stop):
+        with parts.report.phase("training"):
+            train_epoch(parts)
+        scores = evaluate(parts)
+        window, first = trainer.processes.total(timer.epoch()), timer.epoch_first_batch_seconds
+        log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
+    parts.bar.close()
+    return scores
+
+
 def train_epoch(parts: Parts) -> None:
-    """Trains for one epoch, or for the rest of one that was interrupted."""
+    """Trains for one epoch, or for the rest of an interrupted one."""
     trainer, loader, timer = parts.trainer, parts.train_loader, parts.report.timer
     loader.set_epoch(trainer.epoch)
     last_logged = trainer.step
@@ -196,7 +193,7 @@ def train_epoch(parts: Parts) -> None:
 
 
 def log_steps(parts: Parts) -> None:
-    """Writes the mean loss, the scores and the timing since the last call to the log, metrics.jsonl and the bar."""
+    """Writes the mean loss and scores, and the timing, since the last call to the log, metrics.jsonl and the bar."""
     trainer = parts.trainer
     means, window = trainer.means.read(), trainer.processes.total(parts.report.timer.window())
     trainer.warn_of_nan(means["loss"])
@@ -213,23 +210,23 @@ def log_steps(parts: Parts) -> None:
 
 
 def evaluate(parts: Parts) -> dict[str, float]:
-    """Saves a checkpoint, so that nothing is lost if evaluation fails; keeps it if it is the best one so far."""
+    """Returns the scores of the evaluation set. Saves a checkpoint before, and marks it if its score is the best."""
     trainer, record = parts.trainer, parts.record
     parts.checkpoints.save(trainer.state_dict(parts.train_loader))
-    scores = score(parts, parts.eval_loader, parts.evaluated)
+    scores = score(parts, parts.eval_loader, parts.eval_split)
     log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     if record.is_best(trainer.step):
         parts.checkpoints.mark_best(trainer.step)
     return scores
 
 
-def score(parts: Parts, loader: Preloader, evaluated: str) -> dict[str, float]:
-    """The mean loss and scores of a set, such as test_accuracy, which are written to metrics.jsonl too."""
+def score(parts: Parts, loader: Preloader, split: str) -> dict[str, float]:
+    """Returns the mean loss and scores of a split by name, such as test_accuracy, and writes them to metrics.jsonl."""
     trainer = parts.trainer
     with parts.report.phase("evaluation"):
         means, stopped_by = trainer.evaluate(loader, parts.checkpoints.signals)
     parts.checkpoints.stop_if(stopped_by, trainer.step)
-    scores = {f"{evaluated}_{name}": value for name, value in means.items()}
+    scores = {f"{split}_{name}": value for name, value in means.items()}
     parts.record.metrics(step=trainer.step, epoch=trainer.epoch, **scores)
     return scores
 

@@ -117,7 +117,7 @@ def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp
 
 def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
-    monkeypatch.setattr("train.changed_loader", lambda *_: 1 / 0)
+    monkeypatch.setattr("training.reports.trial.changed_loader", lambda *_: 1 / 0)
     assert train(tmp_path)["try"] == []
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["images_per_second"] > 0 and summary["epochs"] == 2
-    assert summary["verdict"] == "the run ended before it was measured what bounded it"
+    assert summary["verdict"] == "the run was stopped before its bottleneck was measured"
 
 
 def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path):

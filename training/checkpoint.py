@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, and read without running code that they contain.
 
 A run's `checkpoints/` holds step-0000500.pt, ... for the last few saves; last.pt and best.pt are links to the newest
-and to the one with the best accuracy.
+checkpoint and to the one with the best score. Trainer.state_dict chooses their content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.config import ConfigError, TrainConfig
+from training.config import ConfigError, TrainConfig, one_line
 from training.files import replacing
 from training.processes import Processes
 from training.stopping import Stopped, StopSignals
@@ -34,13 +34,14 @@ UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueErro
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; the earlier ones are whole."""
+    """A checkpoint could not be written; the earlier ones are not damaged."""
 
 
 class Checkpoints:
-    """The checkpoints of a run's folder: when one is saved, which are kept, which is the best.
+    """The checkpoints in a run's folder: when they are saved, and which are kept.
 
-    Several processes agree on the step after which they save or stop; the main process writes, inside `phase`.
+    All processes save or stop after the same step; only the main process writes. phase: a context manager around each
+    save, which measures its time.
     """
 
     def __init__(
@@ -57,25 +58,28 @@ class Checkpoints:
         self._saved_at, self._saved_step = time.monotonic(), -1
 
     def after_step(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
-        """Saves what `state` returns if a checkpoint is due. Raises Stopped, once it is saved, after a signal."""
+        """Saves what `state` returns if a checkpoint is due. After a signal, saves it and raises Stopped."""
         late = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
         if late:
-            self._saved_at = time.monotonic()  # ask once, not again while the processes agree
+            self._saved_at = time.monotonic()  # `agree` answers one step later: do not ask a second time
         signal_number, late_anywhere = self._processes.agree(self.signals.received, int(late))
         if signal_number or late_anywhere or (self._every_steps is not None and step % self._every_steps == 0):
             self.save(state())
         self.stop_if(signal_number, step)
 
     def stop_if(self, signal_number: int, step: int) -> None:
-        """Raises Stopped if the number is a signal's; the newest checkpoint is that of `step`."""
+        """Raises Stopped unless `signal_number` is 0. The checkpoint of `step` has to be saved before."""
         if signal_number:
-            self._processes.gather()  # no process exits before the main one has saved
+            self._processes.gather()  # no process exits before the main one has saved the checkpoint
             raise Stopped(
                 f"stopped by {Signals(signal_number).name}; saved the checkpoint of step {step}", signal_number
             )
 
     def save(self, state: dict[str, Any]) -> None:
-        """Writes `state`, a nest of tensors, numbers and strings. Raises CheckpointError."""
+        """Writes `state`, nested dicts of tensors, numbers and strings, unless its step has been saved already.
+
+        Raises CheckpointError if it cannot be written.
+        """
         self._saved_at = time.monotonic()
         if self._processes.is_main and state["step"] != self._saved_step:
             with self._phase("checkpoint"):
@@ -85,7 +89,7 @@ class Checkpoints:
         path = self.folder / f"step-{state['step']:07}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for partial in self.folder.glob(".*.pt.*"):  # of a process that was killed while it saved
+            for partial in self.folder.glob(".*.pt.*"):  # a process that was killed during a save left them
                 partial.unlink(missing_ok=True)
             with replacing(path) as file:
                 torch.save(state, file)
@@ -100,15 +104,15 @@ class Checkpoints:
             ) from error
 
     def mark_best(self, step: int) -> None:
-        """Names the checkpoint of `step` as the best one."""
+        """Links best.pt to the checkpoint of `step`."""
         if self._processes.is_main:
             self._link("best.pt", self.folder / f"step-{step:07}.pt")
 
     def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:
         """The path and content of the checkpoint to resume from, read by the main process; None for a fresh start.
 
-        A checkpoint in the run's own folder comes first: there the run continues after an interruption. What
-        `train.resume` names is only where it began.
+        resume: train.resume. The newest checkpoint in the run's own folder comes first, because it is newer than the
+        one that `resume` names: the run started from that one, and was interrupted later.
         """
         return self._processes.share(
             lambda: None if resume is None else newest_checkpoint(self.folder) or find_checkpoint(resume)
@@ -119,14 +123,14 @@ class Checkpoints:
         link.unlink(missing_ok=True)
         try:
             link.symlink_to(path.name)
-        except OSError:  # a file system without links
+        except OSError:  # some file systems have no links
             shutil.copyfile(path, link)
         os.replace(link, self.folder / name)
 
     def _remove_old(self, step: int) -> None:
-        """Removes all but the newest up to `step` and the best.
+        """Keeps the newest checkpoints up to `step` and the best one, and removes the others.
 
-        Later ones are damaged, or of an earlier run in this folder that was not continued.
+        Checkpoints after `step` are damaged, or an earlier run in this folder wrote them and was not continued.
         """
         files = list(step_files(self.folder))
         later = [path for path in files if step_of(path) > step]
@@ -136,23 +140,26 @@ class Checkpoints:
         for path in files[len(later) + self._keep :]:
             if path.resolve() != link.resolve():
                 path.unlink()
-        if not link.exists():  # the best one was among the later ones
+        if not link.exists():  # the checkpoint that it names was removed above
             link.unlink(missing_ok=True)
 
 
 def step_files(folder: Path) -> Iterator[Path]:
-    """The checkpoints in `folder`, the newest first."""
+    """The checkpoint files in `folder`, the latest step first."""
     return iter(sorted(filter(step_of, folder.glob("step-*.pt")), key=step_of, reverse=True))
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says; 0 for another file."""
+    """The step in the name of a checkpoint file; 0 for other files."""
     match = re.match(r"step-(\d+)", path.name)
     return int(match[1]) if match else 0
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, or None if there is none; names damaged ones in the log."""
+    """The path and content of the newest checkpoint that can be read, or None if the folder has no checkpoints.
+
+    Logs a warning for each damaged one. Raises ConfigError if all are damaged.
+    """
     damaged = []
     for path in step_files(folder):
         try:
@@ -169,9 +176,9 @@ def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def find_checkpoint(resume: str) -> tuple[Path, dict[str, Any]] | None:
-    """The path and the content of the checkpoint that `train.resume` names: a file, or the newest in a run's folder.
+    """The path and content of the checkpoint that `train.resume` names: a file, or the newest one in a run's folder.
 
-    Raises ConfigError if there is none or it cannot be read.
+    None for "auto". Raises ConfigError if there is no checkpoint or it cannot be read.
     """
     if resume == "auto":
         return None
@@ -186,7 +193,7 @@ def find_checkpoint(resume: str) -> tuple[Path, dict[str, Any]] | None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, its tensors on the CPU. Raises ConfigError if it is damaged or something else."""
+    """The content of a checkpoint, its tensors on the CPU. Raises ConfigError for a damaged file or any other."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load does not compare checksums
@@ -194,22 +201,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise ConfigError(
-            f"train.resume: {path} cannot be read as a checkpoint: it is damaged, or not a checkpoint"
-        ) from error
+        raise ConfigError(f"{path} cannot be read as a checkpoint: it is damaged, or not a checkpoint") from error
     if not isinstance(state, dict) or not state.keys() >= KEYS:
-        raise ConfigError(f"train.resume: {path} has no training state: give a checkpoint that train.py wrote")
+        raise ConfigError(f"{path} has no training state: give a checkpoint that train.py wrote")
     return state
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises ConfigError with the first difference if the weights are those of another model."""
+    """Loads `weights` into `model`. Raises ConfigError with the first difference if they do not fit."""
     ours, theirs = _shapes(model.state_dict()), _shapes(weights)
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")
         if here != there:
             raise ConfigError(
-                f"train.resume: {path} does not fit this run's {type(model).__name__}: {name} is {there} in the "
+                f"{path} does not fit this run's {type(model).__name__}: {name} is {there} in the "
                 f"checkpoint and {here} in the model; use the model= and data= that the checkpoint was made with"
             )
     model.load_state_dict(weights)
@@ -223,4 +228,4 @@ def _reason(error: Exception) -> str:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):  # torch.save hides why a write failed
         cause = cause.__cause__ or cause.__context__
-    return getattr(cause, "strerror", None) or str(error).partition("\n")[0]
+    return getattr(cause, "strerror", None) or one_line(error)

@@ -1,4 +1,7 @@
-"""The types and bounds of the config, and a sentence for each mistake in it; overrides.py checks the command line."""
+"""The config as dataclasses that check their values, and functions that build objects from its sections.
+
+Every mistake in a value is a ConfigError. Mistakes on the command line are found by overrides.py before.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -22,13 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import DataError, check_choice
 from loaders import LoaderConfig, LoaderConfigError
-from loaders.machine import available_cores
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-TRIAL_TIMEOUT = 5.0  # seconds
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is the name of its package, too
+LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is also the name of its package
+RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
 
-ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # of functions with bad arguments
+ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
 
 
 class ConfigError(ValueError):
@@ -54,7 +54,7 @@ class TrainConfig:
     freeze: Any  # None, a name or a list of names
     accumulate: int
     precision: str
-    channels_last: str  # OmegaConf makes "True" of true
+    channels_last: str  # OmegaConf converts true to "True"
     num_threads: int | None
     compile: bool
     sync_batchnorm: bool
@@ -86,7 +86,7 @@ class TrainConfig:
         self.checkpoint_interval()
 
     def checkpoint_interval(self) -> tuple[int | None, float | None]:
-        """The steps and the seconds between two checkpoints that `checkpoint_every` names; one of them is None."""
+        """Parses `checkpoint_every`: (steps, None), (None, seconds), or (None, None) if it is null."""
         if self.checkpoint_every is None:
             return None, None
         match = re.fullmatch(r"(\d*\.?\d+) ?(min)?", self.checkpoint_every)
@@ -94,7 +94,7 @@ class TrainConfig:
         if not match or number <= 0 or (not match[2] and number % 1):
             raise ConfigError(
                 f"train.checkpoint_every={self.checkpoint_every}: give a number of steps, such as 500, or of minutes, "
-                "such as 10min; null saves at the ends of epochs alone"
+                "such as 10min; null saves only at the end of each epoch"
             )
         return (None, number * 60) if match[2] else (int(number), None)
 
@@ -115,10 +115,10 @@ class TimingConfig:
 
 @dataclass
 class Config:
-    """The whole config. `data`, `task`, `model` and `optim` are a `_target_` and its arguments; so are `augment`'s.
+    """The whole config.
 
-    `logger` has a section for each chosen logger. `data` also has val_fraction, the share of the training set that is
-    kept apart to choose the best checkpoint with, and collate, a `_target_` that makes a batch of a list of samples.
+    `data`, `task`, `model` and `optim` have a `_target_` and its arguments; `data` also has the keys of
+    conf/any_data.yaml. `augment` has the arguments of data.augment.Augment, `logger` a section per chosen logger.
     """
 
     data: dict[str, Any]
@@ -140,25 +140,28 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
         if self.data.get("decode_on") == "device":
-            if self.device == "cpu" or not torch.cuda.is_available():
-                raise ConfigError(
-                    "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
-                )
-            if self.loader.name in ("resident", "torch"):
-                raise ConfigError(
-                    f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
-                )
+            self._check_decode_on_device()
         for name in self.logger:
             check_choice("logger", name, LOGGERS, ConfigError)
             if find_spec(name) is None:
                 raise ConfigError(f"logger={name} needs {name}, which is not installed: pip install {name}")
+
+    def _check_decode_on_device(self) -> None:
+        if self.device == "cpu" or not torch.cuda.is_available():
+            raise ConfigError(
+                "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
+            )
+        if self.loader.name in ("resident", "torch"):
+            raise ConfigError(
+                f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
+            )
 
 
 ConfigStore.instance().store(name="schema", node=Config)
 
 
 def checked(cfg: DictConfig) -> Config:
-    """The typed config. Raises ConfigError for a value that is out of bounds."""
+    """Returns the config as dataclasses. Raises ConfigError for a value of a wrong type or out of bounds."""
     try:
         config = OmegaConf.to_object(cfg)
     except LoaderConfigError as error:
@@ -174,15 +177,15 @@ def build(
 ) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Those of `optional` that the section has, or that the target does not take, are left out. Raises ConfigError if
-    there is no such target, or if it raises an error about its arguments or files. A DataError and other kinds of
-    errors are raised unchanged.
+    Also passes those of `optional` that the section does not set and the target accepts. Raises ConfigError if the
+    target does not exist, or raises an error about its arguments or files. Raises a DataError and all other errors
+    unchanged.
     """
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
         target = instantiate(section, _partial_=True)
-        left_open = {key: value for key, value in (optional or {}).items() if key not in section}
-        return target(*arguments, **options, **accepted(target.func, left_open))
+        not_set = {key: value for key, value in (optional or {}).items() if key not in section}
+        return target(*arguments, **options, **accepted(target.func, not_set))
     except DataError:
         raise
     except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
@@ -193,12 +196,13 @@ def build(
 
 
 def function_of(name: str, section: Any) -> Any:
-    """The function that the section called `name` names: its `_target_`, or an object of it if that is a class.
+    """Returns the function that the section called `name` describes: its `_target_`, or if that is a class, an object.
 
-    The section's other keys are arguments. Raises ConfigError if there is none.
+    The section's other keys are keyword arguments. Raises ConfigError if the section has no `_target_`, or if that
+    cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
-        raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in there too")
+        raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in it")
     try:
         target = instantiate(section, _partial_=True)
         return target() if inspect.isclass(target.func) else target
@@ -207,38 +211,34 @@ def function_of(name: str, section: Any) -> Any:
 
 
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the options that the function or class takes.
+    """Returns the options that the function or class accepts.
 
-    One that takes any keywords, such as torchvision.models.resnet18, gets `num_classes`.
+    One with **kwargs, such as torchvision.models.resnet18, gets `num_classes` in addition to the named options.
     """
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # a function that is not written in Python may have no signature
         return options
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     names = {*parameters, *(["num_classes"] if takes_any else [])}
     return {key: value for key, value in options.items() if key in names}
 
 
-def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:
-    """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
+def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """The settings of a run that differ from an earlier one's: ["train.epochs is 3, was 2"]."""
+    ours, theirs = flat(config), flat(earlier)
+    keys = [key for key in theirs | ours if key not in RESUME_KEYS and ours.get(key) != theirs.get(key)]
+    return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
-    Another loader keeps the number of workers, if both have any. "auto" becomes a number, `workers` or that of the
-    cores: it would still be searched for while the loader is measured. There, a worker that takes longer than
-    TRIAL_TIMEOUT is killed.
-    """
-    values = asdict(loader)
-    for key, _, text in (override.partition("=") for override in overrides):
-        value = yaml.safe_load(text)
-        if key == "loader":
-            preset = yaml.safe_load((CONF / "loader" / f"{value}.yaml").read_text())
-            keeps = preset["num_workers"] and values["num_workers"]
-            values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
-        elif key.startswith("loader."):
-            values[key.removeprefix("loader.")] = value
-    numbers = {"num_workers": workers or available_cores(), "prefetch_factor": 4}
-    values |= {key: number for key, number in numbers.items() if values[key] == "auto"}
-    return LoaderConfig(**values | {"timeout": TRIAL_TIMEOUT})
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Flattens nested dictionaries to one, with keys such as `train.epochs`."""
+    if not isinstance(config, dict):
+        return {prefix: config}
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return values
 
 
 def full_errors() -> bool:
@@ -246,5 +246,6 @@ def full_errors() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
+    """The first line of the error's message."""
     return str(error).partition("\n")[0]

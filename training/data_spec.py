@@ -1,4 +1,4 @@
-"""DataSpec: what a checkpoint says about the data, so that a network can be used where its training data are not."""
+"""DataSpec: what a checkpoint stores about the training data, so that its network can be used without them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from data.crops import CroppedDataset
 from training.config import ConfigError
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """How a sample becomes a network's input, what the network was built with, and the names of its outputs.
+    """How a sample becomes a network's input, the arguments that the network was built with, and its classes.
 
-    model_options: see Sets. shape: an image's height and width in pixels, channels; None for samples without images.
-    mean, std: of each channel, for pixels scaled to 0..1; None if images are not normalised. test_crop: the share of a
-    test image's shorter side that is shown (data.crops); None for images that had their size already.
+    model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
+    for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
+    normalised. test_crop: side of a test image's center crop, as a share of its shorter side (data.crops); None for
+    images that are not cropped.
     """
 
     model_options: dict[str, int]
@@ -31,12 +29,13 @@ class DataSpec:
     test_crop: float | None = None
 
     @classmethod
-    def of(cls, dataset: Any, image: Tensor | None, mean: Any, std: Any, model_options: dict[str, int]) -> DataSpec:
-        """image: the first images (B, H, W, C), or floats (B, C, H, W), if the dataset has any."""
+    def of(
+        cls, dataset: Any, shape: Sequence[int] | None, mean: Any, std: Any, model_options: dict[str, int]
+    ) -> DataSpec:
+        """Describes the training set `dataset`."""
         classes = [str(name) for name in getattr(dataset, "classes", ())]
-        if image is None:
+        if shape is None:
             return cls(model_options, classes)
-        shape = image.shape[1:] if image.dtype == torch.uint8 else (*image.shape[2:], image.shape[1])
         mean, std = (None if values is None else [float(value) for value in values] for values in (mean, std))
         crop: dict[str, Any] = {}
         if isinstance(dataset, CroppedDataset):
@@ -44,23 +43,23 @@ class DataSpec:
         return cls(model_options, classes, list(shape), mean, std, **crop)
 
     def image_shape(self, what: str) -> tuple[int, int, int]:
-        """An image's shape (H, W, C). Raises ConfigError unless the network takes images as bytes, as `what` needs."""
+        """An image's shape (H, W, C). Raises ConfigError, which names `what`, if the network takes no uint8 images."""
         if self.shape is None or self.mean is None:
-            raise ConfigError(f"{what} needs a network of images that are read as bytes, which this one is not")
+            raise ConfigError(f"{what} needs a network that was trained on uint8 images, and this one was not")
         height, width, channels = self.shape
         return height, width, channels
 
     def fill(self, section: dict[str, Any]) -> dict[str, Any]:
-        """The section `data`, its null keys filled in with the values that the network was trained with."""
-        known = {
+        """Returns the section `data`; where it has null, it gets the value that the network was trained with."""
+        trained_with = {
             "image_size": self.shape and self.shape[0],
             "interpolation": self.interpolation,
             "test_crop": self.test_crop,
         }
-        return {key: known.get(key) if value is None else value for key, value in section.items()}
+        return {key: trained_with.get(key) if value is None else value for key, value in section.items()}
 
     def check(self, dataset: Any) -> None:
-        """Raises ConfigError unless the dataset has the classes and the images that the network knows."""
+        """Raises ConfigError unless the dataset has the classes and the image shape of the training set."""
         theirs = [str(name) for name in getattr(dataset, "classes", ())]
         if theirs != list(self.classes):
             pairs = zip([*self.classes, "none"], [*theirs, "none"], strict=False)

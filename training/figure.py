@@ -1,4 +1,4 @@
-"""Figures as all pictures of this repository have them. Matplotlib is imported only when one is drawn."""
+"""The common look of all pictures. Matplotlib is imported only when a picture is drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INK = "#222222"
 
 
 def new_figure(title: str, width: float, height: float) -> Any:
-    """An empty figure, `width` x `height` inches; matplotlib's global state is not changed."""
+    """Returns an empty figure of `width` x `height` inches, without changing matplotlib's global state."""
     from matplotlib.figure import Figure
 
     figure = Figure((width, height), dpi=130, layout="constrained")
@@ -21,6 +21,7 @@ def new_figure(title: str, width: float, height: float) -> Any:
 
 
 def png(figure: Any) -> bytes:
+    """The content of a PNG file of the figure."""
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()

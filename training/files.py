@@ -1,4 +1,4 @@
-"""Writes files whole or not at all: a reader finds either the old content or the new, never a part of it."""
+"""Writes files whole or not at all: a reader finds the old content or the new, never half of it."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from uuid import uuid4
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file to write to. It replaces `path` at the end of the block, unless the block raises."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes on other machines may write it too
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes on other machines may write `path` too
     try:
         with partial.open("wb") as file:
             yield file

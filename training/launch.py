@@ -1,8 +1,8 @@
-"""What happens between the command line and run(): checks before, error messages and the sweep's table after.
+"""Runs train.py under Hydra: checks the command line, runs the job or the sweep, shows errors and the sweep's table.
 
-A job that fails writes error.txt into its folder, the other jobs of the sweep go on, and the exit code is 1. An error
-about a setting, a file or the machine is shown as one sentence, any other with its traceback. With HYDRA_FULL_ERROR=1
-Hydra shows every error itself.
+A job that fails writes error.txt into its folder, the sweep goes on with its other jobs, and the exit code is 1. An
+error about a setting, a file or the machine is shown as one sentence, any other with its traceback. With
+HYDRA_FULL_ERROR=1 Hydra shows every error itself.
 """
 
 from __future__ import annotations
@@ -45,29 +45,36 @@ from training.sweeps.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
+# Errors about a setting, a file or the machine: their message says all that the user needs.
 EXPECTED = (
-    *(ConfigError, DataError, LoaderConfigError, MachineFull, WorkerFailure, torch.OutOfMemoryError),
-    *(CheckpointError, ProcessesLost),
+    ConfigError,
+    DataError,
+    LoaderConfigError,
+    MachineFull,
+    WorkerFailure,
+    torch.OutOfMemoryError,
+    CheckpointError,
+    ProcessesLost,
 )
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-LAUNCHERS = {  # the packages that have them, which are optional: requirements-extra.txt
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+LAUNCHERS = {  # name: its package, which is optional (requirements-extra.txt)
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-# The presets in conf/hydra/launcher/ have the names of the plugins' own configs, so that Hydra merges the two.
+# Hydra merges the presets in conf/hydra/launcher/ with the plugins' configs of the same names, and warns of that.
 warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
 
 class Launcher:
-    """Runs jobs for Hydra, and remembers whether one failed."""
+    """Runs jobs for Hydra, and remembers whether a job failed."""
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
         self._earlier: EarlierRun | None = None  # the run that train.resume continues
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        """Processes of joblib and submitit import train.py's launcher: not all that this one holds can be pickled."""
+        """Pickles a reference to train.launcher, because not all attributes of a launcher can be pickled."""
         return _launcher_in, ("train",)
 
     def job(self, cfg: DictConfig) -> None:
@@ -75,17 +82,16 @@ class Launcher:
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         if is_main_process():
-            (folder / "error.txt").unlink(missing_ok=True)  # of an earlier run in the same folder
+            (folder / "error.txt").unlink(missing_ok=True)  # an earlier run in this folder may have left it
         try:
             self._run(cfg, folder)
         except Stopped as stop:
             if is_main_process():
-                log.warning("%s; to go on: %s", stop, resume_command(folder))
+                log.warning("%s; to continue: %s", stop, resume_command(folder))
             if "SUBMITIT_EXECUTOR" not in os.environ:
                 raise
-            # submitit's own process runs this job, and would show a traceback.
-            submit_again_if_preempted()
-            raise SystemExit(stop.exit_code) from None
+            requeue_if_preempted()
+            raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped
         except Exception as error:
             if self._earlier is not None and is_main_process():
                 self._earlier.restore()
@@ -94,10 +100,10 @@ class Launcher:
             self._failed, sentence = True, sentence_of(error)
             log.error("error: %s", sentence, exc_info=not is_expected(error))
             if is_main_process():
-                with suppress(OSError):  # a full disk, perhaps
+                with suppress(OSError):  # the disk may be full
                     write_whole(folder / "error.txt", sentence + "\n")
         finally:
-            gc.collect()  # so that the next job has this one's memory
+            gc.collect()  # frees this job's memory for the next one
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if hydra.mode == RunMode.MULTIRUN:
@@ -109,10 +115,10 @@ class Launcher:
     def launch(self, main: Callable[[], None], conf: Path) -> None:
         """Checks the command line, runs Hydra's main, prints a sweep's table, exits.
 
-        The exit code is 0, 1 after an error, 130 after Ctrl-C, and 75 after another signal: try again.
+        The exit code is 0, or 1 after an error, 130 after Ctrl-C, 75 after another signal ("try again").
         """
         code: int | str | None = 0
-        # A job in another process imports train.py, from whatever folder it was started in.
+        # Jobs in other processes import train.py, and may run in another folder.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
             check_launcher(sys.argv[1:])
@@ -131,26 +137,26 @@ class Launcher:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
-        except SystemExit as stopped:  # Hydra has shown an error of its own or of its launcher
+        except SystemExit as stopped:  # Hydra or its launcher has shown an error
             code = stopped.code
         if SweepStart.folder is not None:
-            self._failed = not report(SweepStart.folder)
+            self._failed = not print_sweep(SweepStart.folder)
         sys.exit(code or int(self._failed))
 
 
 class SweepStart(Callback):
-    """Remembers the folder of a sweep whose jobs may run elsewhere, for the table at its end. See conf/config.yaml."""
+    """Hydra's callback in conf/config.yaml: remembers the sweep's folder, for the table after the last job."""
 
     folder: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir)
-        # Otherwise SIGTERM would end this process at once, and joblib's processes would train on.
+        # By default SIGTERM would end this process at once, while joblib's processes train on.
         signal.signal(signal.SIGTERM, stop_sweep)
 
 
 def stop_sweep(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM between jobs, and after a job in this process that it has stopped."""
+    """Handles SIGTERM between two jobs. StopSignals handles it during a job, and then calls this function."""
     raise Stopped("stopped by SIGTERM", number)
 
 
@@ -158,12 +164,12 @@ def _launcher_in(module: str) -> Launcher:
     return importlib.import_module(module).launcher
 
 
-def report(folder: Path) -> bool:
-    """Writes a sweep's report and prints it. Returns whether all jobs are done, wherever they ran."""
+def print_sweep(folder: Path) -> bool:
+    """Writes a sweep's report and prints it. Returns whether all jobs are done, in this process or in others."""
     try:
         write_report(folder)
         sweep = Sweep(folder)
-    except ValueError:  # no job has begun
+    except ValueError:  # no job has started
         return False
     print(sweep.text())
     return all(job.status == "done" for job in sweep.jobs)
@@ -187,27 +193,27 @@ def check_launcher(arguments: list[str]) -> None:
         )
 
 
-def submit_again_if_preempted() -> None:
-    """Submits this Slurm job again if another has pushed it out, and Slurm lets it end within a grace time.
+def requeue_if_preempted() -> None:
+    """Requeues this Slurm job if Slurm preempted it, and the job exits before the grace time is over.
 
-    Slurm does so itself only if the job is still running after that time.
+    Slurm itself requeues only the jobs that it has to kill at the end of the grace time.
     """
     job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
-    if array is not None:  # as a number alone, it may mean all jobs of the sweep
+    if array is not None:  # SLURM_JOB_ID alone can name the whole array, which is the sweep
         job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if job is not None:
-        found = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
-        if "PreemptTime=2" in found:  # the year's first digit; else it is PreemptTime=None
+        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
+        if "PreemptTime=2" in shown:  # a year; a job that was not preempted has PreemptTime=None
             subprocess.run(["scontrol", "requeue", job], check=False)
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the error is about a setting, a file or the machine, so that its sentence says all that is needed."""
-    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in DISK)
+    """Whether the error is about a setting, a file or the machine: then its message is shown without a traceback."""
+    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
 
 
 def sentence_of(error: Exception) -> str:
-    """The error in one sentence. If a worker process raised it, the sentence that it had there."""
+    """The error's message, with its type if it is unexpected. Leaves out the traceback of a worker around it."""
     kind = type(error).__name__
     message = re.split(rf"\n(?:[\w.]+\.)?{kind}: ", str(error))[-1].strip()
     if is_expected(error):

@@ -1,4 +1,4 @@
-"""What is trained, and how fast: frozen parameters, weight decay, and lower learning rates for earlier layers."""
+"""Builds the optimizer, with weight decay and a learning rate per layer, and freezes parameters."""
 
 from __future__ import annotations
 
@@ -18,39 +18,38 @@ from training.config import CONF, ConfigError, build
 
 log = logging.getLogger(__name__)
 
-BATCH_SIZE = 128  # for which the learning rates in conf/optim/ were chosen
+BATCH_SIZE = 128  # the learning rates in conf/optim/ were chosen for it
 
 
 def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
-    """The optimizer of the section `optim`. Weight decay applies to weights, not to biases and norms.
+    """Builds the optimizer of the section `optim`. Weight decay applies to weights, not to biases and norms.
 
-    With `layer_decay` in the section each layer learns at that share of the next layer's rate (Bao et al.,
-    arXiv:2106.08254). The order of the parameters does not depend on it, nor on what is frozen, so that a checkpoint's
-    state fits: parameters that are frozen have no gradient, which optimizers skip.
+    With `layer_decay` in the section, each layer's learning rate is that share of the next layer's (Bao et al.,
+    arXiv:2106.08254). All parameters are passed, always in the same order, so that a checkpoint fits whatever the
+    layer_decay and whatever is frozen; optimizers skip frozen parameters, which have no gradient.
     Raises ConfigError for values that cannot work.
     """
     decay = section.get("layer_decay")
     if decay is not None and not (isinstance(decay, (int, float)) and 0 < decay <= 1):
         raise ConfigError(f"optim.layer_decay={decay}: give a number above 0 and at most 1, or null for none")
-    numbers = {} if decay is None else layers(model)
-    last = max(numbers.values(), default=0)
+    layer_of = {} if decay is None else layers(model)
+    last = max(layer_of.values(), default=0)
     weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [
         {"params": list(group), "layer": layer, **settings}
         for parameters, settings in ((weights, {}), (others, {"weight_decay": 0.0}))
-        for layer, group in groupby(parameters, lambda parameter: numbers.get(parameter, last))
+        for layer, group in groupby(parameters, lambda parameter: layer_of.get(parameter, last))
     ]
     section = {key: value for key, value in section.items() if key != "layer_decay"}
     optimizer: Optimizer = build("optim", section, groups)
     for group in optimizer.param_groups:
-        earlier = last - group.pop("layer")
-        group["lr"] *= (decay or 1) ** earlier
+        group["lr"] *= (decay or 1) ** (last - group.pop("layer"))
     return optimizer
 
 
 def warn_of_batch_size(section: dict[str, Any], batch_size: int) -> None:
-    """Warns if the learning rate is that of conf/optim/, and the batch size far from the one it was chosen for."""
+    """Warns if the learning rate is the one in conf/optim/, but the batch size is far from BATCH_SIZE."""
     scale = batch_size / BATCH_SIZE
     presets = [yaml.safe_load(path.read_text()) for path in (CONF / "optim").glob("*.yaml")]
     is_preset = any(
@@ -59,17 +58,18 @@ def warn_of_batch_size(section: dict[str, Any], batch_size: int) -> None:
     if is_preset and not 1 / 4 < scale < 4:
         better = section["lr"] * (math.sqrt(scale) if "Adam" in section["_target_"] else scale)
         log.warning(
-            "optim.lr=%g was chosen for batches of %d: with train.batch_size=%d, try optim.lr=%.2g or near it",
-            *(section["lr"], BATCH_SIZE, batch_size, better),
+            f"optim.lr={section['lr']:g} was chosen for batches of {BATCH_SIZE}: with train.batch_size={batch_size}, "
+            f"try optim.lr={better:.2g} or near it"
         )
 
 
 def layers(model: nn.Module) -> dict[nn.Parameter, int]:
-    """The number of each parameter's layer, from 0 for the first.
+    """The number of each parameter's layer; the first layer has 0.
 
-    timm's networks tell theirs. In others a layer is a module that has weights, with the biases and norms that follow
-    it; what is in a Sequential or a ModuleList, or in a module with more than half of the network, is looked at one by
-    one. Parameters beside the layers, such as a position embedding, belong to the first.
+    timm's networks define their layers. In other networks a layer is a child module with weights, and the modules
+    without weights that follow it (biases and norms). A Sequential, a ModuleList, or a module with more than half of
+    all parameters is not one layer: its children are looked at instead. Parameters outside of all layers, such as a
+    position embedding, belong to the first.
     """
     if hasattr(model, "group_matcher"):
         from timm.models import group_parameters
@@ -78,31 +78,32 @@ def layers(model: nn.Module) -> dict[nn.Parameter, int]:
         by_name = group_parameters(model, matcher(coarse=False), reverse=True)
         return {parameter: by_name[name] for name, parameter in model.named_parameters()}
     numbers, last = dict.fromkeys(model.parameters(), 0), -1
-    for block in blocks(model, size(model) / 2):
+    for block in _blocks(model, count_parameters(model) / 2):
         last += any(parameter.ndim > 1 for parameter in block.parameters())
         numbers |= dict.fromkeys(block.parameters(), max(last, 0))
     return numbers
 
 
-def blocks(module: nn.Module, large: float) -> Iterator[nn.Module]:
+def _blocks(module: nn.Module, large: float) -> Iterator[nn.Module]:
+    """The children, and of containers and of children with more than `large` parameters theirs."""
     for child in module.children():
-        descends = type(child) in (nn.Sequential, nn.ModuleList) or size(child) > large
-        yield from blocks(child, large) if descends and any(child.children()) else (child,)
+        descends = type(child) in (nn.Sequential, nn.ModuleList) or count_parameters(child) > large
+        yield from _blocks(child, large) if descends and any(child.children()) else (child,)
 
 
-def size(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def freeze(model: nn.Module, names: list[str]) -> None:
-    """Stops training parameters, before the optimizer and processes.parallel see them.
+    """Sets requires_grad=False for parameters. Call it before processes.parallel.
 
-    names: the beginnings of their names up to a dot, such as layer1; ["backbone"] is all but the last layer.
-    Raises ConfigError if a name fits nothing, or if all parameters or none would be trained.
+    names: of modules or parameters, such as layer1 or layer1.0.bn1; ["backbone"] is all but the last layer.
+    Raises ConfigError if the network has nothing of a name, or if all parameters or none would be frozen.
     """
     parameters = dict(model.named_parameters())
     if names == ["backbone"]:
-        frozen = parameters.keys() - _within(head(model), parameters)
+        frozen = parameters.keys() - _within(last_layers(model), parameters)
     else:
         for name in names:
             if not _within([name], parameters):
@@ -118,24 +119,25 @@ def freeze(model: nn.Module, names: list[str]) -> None:
         parameters[name].requires_grad_(False)
     if frozen:
         trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
-        log.info("train.freeze: %s of %s parameters are trained", f"{trained:,}", f"{size(model):,}")
+        log.info("train.freeze: %s of %s parameters are trained", f"{trained:,}", f"{count_parameters(model):,}")
 
 
-def head(model: nn.Module) -> list[str]:
-    """The names of the last layers: those that timm gives, else the module of the last parameter."""
-    told = getattr(model, "pretrained_cfg", {}).get("classifier")
-    if told:
-        return [told] if isinstance(told, str) else list(told)
+def last_layers(model: nn.Module) -> list[str]:
+    """The names of the last layers: timm's networks name them, in others it is the module of the last parameter."""
+    names = getattr(model, "pretrained_cfg", {}).get("classifier")
+    if names:
+        return [names] if isinstance(names, str) else list(names)
     *_, (name, _) = model.named_parameters()
     return [name.rpartition(".")[0]]
 
 
-def _within(prefixes: Iterable[str], names: Iterable[str]) -> set[str]:
-    return {name for name in names for prefix in prefixes if f"{name}.".startswith(f"{prefix}.")}
+def _within(modules: Iterable[str], names: Iterable[str]) -> set[str]:
+    """The names of parameters that are one of `modules`, or lie in it."""
+    return {name for name in names for module in modules if f"{name}.".startswith(f"{module}.")}
 
 
 def training_mode(model: nn.Module) -> None:
-    """model.train(), but frozen batch norms keep their statistics."""
+    """Calls model.train(), but leaves frozen batch norms in evaluation mode, so that they keep their statistics."""
     model.train()
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad:

@@ -1,4 +1,4 @@
-"""Compares the command line with conf/ before Hydra starts: Hydra 1.3 exits on a wrong override without a hint."""
+"""Checks the command line against conf/ before Hydra starts: Hydra 1.3 exits on a wrong override without a hint."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, UnionNode
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
+from training.command_line import SWEEP_FLAGS
 from training.config import ConfigError, full_errors, one_line
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
@@ -22,29 +23,24 @@ TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 def check_overrides(arguments: list[str], conf: Path) -> None:
     """Raises ConfigError for a command-line override that has an unknown key, an unknown choice or a wrong type.
 
-    With flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1, nothing is checked.
+    Checks nothing if there are flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
     flags = {argument for argument in arguments if argument.startswith("-")}
-    if flags - {"-m", "--multirun", "-r", "--run"} or full_errors():
+    if flags - SWEEP_FLAGS - {"-r", "--run"} or full_errors():
         return
     overrides = _parsed([argument for argument in arguments if not argument.startswith(("-", "hydra"))])
     for override in overrides:
-        if override.is_sweep_override() and not flags & {"-m", "--multirun"}:
+        if override.is_sweep_override() and not flags & SWEEP_FLAGS:
             raise ConfigError(f"{override.input_line}: add -m to sweep over values, or give a list as key=[1,2]")
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        for argument in arguments:  # Hydra itself would answer with a page
+        for argument in arguments:  # for a wrong one Hydra itself would print a page
             if argument.startswith("hydra/launcher="):
                 choices = loader.get_group_options("hydra/launcher")
                 check_choice("hydra/launcher", argument.partition("=")[2], choices, ConfigError)
         groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
         for override in groups:
-            key = override.key_or_group
-            for value in _values(override):
-                several = isinstance(value, list) and key == "logger"  # logger=[tensorboard,wandb]
-                for choice in value if several else [value]:
-                    if choice is not None:  # null leaves out an optional group such as debug
-                        check_choice(key, str(choice), loader.get_group_options(key), ConfigError)
+            _check_group(override, loader.get_group_options(override.key_or_group))
         try:
             known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
         except HydraException as error:
@@ -67,8 +63,16 @@ def _parsed(lines: list[str]) -> list[Override]:
         ) from error
 
 
+def _check_group(override: Override, options: list[str]) -> None:
+    for value in _values(override):
+        is_list = isinstance(value, list) and override.key_or_group == "logger"  # logger=[tensorboard,wandb]
+        for choice in value if is_list else [value]:
+            if choice is not None:  # null leaves out an optional group such as debug
+                check_choice(override.key_or_group, str(choice), options, ConfigError)
+
+
 def _is_typed(key: str) -> bool:
-    """Whether the key's section is a dataclass, to which nothing can be added."""
+    """Whether the key's section is a dataclass, to which no key can be added."""
     return key.startswith(("train.", "loader.", "timing."))
 
 
@@ -77,8 +81,8 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if key not in names and last == "_target_" and parent in names:
         raise ConfigError(f"{key}={value}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
     if key not in names:
-        same = [name for name in names if name.rpartition(".")[2] == key]  # lr instead of optim.lr
-        hint = f"did you mean {same[0]}? " if same else did_you_mean(key, names)
+        in_sections = [name for name in names if name.rpartition(".")[2] == key]  # given as lr, for optim.lr
+        hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig):
@@ -89,7 +93,7 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if section and isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode):  # int | str
         kind, takes = (str if value == "auto" else int), "an integer or auto"
     wants = f"it takes {takes}, such as {key}={str(default).lower()}"
-    # The keys of data, model and optim are untyped: a value must have the type of the default.
+    # The keys of data, model and optim have no declared type: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
         raise ConfigError(f"{key}={value}: {wants}")
     try:
@@ -105,6 +109,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _names(config: DictConfig, prefix: str = "") -> list[str]:
+    """The names of all keys and sections, such as train and train.epochs."""
     names = []
     for key, value in config.items_ex(resolve=False):
         name = f"{prefix}{key!s}"

@@ -1,6 +1,6 @@
-"""What the data and the network tell each other: the network, which images it expects; the data, how large theirs are.
+"""Gives the dataset the image size, the crop and the normalisation that a pretrained network expects.
 
-A network's target may have a function `preprocessing`, as in models/from_timm.py: it takes the keys of the section
+A network's `_target_` may have a function `preprocessing`, as in models/from_timm.py: it takes the keys of the section
 `model`, and returns a models.pretrained.Preprocessing without building the network.
 """
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def with_preprocessing(config: Config) -> tuple[dict[str, Any], Preprocessing]:
-    """The section `data` in which the network's values have replaced null, and all that the network expects.
+    """Returns the section `data`, with the network's values in place of null, and all that the network expects.
 
-    Raises ConfigError for a network that does not exist or whose description cannot be downloaded.
+    Raises ConfigError if the network does not exist or its description cannot be downloaded.
     """
     if not hasattr(target(config.model), "preprocessing"):
         return config.data, Preprocessing()
@@ -30,15 +30,15 @@ def with_preprocessing(config: Config) -> tuple[dict[str, Any], Preprocessing]:
     preprocessing: Preprocessing = build("model", section)
     values = {key: value for key, value in asdict(preprocessing).items() if value is not None}
     data = {key: values.get(key) if value is None else value for key, value in config.data.items()}
-    told = ", ".join(f"{key}={value}" for key, value in values.items())
-    log.info("the network's preprocessing, used where a key of data is null: %s", told)
+    text = ", ".join(f"{key}={value}" for key, value in values.items())
+    log.info("the network's preprocessing, used where a key of data is null: %s", text)
     return data, preprocessing
 
 
 def mean_and_std(preprocessing: Preprocessing, dataset: Any, channels: int) -> tuple[Any, Any]:
-    """What images are normalised with: the network's numbers, if it has one for each channel, else the dataset's.
+    """The mean and std of each channel, by which images are normalised.
 
-    None, None if the dataset has none either.
+    Those of the network if it has `channels` of them, else those of the dataset; (None, None) if it has none.
     """
     if preprocessing.mean and len(preprocessing.mean) == channels:
         return preprocessing.mean, preprocessing.std
@@ -46,7 +46,7 @@ def mean_and_std(preprocessing: Preprocessing, dataset: Any, channels: int) -> t
 
 
 def target(section: dict[str, Any]) -> Any:
-    """The function or class that the section's `_target_` names; None if there is none."""
+    """The function or class that the section's `_target_` names; None if it does not exist."""
     try:
         return getattr(instantiate(section, _partial_=True), "func", None)
     except InstantiationException:

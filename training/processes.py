@@ -1,7 +1,7 @@
 """The processes that train together: one, or as many as torchrun started, on one machine or on several.
 
-train.py is written for any number of them. Each has its share of every global batch; DistributedDataParallel averages
-their gradients; the main process, rank 0, alone writes files, the log and the progress bar.
+train.py is written for any number of processes. Each gets its share of every global batch. DistributedDataParallel
+averages their gradients. Only the main process, rank 0, writes files, the log and the progress bar.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from loaders.timing import Window
-from training.config import Config, ConfigError
+from training.config import Config, ConfigError, one_line
 from training.stopping import Stopped
 
 
@@ -44,22 +44,22 @@ class Processes:
         return self.rank == 0
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """The module to call in training: its backward pass averages the gradients of all processes."""
+        """Wraps the model for training: its backward pass averages the gradients of all processes."""
         return model
 
     def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """A backward pass in here leaves averaging to the next one outside."""
+        """In this context, backward passes only sum up gradients; the next one outside averages them all."""
         return nullcontext()
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Copies the main process's buffers to the others: each has had batch norm statistics of its own."""
+        """Copies the main process's buffers to the other processes: their batch norm statistics differ."""
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
-        """The values of each process, by rank. All processes wait for one another here."""
+        """Returns the values of each process, by rank. All processes have to call it, and wait for one another."""
         return [values]
 
     def total(self, window: Window) -> Window:
-        """The windows of all processes in one. All processes wait for one another here."""
+        """Merges the windows of all processes. All processes have to call it, and wait for one another."""
         times = self.gather(window.images, window.seconds, window.wait_seconds)
         return Window.of_processes([Window(window.steps, int(images), *rest) for images, *rest in times])
 
@@ -68,9 +68,9 @@ class Processes:
         return make()
 
     def agree(self, *numbers: int) -> tuple[int, ...]:
-        """For each number, the largest over all processes.
+        """Returns the largest of each number over all processes.
 
-        With several processes it is the answer to the call before this one, so that no step waits for the others.
+        Several processes get the result of the previous call, zeros at first, so that no step waits for the others.
         """
         return numbers
 
@@ -81,35 +81,35 @@ class Processes:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Ends the connection to the others."""
+        """Closes the connection to the other processes."""
 
 
 class TorchrunProcesses(Processes):
-    """One of several processes that torchrun started; they talk through NCCL on GPUs and through gloo on CPUs.
+    """One of several processes that torchrun started; they communicate by NCCL on GPUs and by gloo on CPUs.
 
-    Raises ConfigError for a start that cannot work, ProcessesLost if a process cannot be reached for `timeout`
-    seconds; what a lost process causes later becomes a ProcessesLost too.
+    Raises ProcessesLost if another process cannot be reached for `timeout` seconds. Its `with` block turns the errors
+    of torch.distributed about a lost process into ProcessesLost, too.
     """
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         super().__init__(device)
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._timeout = timeout
-        self._agreeing: tuple[Any, torch.Tensor] | None = None
+        self._pending: tuple[Any, torch.Tensor] | None = None  # the previous `agree`, under way
         if device.type == "cuda":
             torch.cuda.set_device(device)
         try:
             limit = timedelta(seconds=timeout)
             store, _, _ = next(rendezvous("env://", timeout=limit))
             group: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
-            own_store = PrefixStore(meet(store, **group), store)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=own_store, **group)
-            self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # on the CPU, beside the gradients
+            store_of_this_start = PrefixStore(meet(store, **group), store)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store_of_this_start, **group)
+            self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # for everything but gradients
         except (dist.DistError, RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise ProcessesLost(
                 f"rank {self.rank} of {self.world_size} could not connect to the others through MASTER_ADDR and "
-                f"MASTER_PORT, {where}, within train.process_timeout={timeout:g} seconds: {_first_line(error)}"
+                f"MASTER_PORT, {where}, within train.process_timeout={timeout:g} seconds: {one_line(error)}"
             ) from error
 
     def parallel(self, model: nn.Module) -> nn.Module:
@@ -135,32 +135,33 @@ class TorchrunProcesses(Processes):
         return values[0]
 
     def agree(self, *numbers: int) -> tuple[int, ...]:
-        # The answer to this call is read in the next one. By then it is there, so no step waits for it.
-        before, largest = self._agreeing, torch.tensor(numbers)
-        self._agreeing = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control, async_op=True), largest
-        if before is None:
+        previous, largest = self._pending, torch.tensor(numbers)
+        self._pending = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control, async_op=True), largest
+        if previous is None:
             return (0,) * len(numbers)
-        before[0].wait()
-        return tuple(before[1].tolist())
+        work, result = previous
+        work.wait()  # it has had a whole step of time
+        return tuple(result.tolist())
 
     def __str__(self) -> str:
         return f"in {self.world_size} processes, each on its own {self.device.type} device"
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None or isinstance(error, Stopped):  # all processes come here at the same step
+        if error is None or isinstance(error, Stopped):  # all processes get here at the same step
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise ProcessesLost(
                 f"rank {self.rank} lost another process: it has exited (see its own message), or it did not answer "
-                f"for train.process_timeout={self._timeout:g} seconds: {_first_line(error)}"
+                f"for train.process_timeout={self._timeout:g} seconds: {one_line(error)}"
             ) from error
 
 
 def meet(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Returns a name that all processes of this start agree on, and no earlier start had.
+    """Returns a prefix for the store's keys that all processes of this start share, and that no earlier start used.
 
-    torchrun keeps its store when it starts the processes again. Without a prefix of its own, a process could read the
-    address of one that has exited, and wait for it. So rank 0 names this start, and answers the others' new requests.
+    torchrun keeps its store when it restarts the processes. Without a new prefix, a process could read the address of
+    a process that has exited, and wait for it. So rank 0 numbers the starts, and sends this start's number to every
+    other rank that asks for it with a new request.
     """
     if rank > 0:
         request = uuid4().hex
@@ -172,13 +173,13 @@ def meet(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
     missing, answered = set(range(1, world_size)), set[bytes]()
     while missing:
         for other in sorted(missing):
-            if store.check([f"request/{other}"]) and (theirs := store.get(f"request/{other}")) not in answered:
-                store.set(f"answer/{theirs.decode()}", start)
-                answered.add(theirs)
+            if store.check([f"request/{other}"]) and (asked := store.get(f"request/{other}")) not in answered:
+                store.set(f"answer/{asked.decode()}", start)
+                answered.add(asked)
             if store.check([f"met/{start}/{other}"]):
                 missing.remove(other)
         if time.monotonic() > end:
-            raise RuntimeError(f"ranks {sorted(missing)} did not come")
+            raise RuntimeError(f"ranks {sorted(missing)} did not connect")
         time.sleep(0.01)
     return f"start/{start}"
 
@@ -191,8 +192,8 @@ def start_processes(config: Config) -> Processes:
     world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if config.train.batch_size % world_size:
         raise ConfigError(
-            f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and does "
-            f"not divide by {world_size}: use {nearest_multiple(config.train.batch_size, world_size)}"
+            f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and is "
+            f"not divisible by {world_size}: use {nearest_multiple(config.train.batch_size, world_size)}"
         )
     if on_gpu and local >= torch.cuda.device_count():
         raise ConfigError(
@@ -207,7 +208,7 @@ def start_processes(config: Config) -> Processes:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this is one of several processes. Raises ConfigError if the environment says so only in part."""
+    """Whether this is one of several processes. Raises ConfigError if torchrun's environment is incomplete."""
     if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         return False
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -220,13 +221,9 @@ def started_by_torchrun() -> bool:
 
 
 def is_main_process() -> bool:
-    """Whether this process writes the run's files; known before the processes are connected."""
+    """Whether this process writes the run's files. It can be called before the processes are connected."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
 
 
 def nearest_multiple(number: int, factor: int) -> int:
     return max(1, round(number / factor)) * factor
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

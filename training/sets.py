@@ -1,4 +1,4 @@
-"""The training, validation and test set of a run, the task that they are for, and a look at their first samples."""
+"""Builds the training, validation and test set of a run, its task and its transforms, and checks the first samples."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from training.tasks import Task
 
 log = logging.getLogger(__name__)
 
-MOST_SKIPPED = 100  # samples that cannot be read, before the first one that can
+MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
 
 class Sets:
-    """What config.data and config.task describe; `val` is None without data.val_fraction.
+    """The datasets, the task and the transforms of a config.
 
-    `first`: the first training samples as a batch, on the host. Raises DataError if the task cannot use a sample.
+    train, test, val: datasets; val is None without data.val_fraction. first: the first training samples as a batch,
+    on the host. image_shape: (height, width, channels); None for samples without images. transform, augment: of
+    evaluated batches, and of training batches; None without images. made_seconds: how long the datasets took to make
+    their files. Raises ConfigError or DataError for settings, datasets or first samples that cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,15 +43,9 @@ class Sets:
         self.collate: Callable | None = collate and function_of("data.collate", collate)
         train, test = (open_dataset(data, train) for train in (True, False))
         for dataset in (train, test):
-            if not hasattr(dataset, "__len__"):
-                raise DataError(
-                    f"{type(dataset).__name__} has no __len__: train.py needs datasets with __len__ and __getitem__, "
-                    "not iterable ones"
-                )
-            if not len(dataset):
-                raise DataError(f"{type(dataset).__name__} has no samples: see what data.root names")
+            _check_length(dataset)
         self.name = type(train).__name__
-        self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))  # making files
+        self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))
         self.task = build_task(config.task, train)
         self.train, self.test = (as_samples(dataset, self.task, bool(collate)) for dataset in (train, test))
         self.val = None
@@ -57,35 +54,39 @@ class Sets:
             raise ConfigError(f"data.val_fraction={fraction}: there is only one training sample to split")
         if fraction:
             self.train, self.val = split(self.train, fraction)
-        image = self.first["image"] if "image" in self.task.inputs else None
-        # The first images; None if the samples have none.
-        self.image = image if isinstance(image, Tensor) and image.ndim == 4 else None
+        images = self.first["image"] if "image" in self.task.inputs else None
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            images = None
+        self._is_uint8 = images is not None and images.dtype == torch.uint8
+        self.image_shape = None if images is None else _image_shape(images)
         self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
         self.normalize = self._normalize(train)
         self.transform, self.augment = self._transforms(train, config.augment)
         mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
-        self.spec = DataSpec.of(train, self.image, mean, std, self._model_options())
+        self.spec = DataSpec.of(train, self.image_shape, mean, std, self._model_options())
 
     @property
     def evaluated(self) -> tuple[str, Any]:
-        """The set by which the best checkpoint is chosen, and its name in metrics.jsonl."""
+        """The set that chooses the best checkpoint: its name in metrics.jsonl, and the dataset."""
         return ("test", self.test) if self.val is None else ("val", self.val)
 
     def _model_options(self) -> dict[str, int]:
-        """What the network is built with, as far as it takes them."""
+        """The arguments that the network is built with, if it accepts them."""
         options: dict[str, int] = {"num_classes": self.task.num_outputs}
-        if self.image is not None:
-            bytes_ = self.image.dtype == torch.uint8
-            options["in_channels"] = self.image.shape[3 if bytes_ else 1]
-            options["image_size"] = min(self.image.shape[1:3] if bytes_ else self.image.shape[2:])
+        if self.image_shape is not None:
+            height, width, channels = self.image_shape
+            options |= {"in_channels": channels, "image_size": min(height, width)}
         return options
 
     def _first_batch(self, config: Config) -> dict[str, Tensor]:
-        """Reads the first samples of each set, in a worker if workers read: they would share a file opened here."""
+        """Reads the first samples of each set, and returns those of the training set as a batch.
+
+        Reads in a worker process if the loader has them: forked workers would share the files that are opened here.
+        """
         sets = [self.train, self.test]
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
         samples = FirstSamples(sets, self.task, self.collate is not None, config.loader.on_error == "skip")
-        batches = [[0, 2] if len(self.train) > 1 else [0], [1]]
+        batches = [[0, 2] if len(self.train) > 1 else [0], [1]]  # numbers of FirstSamples: training set, test set
         options: dict[str, Any] = {"collate_fn": self.collate, "num_workers": int(not in_process), "seed": config.seed}
         with WorkerLoader(samples, batch_sampler=batches, **options) as loader:
             try:
@@ -105,10 +106,10 @@ class Sets:
         return first
 
     def _normalize(self, train: Any) -> Normalize | None:
-        """What images of bytes are normalised with."""
-        if self.image is None or self.image.dtype != torch.uint8:
+        """The normalisation of uint8 images; None for other samples."""
+        if self.image_shape is None or not self._is_uint8:
             return None
-        channels = self.image.shape[3]
+        channels = self.image_shape[2]
         mean, std = mean_and_std(self.preprocessing, train, channels)
         if mean is None or std is None:
             mean, std = [0.5] * channels, [0.25] * channels
@@ -117,7 +118,7 @@ class Sets:
 
     def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
         """The transform of evaluated batches, and that of training batches."""
-        if self.image is None:
+        if self.image_shape is None:
             if used := [f"augment.{key}={value}" for key, value in augment.items() if value]:
                 raise ConfigError(f"{used[0]}: {self.name} has no images to augment: set it to 0")
             return None, None
@@ -133,28 +134,27 @@ class Sets:
 
 
 def open_dataset(section: dict[str, Any], train: bool) -> Any:
-    """Makes the training set or the test set of the section `data`. Raises ConfigError or DataError."""
-    common = ("val_fraction", "collate")
-    return build("data", {key: value for key, value in section.items() if key not in common}, train=train)
+    """Builds the training set or the test set of the section `data`. Raises ConfigError or DataError."""
+    not_arguments = ("val_fraction", "collate")  # see conf/any_data.yaml
+    return build("data", {key: value for key, value in section.items() if key not in not_arguments}, train=train)
 
 
 def build_task(section: dict[str, Any], dataset: Any) -> Task:
-    """Makes the task of the section `task`. Raises ConfigError or DataError."""
+    """Builds the task of the section `task`; its dataset is the training set. Raises ConfigError or DataError."""
     functions: dict[str, Any] = {}
     if section.get("loss") is not None:
         functions["loss"] = function_of("task.loss", section["loss"])
     if section.get("scores"):
         functions["scores"] = {
-            name: function_of(f"task.scores.{name}", one) for name, one in section["scores"].items()
+            name: function_of(f"task.scores.{name}", score) for name, score in section["scores"].items()
         }
-    task: Task = build(
-        "task", {key: section[key] for key in section if key not in ("loss", "scores")}, dataset, **functions
-    )
+    arguments = {key: value for key, value in section.items() if key not in ("loss", "scores")}
+    task: Task = build("task", arguments, dataset, **functions)
     return task
 
 
 def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
-    """The dataset, with each of its samples checked; one that reads whole batches is left as it is."""
+    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged."""
     if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
         return dataset
     samples = Samples(dataset, [*task.inputs, task.label], task.label_below, has_collate)
@@ -165,14 +165,17 @@ def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
 
 
 class FirstSamples:
-    """The first sample of each dataset, then the second one of the first dataset; `skips`: the first that can be read.
+    """A dataset of the first sample of each of `datasets`, and then the second sample of the first one.
 
-    Raises DataError for a sample that training cannot use.
+    skips: a sample that cannot be read is replaced by the next one. Raises DataError for a sample that training cannot
+    use.
     """
 
     def __init__(self, datasets: list[Any], task: Task, has_collate: bool, skips: bool) -> None:
         checks = [*task.inputs, task.label], task.label_below, has_collate
-        self.datasets = [one if isinstance(one, Samples) else Samples(one, *checks) for one in datasets]
+        self.datasets = [
+            dataset if isinstance(dataset, Samples) else Samples(dataset, *checks) for dataset in datasets
+        ]
         self.skips = skips
 
     def __len__(self) -> int:
@@ -180,22 +183,38 @@ class FirstSamples:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         samples, first = self.datasets[number % len(self.datasets)], number // len(self.datasets)
-        for index in range(first, min(len(samples), first + MOST_SKIPPED)):
+        for index in range(first, min(len(samples), first + MOST_TRIED)):
             try:
                 return samples[index]
             except Exception:
                 if not self.skips:
                     raise
-        raise DataError(f"{samples.name}: none of the first {MOST_SKIPPED} samples can be read")
+        raise DataError(f"{samples.name}: none of the first {MOST_TRIED} samples can be read")
+
+
+def _check_length(dataset: Any) -> None:
+    """Raises DataError for a dataset without __len__ or without samples."""
+    name = type(dataset).__name__
+    if not hasattr(dataset, "__len__"):
+        raise DataError(f"{name} has no __len__: train.py needs a dataset with __len__ and __getitem__")
+    if not len(dataset):
+        raise DataError(f"{name} has no samples: check the folder or files that data.root names")
+
+
+def _image_shape(images: Tensor) -> tuple[int, int, int]:
+    """(height, width, channels) of a batch of images: uint8 (B, H, W, C), or floats (B, C, H, W)."""
+    channels_last = images if images.dtype == torch.uint8 else images.permute(0, 2, 3, 1)
+    _, height, width, channels = channels_last.shape
+    return height, width, channels
 
 
 def _check_spec(dataset: Any, dataset_name: str, batch: dict[str, Tensor]) -> None:
-    """Raises DataError if the dataset's samples are not what its sample_spec() says."""
+    """Raises DataError if the shape or dtype of a field in the batch is not the one in the dataset's sample_spec()."""
     if not callable(getattr(dataset, "sample_spec", None)):
         return
-    said = dataset.sample_spec()
-    found = {name: (tuple(value.shape[1:]), value.dtype) for name, value in batch.items() if name in said}
-    for name, (shape, dtype) in said.items():
+    spec = dataset.sample_spec()
+    found = {name: (tuple(value.shape[1:]), value.dtype) for name, value in batch.items() if name in spec}
+    for name, (shape, dtype) in spec.items():
         if found.get(name) != (tuple(shape), dtype):
             raise DataError(
                 f"{dataset_name}.sample_spec() says that {name!r} is {dtype} {tuple(shape)}, and its first "

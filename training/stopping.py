@@ -1,7 +1,7 @@
-"""Signals that end a run early: the step is finished, a checkpoint is saved, and the program exits.
+"""Signals that stop a run early: train.py finishes the step, saves a checkpoint and exits.
 
 Ctrl-C, SIGTERM (kill, spot machines, torchrun), SIGUSR1 (Slurm) and SIGUSR2 (submitit) only set a flag, which train.py
-reads after each step, so none of them can interrupt a step, the loader or a save. A second signal, more than a second
+reads after each step. So a signal cannot interrupt a step, the loader or a save. A second signal, more than a second
 later, ends the program at once.
 """
 
@@ -15,39 +15,39 @@ from types import FrameType
 from typing import Any
 
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
-SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # not Windows
-STOPPED = 75  # exit code after all of them but Ctrl-C; sysexits.h calls it "temporary failure": try again
-ONE_EVENT = 1.0  # seconds within which signals count as one: a Ctrl-C comes from the terminal and from torchrun
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows lacks some
+TEMPORARY_FAILURE = 75  # exit code after all signals but Ctrl-C; in sysexits.h it means "try again"
+ONE_EVENT = 1.0  # seconds within which signals count as one: torchrun sends a Ctrl-C a second time
 
 
 class Stopped(BaseException):
-    """A signal ended the run, after a checkpoint was saved. As it is no Exception, no sweep goes on after it."""
+    """A signal stopped the run, after a checkpoint was saved. Not an Exception, so that it ends a sweep too."""
 
     def __init__(self, sentence: str, signal_number: int) -> None:
         super().__init__(sentence, signal_number)
-        self.exit_code = 130 if signal_number == signal.SIGINT else STOPPED
+        self.exit_code = 130 if signal_number == signal.SIGINT else TEMPORARY_FAILURE
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class StopSignals:
-    """While it is entered, the first signal sets `received` to its number; a later one has its usual effect."""
+    """In its `with` block, the first signal sets `received` to its number; a later signal has its usual effect."""
 
     def __init__(self) -> None:
         self.received = 0
         self._received_at = 0.0
-        self._handlers: dict[int, Any] = {}  # those that were there before
+        self._handlers: dict[int, Any] = {}  # the earlier handlers, by signal
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # only there may Python set handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Restores the handlers, and after a stop calls the earlier one: submitit's submits the job again."""
+        """Restores the earlier handlers. After a stop, calls the signal's: that of submitit submits the job again."""
         self._restore()
         handler = self._handlers.get(self.received)
         if isinstance(error, Stopped) and callable(handler) and handler is not signal.default_int_handler:

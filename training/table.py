@@ -1,4 +1,4 @@
-"""Tables of text for a terminal: a sweep's and the benches'."""
+"""Text tables for the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-LONGEST = 32  # characters of a cell
+LONGEST = 32  # characters; longer cells are shortened
 
 
 def table(columns: Iterable[list[str]]) -> list[str]:
@@ -23,6 +23,6 @@ def table(columns: Iterable[list[str]]) -> list[str]:
 
 
 def shorten(text: str, longest: int) -> str:
-    """`text`, or if it has more than `longest` characters, its two ends."""
+    """Returns `text`; of one with more than `longest` characters, its two ends with … between them."""
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"

@@ -1,7 +1,7 @@
-"""Tasks: what the network learns, as a loss, scores and the number of its outputs. conf/task/ chooses one.
+"""Tasks: the loss, the scores and the number of outputs that fit the labels. `task=` chooses one of conf/task/.
 
-A task is a class with the methods of Task, made with the training set and the keys of its yaml file. Only tasks know
-what outputs and labels mean: a new one needs no change of train.py.
+A task is a class with the methods of Task. Its constructor gets the training set and the keys of its yaml file. Only
+tasks know what outputs and labels mean: a new task needs no change in train.py.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from torch.nn import functional
 
 from data.errors import DataError
 
-TOP5_CLASSES = 20  # with at least so many classes, evaluation tells how often the label is among the best five
-Function = Callable[[Tensor, Tensor], Tensor]  # of outputs and labels
+TOP5_CLASSES = 20  # with at least this many classes there is a score top5
+Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score
 
 
 class Task:
-    """What tasks share.
+    """The base class of tasks.
 
-    dataset: the training set, or later something that has its `classes`. inputs: the names of a batch's fields that
-    the network gets, in this order. label: the name of the field that it learns. loss: a function that returns the
-    loss of a batch, in place of the task's own. scores: further ones by name, functions that return a number for each
-    sample (B,). All get the outputs (B, ...) in float32, and the labels, which are floats but for classification.
-    metric: the score that chooses the best checkpoint, in place of the task's own; higher_is_better: whether a higher
-    one is better.
+    dataset: the training set, or for a finished run its DataSpec: anything with the same `classes`.
+    inputs: the names of the batch's fields that the network gets, in this order.
+    label: the name of the field that the network learns to predict.
+    loss: a function that returns the loss of a batch; it replaces the task's default loss.
+    scores: more scores by name, functions that return a number for each sample (B,).
+    metric: the score that chooses the best checkpoint; it replaces the task's default metric.
+    higher_is_better: whether a higher value of that score is better.
+    A loss and scores get the outputs (B, ...) in float32, and the labels with the dtype and shape that the task says.
     """
 
     metric = ""
     higher_is_better = True
     num_outputs = 1
-    label_below: int | None = None  # labels are integers from 0 to below this
+    label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
     def __init__(
         self,
@@ -48,22 +50,21 @@ class Task:
         self.dataset_name = type(dataset).__name__
         self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self.label = label
-        self._own_loss, self._own_scores = loss, scores or {}
+        self._given_loss, self._given_scores = loss, scores or {}
         self.metric = metric or self.metric
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Returns the mean loss of a batch, a float32 scalar."""
-        return (self._own_loss or self._loss)(outputs.float(), self._prepared(labels)).mean()
+        return (self._given_loss or self._loss)(outputs.float(), self._prepared(labels)).mean()
 
     def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Returns numbers for each sample (B,), by name. Their means over a set of samples are what is reported."""
+        """Returns the scores by name, with a number for each sample (B,). Reports show their means."""
         outputs, labels = outputs.float(), self._prepared(labels)
-        own = {name: function(outputs, labels) for name, function in self._own_scores.items()}
-        return {
-            name: _by_sample(name, score, len(labels)) for name, score in (self._scores(outputs, labels) | own).items()
-        }
+        given = {name: function(outputs, labels) for name, function in self._given_scores.items()}
+        scores = self._scores(outputs, labels) | given
+        return {name: _by_sample(name, score, len(labels)) for name, score in scores.items()}
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the probabilities of the classes (B, classes), or the predicted values (B, numbers)."""
@@ -82,10 +83,11 @@ class Task:
 
     @property
     def _meaning(self) -> str:
-        """What the number of outputs stands for, in an error."""
+        """What the outputs stand for, in an error message."""
         return f"{self.num_outputs} outputs"
 
     def _prepared(self, labels: Tensor) -> Tensor:
+        """The labels with the dtype and shape that the loss and the scores take."""
         return labels
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -96,11 +98,11 @@ class Task:
 
 
 def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
-    """The score as one number for each sample (B,); a sample's several numbers are averaged."""
+    """The score as one number for each sample (B,): the mean of several. Raises DataError for any other shape."""
     if score.ndim == 0 or len(score) != samples:
         raise DataError(
             f"task.scores.{name} returned a tensor of shape {tuple(score.shape)} for {samples} samples: return a "
-            "number for each, not their mean"
+            "number for each sample, not their mean"
         )
     return score if score.ndim == 1 else score.float().flatten(1).mean(dim=1)
 
@@ -108,9 +110,9 @@ def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
 class Classification(Task):
     """Each sample has one class: outputs are logits (B, classes), labels int64 (B,), or float shares (B, classes).
 
-    label_smoothing: share (0 to below 1) of the target that is spread over all classes (arXiv:1512.00567).
-    class_weights: by which each sample's loss is multiplied: one number per class, or "balanced": the rarer a class in
-        the dataset's `labels`, the more it counts.
+    label_smoothing: share (0 to below 1) of each target that is spread over all classes (arXiv:1512.00567).
+    class_weights: a factor per class for the loss of its samples, or "balanced": one over the class's frequency in
+        the dataset's `labels`.
     Scores: accuracy, and with many classes top5. Raises DataError for a dataset without `classes` or bad arguments.
     """
 
@@ -128,8 +130,10 @@ class Classification(Task):
             raise DataError(
                 f"{self.dataset_name} has no `classes`: give it a list of their names, or choose task=regression"
             )
-        if class_weights is not None and self._own_loss is not None:
-            raise DataError(f"task.class_weights={class_weights} belongs to the task's own loss: leave out task.loss")
+        if class_weights is not None and self._given_loss is not None:
+            raise DataError(
+                f"task.class_weights={class_weights} is for the default loss only: leave out task.loss or this"
+            )
         if not 0 <= label_smoothing < 1:
             raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
         self.classes = tuple(dataset.classes)
@@ -146,14 +150,12 @@ class Classification(Task):
         if weights == "balanced":
             labels = getattr(dataset, "labels", None)
             if labels is None:
-                raise DataError(
-                    f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count them"
-                )
+                raise DataError(f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count")
             try:
                 counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise DataError(
-                    f"task.class_weights=balanced: {self.dataset_name}.labels are no integers: {error}"
+                    f"task.class_weights=balanced: {self.dataset_name}.labels are not integers: {error}"
                 ) from error
             return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
         if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
@@ -182,13 +184,13 @@ class Classification(Task):
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self._weights is not None:
             self._weights = self._weights.to(outputs.device)
-        # Divided by the number of samples, not by the sum of their weights, so that parts of a batch add up to it.
+        # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
         return functional.cross_entropy(
             outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
         )
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # shares, of mixed images
+        labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # floats are shares, of mixed images
         scores = {"accuracy": outputs.argmax(dim=1) == labels}
         if self.num_outputs >= TOP5_CLASSES:
             scores["top5"] = (outputs.topk(5).indices == labels[:, None]).any(dim=1)
@@ -198,7 +200,8 @@ class Classification(Task):
 class Multilabel(Task):
     """Each sample has any number of classes: outputs are logits (B, classes), labels 0 or 1 (B, classes).
 
-    Scores: f1 (of a sample's classes, averaged over samples), and exact: whether all classes are right.
+    Scores: f1, of a sample's classes; exact, whether all classes of a sample are right. Raises DataError for a dataset
+    without `classes`.
     """
 
     metric = "f1"
@@ -227,17 +230,18 @@ class Multilabel(Task):
         return functional.binary_cross_entropy_with_logits(outputs, labels)
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        said, true = outputs > 0, labels > 0
-        both = (said & true).sum(dim=1)
-        counts = said.sum(dim=1) + true.sum(dim=1)
-        return {"f1": torch.where(counts > 0, 2 * both / counts.clamp(min=1), 1.0), "exact": (said == true).all(dim=1)}
+        predicted, true = outputs > 0, labels > 0
+        both = (predicted & true).sum(dim=1)
+        counts = predicted.sum(dim=1) + true.sum(dim=1)
+        f1 = torch.where(counts > 0, 2 * both / counts.clamp(min=1), 1.0)  # 1 if neither has a class
+        return {"f1": f1, "exact": (predicted == true).all(dim=1)}
 
 
 class Regression(Task):
     """Each sample has a number, or several: outputs are (B, numbers), labels (B,) or (B, numbers), on any scale.
 
-    numbers: how many a sample has. Scores: mae and mse, the mean absolute and squared error over its numbers.
-    The loss is the squared error. A loss and scores of your own get labels (B, numbers).
+    numbers: how many a label has. Scores: mae and mse, a sample's mean absolute and mean squared error. The default
+    loss is the squared error. Given losses and scores get labels (B, numbers).
     """
 
     metric = "mae"
@@ -254,8 +258,8 @@ class Regression(Task):
         super().check(outputs, labels)
         if labels[:1].numel() != self.num_outputs:
             raise DataError(
-                f"{self.dataset_name} has labels of shape {tuple(labels.shape[1:])}: task.numbers={self.num_outputs} "
-                "has to be how many numbers one of them has"
+                f"{self.dataset_name} has labels of shape {tuple(labels.shape[1:])}, which are not "
+                f"task.numbers={self.num_outputs} numbers: set it to {labels[:1].numel()}"
             )
 
     def _prepared(self, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model, its optimizer and its learning rate: one training step, evaluation, and what a checkpoint holds."""
+"""The Trainer: the training step, evaluation, the learning rate, and the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from data.errors import DataError, check_choice
 from loaders import Preloader
 from loaders.nested import move
 from training.checkpoint import load_weights
-from training.command_line import changes
-from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, build, one_line
-from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
+from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, build, changes, one_line
+from training.optimizer import build_optimizer, count_parameters, freeze, training_mode, warn_of_batch_size
 from training.processes import Processes
 from training.sets import Sets
 from training.stopping import StopSignals
@@ -32,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """The model, its optimizer and schedule, and how far training has come."""
+    """The model, its optimizer and schedule, and the number of epochs and steps that it was trained for.
+
+    Raises ConfigError or DataError if the model, the task and the first samples do not fit together.
+    """
 
     def __init__(self, config: Config, sets: Sets, processes: Processes) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, sets.task, sets.spec
@@ -41,16 +43,15 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = False
-        self.first_batch: dict[str, Any] = {}  # on which steps are measured after the run
-        self.resumed_at_epoch_end = False  # else the resumed epoch is incomplete, or none was resumed
-        steps = steps_in(self.config.epochs, len(sets.train), self.config)
+        self.first_batch: dict[str, Any] = {}  # kept, because Trials measures steps on it after the run
+        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
+        steps = total_steps(len(sets.train), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
         model = build("model", config.model, optional=sets.spec.model_options)
-        channels_last = {"auto": self.device.type == "cuda"}.get(
-            self.config.channels_last, self.config.channels_last == "true"
-        )
+        choice = self.config.channels_last
+        channels_last = choice == "true" or (choice == "auto" and self.device.type == "cuda")
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model: nn.Module = model.to(self.device, memory_format=self.memory_format)
         if self.config.sync_batchnorm:
@@ -58,8 +59,8 @@ class Trainer:
         freeze(self.model, self.config.freeze)
         self.bf16 = uses_bf16(self.config.precision, self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-        self.score_names = self._try(sets)
-        self.means = Means(processes, self.score_names)  # of training, since last read
+        self.score_names = self._check_first_samples(sets)
+        self.means = Means(processes, self.score_names)  # of the training steps since they were last read
         self.parallel = processes.parallel(self.model)
         self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
         self.ema: AveragedModel | None = None
@@ -75,27 +76,26 @@ class Trainer:
         return self.step >= self.last_step
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate as a share of its peak: a linear rise, then half a cosine down to zero."""
+        """The learning rate of a step, as a share of the peak: a linear rise, then half a cosine down to zero."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         return 0.5 + 0.5 * math.cos(math.pi * (step - self.warmup_steps) / (self.last_step - self.warmup_steps))
 
     def train_step(self, batch: dict[str, Any]) -> None:
-        """One optimizer step. Loss and scores stay on the device, in `means`, so that nothing waits for them."""
+        """One optimizer step. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
         training_mode(self.model)
         self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
-        # More than one part if the device cannot hold a whole batch's activations at once.
-        *inputs, labels = (part.chunk(self.config.accumulate) for part in self._parts(batch))
-        for number, part in enumerate(labels):
-            is_last = number == len(labels) - 1
-            with nullcontext() if is_last else self.processes.without_averaging(self.parallel):
+        inputs, labels = self._inputs_and_labels(batch)
+        parts = list(zip(*(field.chunk(self.config.accumulate) for field in (*inputs, labels)), strict=True))
+        for number, (*part_inputs, part_labels) in enumerate(parts, 1):
+            with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
                 with self.autocast:
-                    outputs = self.forward(*(parts[number] for parts in inputs))
-                loss = self.task.loss(outputs, part)
-                (loss * (len(part) / len(batch[self.task.label]))).backward()
+                    outputs = self.forward(*part_inputs)
+                loss = self.task.loss(outputs, part_labels)
+                (loss * (len(part_labels) / len(labels))).backward()
             with torch.no_grad():
-                self.means.add(len(part), {"loss": loss, **self.task.scores(outputs, part)})
+                self.means.add(len(part_labels), {"loss": loss, **self.task.scores(outputs, part_labels)})
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
@@ -106,15 +106,15 @@ class Trainer:
         self.step += 1
 
     def _average(self, means: Any, weights: Any, count: Any) -> None:
-        """Updates the running mean of the weights. Its decay rises from 0.1 to train.ema, to forget the start."""
+        """Updates the running mean of the weights. The decay rises from 0.1 to train.ema: the first weights fade."""
         assert self.config.ema is not None
         get_ema_multi_avg_fn(min(self.config.ema, (1 + self.step) / (10 + self.step)))(means, weights, count)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
-        """Returns the mean loss and scores over the loader's samples, over all processes.
+        """Returns the mean loss and scores over the loader's samples, of all processes, and the number of a signal.
 
-        A signal cuts the evaluation short. Its number is returned too: 0 if none came.
+        The number is 0 without a signal. A signal ends the evaluation early: the means are not those of all samples.
         """
         model = self.model if self.ema is None else self.ema.module
         model.eval()
@@ -122,43 +122,40 @@ class Trainer:
         means = Means(self.processes, self.score_names)
         with self._bar("evaluating", total=len(loader)) as bar:
             for batch in loader:
-                *inputs, labels = self._parts(batch)
+                inputs, labels = self._inputs_and_labels(batch)
                 with self.autocast:
                     outputs = model(*inputs)
                 means.add(len(labels), {"loss": self.task.loss(outputs, labels), **self.task.scores(outputs, labels)})
                 bar.update()
                 if signals.received:
                     break
-        (stops,) = zip(*self.processes.gather(signals.received), strict=True)
-        return means.read(), int(max(stops))
+        signal_number = max(number for (number,) in self.processes.gather(signals.received))
+        return means.read(), int(signal_number)
 
     def warn_of_nan(self, loss: float) -> None:
-        """Warns once if the loss is not a number any more: the weights are lost then."""
+        """Warns once if the loss is NaN or infinite: training cannot recover from it."""
         if not math.isfinite(loss) and not self._nan_seen:
             self._nan_seen = True
-            log.warning(
-                "the loss is %g by step %d: is there a NaN in the data, or is optim.lr too high? train.clip_norm may "
-                "help",
-                *(loss, self.step),
-            )
+            advice = "is there a NaN in the data, or is optim.lr too high? train.clip_norm may help"
+            log.warning("the loss is %g by step %d: %s", loss, self.step, advice)
 
-    def _parts(self, batch: dict[str, Any]) -> list[Tensor]:
+    def _inputs_and_labels(self, batch: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
         """The fields of a batch that the network gets, and the labels."""
-        parts = [batch[name] for name in self.task.inputs]
-        if self.memory_format is torch.contiguous_format:  # the transform leaves images channels last
-            parts = [part.contiguous() for part in parts]
-        return [*parts, batch[self.task.label]]
+        inputs = [batch[name] for name in self.task.inputs]
+        if self.memory_format is torch.contiguous_format:  # the transform returns images in channels-last format
+            inputs = [field.contiguous() for field in inputs]
+        return inputs, batch[self.task.label]
 
     @torch.inference_mode()
-    def _try(self, sets: Sets) -> list[str]:
-        """Passes the first samples through the network, and returns the names of the loss and the scores.
+    def _check_first_samples(self, sets: Sets) -> list[str]:
+        """Passes the first samples through the network and the task. Returns the names of the loss and the scores.
 
-        Raises DataError or ConfigError if they do not fit.
+        Raises DataError or ConfigError if samples, network and task do not fit together.
         """
         batch = move(sets.first, lambda tensor: tensor.to(self.device))
         batch = batch if sets.transform is None else sets.transform(batch)
-        *inputs, labels = self._parts(batch)
-        shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
+        inputs, labels = self._inputs_and_labels(batch)
+        shapes = ", ".join(str(tuple(field.shape)) for field in inputs)
         self.model.eval()
         try:
             with self.autocast:
@@ -167,10 +164,10 @@ class Trainer:
             name = type(self.model).__name__
             raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
         self.task.check(outputs, labels)
-        kinds = [labels]
-        if sets.mixes:  # augmentation makes shares of the classes of the labels
-            kinds.append(nn.functional.one_hot(labels.long().flatten(), self.task.num_outputs).float())
-        for labels in kinds:
+        possible_labels = [labels]
+        if sets.mixes:  # mixup and cutmix turn labels into shares of the classes
+            possible_labels.append(nn.functional.one_hot(labels.long().flatten(), self.task.num_outputs).float())
+        for labels in possible_labels:
             try:
                 self.task.loss(outputs, labels)
                 names = ["loss", *self.task.scores(outputs, labels)]
@@ -185,7 +182,7 @@ class Trainer:
         return names
 
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
-        """Everything a run needs to continue from here as if it had not stopped."""
+        """The content of a checkpoint: what a run needs to continue from here as if it had not been stopped."""
         return {
             "model": self.model.state_dict(),
             **({} if self.ema is None else {"ema": self.ema.state_dict()}),
@@ -201,25 +198,25 @@ class Trainer:
         """Continues from a checkpoint. Raises ConfigError if it does not fit this run."""
         load_weights(self.model, state["model"], path)
         if self.ema is not None:
-            # A checkpoint without a mean begins one, with its weights.
+            # The mean of a checkpoint without one starts with the checkpoint's weights.
             self.ema.load_state_dict(state.get("ema") or AveragedModel(self.model).state_dict())
         theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
         if theirs != ours:
             raise ConfigError(
                 f"train.resume: {path} was trained with {theirs} and this run has {ours}: use the same optim="
             )
-        # Only the optimizer's state is loaded. The learning rate and other settings are those of this run.
-        learnt = {**self.optimizer.state_dict(), "state": state["optimizer"]["state"]}
+        # Only the optimizer's running state is loaded: the learning rate and other settings are those of this run.
+        optimizer_state = {**self.optimizer.state_dict(), "state": state["optimizer"]["state"]}
         try:
-            self.optimizer.load_state_dict(learnt)
+            self.optimizer.load_state_dict(optimizer_state)
             loader.load_state_dict(state["loader"])
         except ValueError as error:
             raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
         self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
         self.resumed_at_epoch_end = state["loader"]["samples"] == 0
-        place, number = ("at the end of", self.epoch) if self.resumed_at_epoch_end else ("in", self.epoch + 1)
-        log.info("resuming after step %d, %s epoch %d, from %s", self.step, place, number, path)
+        where = f"at the end of epoch {self.epoch}" if self.resumed_at_epoch_end else f"in epoch {self.epoch + 1}"
+        log.info("resuming after step %d, %s, from %s", self.step, where, path)
         self.changed = changes(self.settings, state.get("config", self.settings))
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))
@@ -228,27 +225,27 @@ class Trainer:
         return self._bar("training", total=self.last_step, initial=self.step)
 
     def _bar(self, what: str, **counts: int) -> tqdm:
-        silent = None if self.processes.is_main else True  # None: unless the output is no terminal
-        return tqdm(desc=what, unit="step", leave=False, disable=silent, **counts)
+        disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
+        return tqdm(desc=what, unit="step", leave=False, disable=disable, **counts)
 
     def __str__(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        return f"{type(self.model).__name__} with {parameters:,} parameters in {'bf16' if self.bf16 else 'fp32'}"
+        precision = "bf16" if self.bf16 else "fp32"
+        return f"{type(self.model).__name__} with {count_parameters(self.model):,} parameters in {precision}"
 
 
 class Means:
-    """Means over samples, summed up on the device; all processes read them together."""
+    """Means over samples. The sums stay on the device until `read`, which all processes call at the same step."""
 
     def __init__(self, processes: Processes, names: Sequence[str]) -> None:
         self._processes, self._names = processes, names
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         zero = torch.zeros((), dtype=torch.float64, device=self._processes.device)
         self._sums, self._count = dict.fromkeys(self._names, zero), 0
 
     def add(self, samples: int, values: dict[str, Tensor]) -> None:
-        """Adds values of so many samples: one for each (B,), or their mean ()."""
+        """Adds the values of `samples` samples by name: one value for each sample (B,), or their mean ()."""
         for name, value in values.items():
             value = value.detach()
             self._sums[name] = self._sums[name] + (value.sum(dtype=torch.float64) if value.ndim else value * samples)
@@ -258,19 +255,19 @@ class Means:
         """Returns the means since the last call, over all processes."""
         every = self._processes.gather(self._count, *(total.item() for total in self._sums.values()))
         count, *sums = (sum(values) for values in zip(*every, strict=True))
-        self._begin()
+        self._reset()
         return {name: total / max(count, 1) for name, total in zip(self._names, sums, strict=True)}
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether `train.precision` means bf16 on the device."""
+    """Whether the network computes in bf16 on the device; `precision` is train.precision."""
     gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bf16" or (precision == "auto" and gpu_has_bf16)
 
 
-def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
-    """The number of optimizer steps. Raises ConfigError if there are too few samples for one."""
-    size = config.batch_size
+def total_steps(samples: int, config: TrainConfig) -> int:
+    """The number of optimizer steps in all epochs. Raises ConfigError if an epoch has too few samples for a step."""
+    epochs, size = config.epochs, config.batch_size
     if samples < size and config.last_batch != "keep":
         raise ConfigError(f"train.batch_size={size}: there are only {samples} training samples; lower it")
     return {
@@ -281,8 +278,8 @@ def steps_in(epochs: int, samples: int, config: TrainConfig) -> int:
 
 
 def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:
-    """Seeds what the model draws, such as dropout, from the step, so that a resumed run draws the same numbers."""
+    """Seeds torch's generators for one step, so that dropout draws the same numbers in a resumed run."""
     number = int.from_bytes(blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little")
-    torch.default_generator.manual_seed(number)  # torch.manual_seed would take 0.1 ms, for devices that are not used
+    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.1 ms, because it seeds all devices
     if device.type == "cuda":
         torch.cuda.manual_seed(number)

@@ -1,9 +1,9 @@
-"""What a run's folder may ask for: a folder from a stranger must not run code on this machine.
+"""Checks a run's folder before it is used: a folder from a stranger must not run code on this machine.
 
-A config names classes and functions by `_target_`, and Hydra imports and calls whatever is named. So those of a run
-must be this repository's own, or networks, optimizers, datasets and transforms of the libraries below. The test is
-where an object is defined, not how it is reached: data.image_folder.os.system is refused. Before a module is
-imported, its name is tested too.
+A config names classes and functions by `_target_`, and Hydra imports and calls whatever is named. So the targets of a
+run must belong to this repository, or be networks, optimizers, datasets or transforms of the libraries below. What
+counts is where an object is defined, not the path to it: data.image_folder.os.system is refused. A module is imported
+only if its name belongs to these packages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from training.config import ConfigError
+from training.config import ConfigError, one_line
 
-OWN = ("data", "models", "training.tasks")  # this repository's: classes and functions
-LIBRARIES: dict[str, type] = {  # of these, only classes of that kind: their functions may load pickles
+OWN = ("data", "models", "training.tasks")  # all their classes and functions may be used
+LIBRARIES: dict[str, type] = {  # only subclasses of this class may be used: functions may load pickles
     "torch.nn": nn.Module,
     "torch.optim": Optimizer,
     "torchvision.models": nn.Module,
@@ -35,23 +35,23 @@ LIBRARIES: dict[str, type] = {  # of these, only classes of that kind: their fun
     "timm.models": nn.Module,
     "timm.optim": Optimizer,
 }
-BUILDERS = ("torchvision.models._api.get_model",)  # not timm's, which is called through models/from_timm.py
-PATHS = (*OWN, *LIBRARIES, "timm")  # modules that may be imported to look
-UNPICKLES = "torchvision.datasets.lsun"
-# Keys with which a library loads code, or another file than the checkpoint, whose pickles could run any.
-# Or downloads, or gives arguments by their place, where these names do not show.
+BUILDERS = ("torchvision.models._api.get_model",)  # functions that may be used; models/from_timm.py calls timm's
+IMPORTABLE = (*OWN, *LIBRARIES, "timm")  # modules that may be imported, to see where an object is defined
+UNPICKLES = "torchvision.datasets.lsun"  # its datasets load pickles
+# Keys that make a library load code, download files, or load another file than the checkpoint, with pickles that could
+# run code. `_args_` passes arguments by position, which would hide these names.
 LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "download", "_args_")
-PLAIN = (str, int, float, bool, type(None))
+PLAIN_TYPES = (str, int, float, bool, type(None))
 
 
 def check_config(
     value: Any, source: object, trusted: Sequence[str] = (), option: str = "--trust {}", key: str = ""
 ) -> None:
-    """Checks a run's config: nested dicts and lists of plain values, with nothing left to interpolate.
+    """Checks a run's config: nested dicts and lists of plain values, without interpolations.
 
-    source: where the config is from, for the message; `value` is what it has at `key`. trusted: modules that the user
-    trusts beside ours, and keys. option: how the user trusts another, with {} for its name. Raises ConfigError for
-    what could run code, and for what else no config holds.
+    value: the config's part at `key`, all of it for "". source: where the config is from, for the error.
+    trusted: modules and keys that the user trusts too. option: what the user has to add to trust another one, with {}
+    in place of its name. Raises ConfigError for values that could run code, and for types that no config has.
     """
     name, here, trust = key.rpartition(".")[2], f"{source}: {key}={value}", option.format(key)
     if _lies_in(key, trusted):
@@ -66,17 +66,18 @@ def check_config(
     elif isinstance(value, list | tuple):
         for child in value:
             check_config(child, source, trusted, option, key)
-    elif not isinstance(value, PLAIN):
+    elif not isinstance(value, PLAIN_TYPES):
         raise ConfigError(f"{source}: {key} is a {type(value).__name__}, which no config has")
     elif isinstance(value, str) and "${" in value:
         raise ConfigError(f"{here} could read your secrets: if you trust it, add {trust}")
 
 
 def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -> None:
-    """Checks the overrides that a run was started with, before Hydra reads them: only `trusted` keys may do more.
+    """Checks the overrides of an earlier run before Hydra reads them.
 
-    They choose groups of conf/ by name and set keys. Those that set Hydra itself are not among them, as Hydra keeps
-    them apart: they could start programs, write elsewhere, or add a folder of configs. Raises ConfigError.
+    They may choose groups of conf/ by name, and set keys to values that check_config allows. Hydra's own settings are
+    refused: they could start programs, write to other places, or add a folder of configs. `trusted` keys may do all
+    that. Raises ConfigError.
     """
     for line in overrides:
         key = line.partition("=")[0].lstrip("+~")
@@ -87,19 +88,18 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
             override = OverridesParser.create().parse_override(line)
         value = None if override is None or override.is_delete() else override.value()
         section, _, names_key = key.partition(".")
-        adds_to_logger = section == "logger" and line.startswith("+")  # an argument of wandb.init, perhaps a program's
-        chosen = value if isinstance(value, list) else [value]
-        names = [str(choice) for choice in chosen]  # of files in conf/, not paths to others
-        is_plain = names_key or all(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) and ".." not in name for name in names)
+        adds_to_logger = section == "logger" and line.startswith("+")  # may be a program for wandb.init to start
+        choices = [str(choice) for choice in (value if isinstance(value, list) else [value])]
+        are_files_of_conf = all(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) and ".." not in name for name in choices)
         if (
             override is None
-            or not re.fullmatch(r"\w+(\.\w+)*", key)  # no package, no group of Hydra's
+            or not re.fullmatch(r"\w+(\.\w+)*", key)  # with a package (@), or a group of Hydra's (/)
             or section == "hydra"
             or adds_to_logger
-            or not is_plain
+            or not (names_key or are_files_of_conf)
         ):
             raise ConfigError(
-                f"{run}: the run's override {line} could run code, or write elsewhere: if you trust it, add "
+                f"{run}: the run's override {line} could run code, or write to other places: if you trust it, add "
                 f"train.trust=[{key}]"
             )
         for name in reversed(key.split(".")):
@@ -108,9 +108,9 @@ def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -
 
 
 def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option: str = "--trust {}") -> None:
-    """Raises ConfigError if a link would lead what is written into a run's folder, or removed, to another place.
+    """Raises ConfigError for a link that leads out of the run's folder: writing or removing would follow it.
 
-    parts: which files and folders of it will be written to.
+    parts: a glob of the files and folders in `run` to check. trusted, option: see check_config.
     """
     for part in run.glob(parts):
         for path in (part, *part.rglob("*")):
@@ -125,15 +125,15 @@ def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option
 def _check_target(target: Any, source: str, trusted: Sequence[str], option: str) -> None:
     text = str(target)
     refusal = ConfigError(
-        f"{source} is not one of this repository, torch.nn, torch.optim, torchvision or timm: it could run any code; "
+        f"{source} is not in this repository, torch.nn, torch.optim, torchvision or timm: it could run any code; "
         f"if you trust it, add {option.format(text.rpartition('.')[0] or text)}"
     )
-    if not isinstance(target, str) or not _lies_in(text, (*PATHS, *trusted)):
+    if not isinstance(target, str) or not _lies_in(text, (*IMPORTABLE, *trusted)):
         raise refusal
     try:
         found = get_object(text)
     except Exception as error:
-        raise ConfigError(f"{source} cannot be imported: {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(f"{source} cannot be imported: {one_line(error)}") from error
     module = getattr(found, "__module__", None)
     if not (inspect.isclass(found) or inspect.isfunction(found)) or not isinstance(module, str):
         raise refusal
@@ -143,13 +143,13 @@ def _check_target(target: Any, source: str, trusted: Sequence[str], option: str)
 
 def _is_of_library(found: type | Callable[..., Any], module: str) -> bool:
     if inspect.isclass(found):
-        kinds = [kind for room, kind in LIBRARIES.items() if _lies_in(module, [room])]
-        return issubclass(found, tuple(kinds)) and module != UNPICKLES
+        classes = tuple(allowed for library, allowed in LIBRARIES.items() if _lies_in(module, [library]))
+        return issubclass(found, classes) and module != UNPICKLES
     if f"{module}.{found.__name__}" in BUILDERS:
         return True
     if not _lies_in(module, ["torchvision.models"]):
         return False
-    from torchvision.models import list_models  # here, because importing it takes a second
+    from torchvision.models import list_models  # imported here, because it takes a second
 
     return found.__name__ in list_models()
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from training.config import ConfigError
-from training.launch import LAUNCHERS, check_launcher, report, submit_again_if_preempted
+from training.launch import LAUNCHERS, check_launcher, print_sweep, requeue_if_preempted
 from training.sweeps.sweep import Sweep, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
         ("None", "20", ["show job 20_1"]),
     ],
 )
-def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
+def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"\n')
     scontrol.chmod(0o755)
@@ -163,7 +163,7 @@ def test_a_job_that_slurm_preempts_is_submitted_again_and_no_other_job(tmp_path,
     monkeypatch.setenv("SLURM_JOB_ID", "22")
     for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    submit_again_if_preempted()
+    requeue_if_preempted()
     assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
@@ -225,9 +225,9 @@ def test_a_job_that_ends_while_the_report_is_written_is_in_it(tmp_path, monkeypa
 
 def test_the_launching_process_knows_from_the_folders_whether_a_job_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
-    assert not report(tmp_path), "no job has begun"
+    assert not print_sweep(tmp_path), "no job has begun"
     finish(add_job(tmp_path, 0, "seed=0"))
-    assert report(tmp_path)
+    assert print_sweep(tmp_path)
     (add_job(tmp_path, 1, "seed=1") / "error.txt").write_text("no memory is left")
-    assert not report(tmp_path)
+    assert not print_sweep(tmp_path)
     assert "Failed: job 1: no memory is left" in capsys.readouterr().out

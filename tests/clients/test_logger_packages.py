@@ -122,7 +122,7 @@ def test_a_resumed_run_continues_where_its_checkpoint_was_in_all_of_them(tmp_pat
                 record.metrics(step=step, loss=begin + step / 8)
             if begin == 0:
                 raise KeyboardInterrupt
-            record.summary(test_accuracy=0.5)
+            record.finish(test_accuracy=0.5)
     expected = [(1, 1 / 8), (2, 2 / 8), (3, 2 + 3 / 8), (4, 2 + 4 / 8), (5, 2 + 5 / 8)]
     assert in_tensorboard(tmp_path, "loss") == expected
     both = [(1, 1 / 8), (2, 2 / 8), (3, 3 / 8), (4, 4 / 8), *expected[2:]]  # these two remove nothing

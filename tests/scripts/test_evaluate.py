@@ -48,7 +48,7 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
     assert (b["images"], b["precision"], b["recall"], b["f1"]) == (3, 1.0, 1 / 3, 0.5)
     assert c == {"class": "c", "images": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
     assert [int(mistake.image.item()) for mistake in evaluation.mistakes] == [51, 255], "the least probable first"
-    assert evaluation.mistakes[0].probability == pytest.approx(0.9)
+    assert evaluation.mistakes[0].predicted_probability == pytest.approx(0.9)
 
 
 def test_only_the_worst_mistakes_of_all_batches_are_kept():
@@ -168,9 +168,7 @@ def test_a_run_that_names_foreign_code_is_refused_before_it_is_imported(trained,
     (tmp_path / "evil.py").write_text("raise SystemExit('this is the attack')")
     monkeypatch.syspath_prepend(tmp_path)
     run = changed(trained, tmp_path / "run", attack)
-    with pytest.raises(
-        ConfigError, match=rf"{section}\.nested\._target_=evil\.Evil is not one of .* add --trust evil$"
-    ):
+    with pytest.raises(ConfigError, match=rf"{section}\.nested\._target_=evil\.Evil is not in .* add --trust evil$"):
         FinishedRun(run)
     with pytest.raises(SystemExit, match="this is the attack"):
         FinishedRun(run, trusted=["evil"])

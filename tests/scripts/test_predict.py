@@ -85,14 +85,14 @@ def test_predictions_of_another_checkpoint_are_not_mixed_in(trained, photos, tmp
     (tmp_path / "p_about.json").write_text((tmp_path / "p_about.json").read_text().replace("step", "another step"))
     with pytest.raises(
         ConfigError,
-        match=r"p\.csv, .* are there, and not predictions of this checkpoint for these data: choose another",
+        match=r"p\.csv, .* exist, and are not predictions of this checkpoint for these data: choose another",
     ):
         run(trained, tmp_path, photos)
 
 
 def test_files_that_predict_did_not_write_stay_as_they_are(trained, photos, tmp_path):
     (tmp_path / "p_failed.csv").write_text("mine\n")
-    with pytest.raises(ConfigError, match=r"p_failed\.csv are there, and not predictions"):
+    with pytest.raises(ConfigError, match=r"p_failed\.csv exist, and are not predictions"):
         run(trained, tmp_path, photos / "a")
     assert (tmp_path / "p_failed.csv").read_text() == "mine\n"
 

@@ -5,8 +5,8 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import EarlierRun, changes, check_folder, complete, resume_command
-from training.config import ConfigError
+from training.command_line import EarlierRun, check_folder, complete, resume_command
+from training.config import ConfigError, changes
 
 
 @pytest.fixture

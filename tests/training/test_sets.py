@@ -210,7 +210,7 @@ class Endless:
     ("dataset", "overrides", "sentence"),
     [
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
-        ("Endless", [], r"Endless has no __len__: train\.py needs datasets with __len__"),
+        ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"two samples have different shapes.*data\.collate="),
         ("Plain", ["+data.collate=data.collate.pad"], r"write 'data\.collate=\{_target_: data\.collate\.pad\}'"),
         ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd: "),

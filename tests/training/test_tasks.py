@@ -88,7 +88,12 @@ def test_a_score_that_is_a_mean_over_samples_is_refused():
         (Classification(THREE), LOGITS, torch.tensor([0, 1, 3]), r"label 3: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, -1]), r"label -1: labels go from 0 to 2"),
         (Multilabel(THREE), LOGITS, LABELS, r"labels of shape \(\): task=multilabel needs \(3,\)"),
-        (Regression(THREE, numbers=2), torch.zeros(3, 2), LABELS, r"shape \(\): task\.numbers=2 has to be"),
+        (
+            Regression(THREE, numbers=2),
+            torch.zeros(3, 2),
+            LABELS,
+            r"shape \(\), which are not task\.numbers=2 numbers",
+        ),
     ],
 )
 def test_outputs_and_labels_that_do_not_fit_are_refused_in_a_sentence(task, outputs, labels, sentence):

@@ -204,7 +204,7 @@ def test_processes_that_are_started_again_meet_though_the_store_has_the_requests
 
 
 def test_a_process_that_does_not_come_is_named():
-    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come"):
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not connect"):
         meet(torch.distributed.HashStore(), 0, 3, timedelta(seconds=0))
 
 

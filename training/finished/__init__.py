@@ -1,1 +1,1 @@
-"""What a trained network is used for: evaluation, prediction and export, as scripts/ does them."""
+"""Uses a trained network: evaluation, prediction and export, for the programs in scripts/."""

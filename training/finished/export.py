@@ -1,4 +1,4 @@
-"""Writes a network for programs that do not have this repository, and compares what it then computes."""
+"""Exports a network for programs without this repository, and checks that the exported file computes the same."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from training.files import write_whole
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2 * 10**9  # bytes: ONNX keeps the weights of larger networks in a second file
 
-Predict = Callable[[Tensor], Tensor]  # of normalised images (B, C, H, W), on the CPU
+Predict = Callable[[Tensor], Tensor]  # from normalised images (B, C, H, W) to outputs, on the CPU
 
 
 def export_torch(model: nn.Module, images: Tensor, path: Path) -> Predict:
-    """Writes a program of torch.export to `path`, and returns it as read from there."""
+    """Writes a program of torch.export to `path`. Returns the network, loaded from that file."""
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.export.save(program, path)
@@ -33,7 +33,7 @@ def export_torch(model: nn.Module, images: Tensor, path: Path) -> Predict:
 
 
 def export_onnx(model: nn.Module, images: Tensor, path: Path) -> Predict:
-    """Writes an ONNX file to `path`, and returns it as ONNX Runtime reads it."""
+    """Writes an ONNX file to `path`. Returns the network, loaded from that file by ONNX Runtime."""
     import onnxruntime  # optional: see check_packages
 
     size = sum(weight.nbytes for weight in model.state_dict().values())
@@ -58,24 +58,24 @@ LOADING = {
 
 
 def check_packages() -> None:
-    """Raises ConfigError unless all that ONNX needs is installed."""
+    """Raises ConfigError if a package that ONNX needs is not installed."""
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance: float) -> str:
-    """Writes `model` in a format of FORMATS into `folder`, and returns a sentence: how much its outputs differ.
+    """Writes `model` into `folder`, compares the file with it, and returns a sentence on how much the outputs differ.
 
-    model: on the CPU, in evaluation mode. images: normalised, float32 (B, C, H, W) with B at least 2, on which the
-    written network is compared with `model`, in a batch and singly. Raises ConfigError, and removes the file, if
-    outputs differ by more than `tolerance` times the largest of them; also if the network cannot be exported.
+    model: on the CPU, in evaluation mode. images: to compare on, as a batch and the first one alone; normalised,
+    float32 (B, C, H, W) with B at least 2. form: a key of FORMATS. Raises ConfigError if the network cannot be
+    exported, and, after it removed the file, if outputs differ by more than `tolerance` times the largest output.
     """
     name, write = FORMATS[form]
     path = folder / name
     try:
         written = write(model, images, path)
-    except RuntimeError as error:  # those of torch.export and torch.onnx are kinds of it
+    except RuntimeError as error:  # errors of torch.export and torch.onnx are subclasses
         reason = re.sub(r"\x1b\[\d*m", "", str(error).strip()).partition("\n")[0]
         raise ConfigError(f"{type(model).__name__} cannot be exported with --format {form}: {reason}") from error
     with torch.no_grad():
@@ -86,17 +86,17 @@ def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance:
     sentence = (
         f"on {len(images)} test images its outputs differ by up to {difference:.2g}, and are up to {largest:.2g}"
     )
-    if not difference <= tolerance * largest:  # or either is not a number
+    if not difference <= tolerance * largest:  # also if one is NaN
         path.unlink()
-        raise ConfigError(f"{name} computes other outputs: {sentence}; --tolerance is the share that is allowed")
+        raise ConfigError(f"{name} computes different outputs: {sentence}; --tolerance sets the allowed share")
     return sentence
 
 
 def describe(spec: DataSpec, folder: Path, about: str) -> None:
-    """Writes preprocessing.json and README.md into `folder`, for the formats that it has."""
+    """Writes preprocessing.json and README.md into `folder`, which tell how to use the exported files there."""
     height, width, channels = spec.image_shape("export.py")
     if spec.test_crop is None:
-        resize = f"cut out the largest part in the middle with the aspect ratio {width}:{height}, resize it to that"
+        resize = f"cut the largest part of aspect ratio {width}:{height} out of the middle, and resize it to that size"
     else:
         shorter = int(height / spec.test_crop + 1e-6)
         resize = f"resize the shorter side to {shorter} pixels, and cut {width}x{height} out of the middle"

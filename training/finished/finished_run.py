@@ -1,6 +1,6 @@
-"""FinishedRun: a network that train.py trained, with what is needed to use it: evaluate.py, predict.py, export.py.
+"""FinishedRun: a network that train.py trained, and what evaluate.py, predict.py and export.py need to use it.
 
-All comes from one checkpoint: the weights, the settings and the DataSpec. Nothing of it is run: see training/trust.py.
+The weights, the settings and the DataSpec come from one checkpoint. It cannot run code: see training/trust.py.
 """
 
 from __future__ import annotations
@@ -17,49 +17,47 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.errors import did_you_mean
-from data.subset import split as take_part
+from data.subset import split as split_dataset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.command_line import flat
-from training.config import CONF, Config, ConfigError, build, checked, function_of
+from training.config import CONF, Config, ConfigError, build, checked, flat, function_of, one_line
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
 from training.sets import as_samples, build_task, open_dataset
 from training.trainer import uses_bf16
 from training.trust import check_config
 
-SECTIONS = ("data", "task", "model")  # of a run's settings, those that decide what its network computes
-CPU_BATCH = 32
+# The sections and keys of a run's settings that decide what its network computes.
+SECTIONS = ("data", "task", "model")
 KEYS = ("seed", "train.batch_size", "train.precision")
+CPU_BATCH = 32  # samples
 
 
 class FinishedRun:
-    """The network of a run, with its weights, on its device.
+    """The trained network of a run, on its device.
 
-    given: the run's folder, of which the best checkpoint is used, else the newest; or a checkpoint file.
+    given: a checkpoint file, or the run's folder: then its best checkpoint, or if there is none its newest.
     overrides: replace settings of the run, such as data=image_folder, data.root=DIR or device=cpu.
-    trusted: modules whose classes and functions the settings may name, beside those of training/trust.py.
-    Raises ConfigError if there is no checkpoint, it does not fit, or its settings name anything else.
+    trusted: modules whose classes and functions the settings may name, in addition to those in training/trust.py.
+    Raises ConfigError if there is no checkpoint, it does not fit the network, or its settings could run other code.
     """
 
     def __init__(self, given: Path, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> None:
         self.path = find(given)
+        state = read_checkpoint(self.path)
         try:
-            state = read_checkpoint(self.path)
             settings = {key: state["config"][key] for key in SECTIONS}
             flattened = flat(state["config"])
             settings |= {key: flattened[key] for key in KEYS}
             self.spec = DataSpec(**state["data_spec"])
-        except ConfigError as error:
-            raise ConfigError(str(error).removeprefix("train.resume: ")) from error
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"{self.path} was saved by another version of this repository ({type(error).__name__}: {error}): use "
-                "that one, or train again"
+                "that version, or train again"
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
@@ -68,56 +66,61 @@ class FinishedRun:
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
         self.device = torch.device("cuda" if cuda else "cpu")
-        # On a CPU larger batches take longer: normalised, each would be new memory from the system, page by page.
+        # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
         self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
-        weightless = {"class_weights": None} if "class_weights" in self.config.task else {}  # no labels to count here
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
-        self.task = build_task(self.config.task | weightless, self.spec)
-        # The weights come from the checkpoint: nothing is downloaded for them.
-        section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
-        options = self.spec.model_options | {"num_classes": self.task.num_outputs}
-        model = build("model", section, optional=options)
-        weights = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
-        weights.pop("n_averaged", None)
-        try:
-            load_weights(model, weights or state["model"], self.path)
-        except ConfigError as error:
-            raise ConfigError(str(error).removeprefix("train.resume: ")) from error
-        self.model = model.to(self.device, memory_format=torch.channels_last).eval()
+        no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
+        self.task = build_task(self.config.task | no_weights, self.spec)
+        self.model = self._load_network(state)
         self._autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=uses_bf16(self.config.train.precision, self.device)
         )
 
+    def _load_network(self, state: dict[str, Any]) -> nn.Module:
+        """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""
+        # With pretrained=False nothing is downloaded.
+        section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
+        options = self.spec.model_options | {"num_classes": self.task.num_outputs}
+        model = build("model", section, optional=options)
+        ema = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
+        ema.pop("n_averaged", None)
+        load_weights(model, ema or state["model"], self.path)
+        network: nn.Module = model.to(self.device, memory_format=torch.channels_last)
+        return network.eval()
+
     def dataset(self, split: str) -> Any:
-        """The split "train", "val" or "test" of the run's data, not augmented. Raises ConfigError if there is none."""
+        """The split "train", "val" or "test" of the run's data, without augmentation.
+
+        Raises ConfigError if the run has no such split, or the data do not fit the network.
+        """
         fraction = self.config.data["val_fraction"]
         if split == "val" and not fraction:
-            raise ConfigError("the run kept no validation part of its training set: data.val_fraction was 0")
+            raise ConfigError("the run has no validation set: data.val_fraction was 0")
         dataset = open_dataset(self.spec.fill(self.config.data), train=split != "test")
         if split == "train" and hasattr(dataset, "without_augmentation"):
             dataset = dataset.without_augmentation()
         self.spec.check(dataset)
         samples = as_samples(dataset, self.task, self.collate is not None)
-        return take_part(samples, fraction)[split == "val"] if fraction and split != "test" else samples
+        return split_dataset(samples, fraction)[split == "val"] if fraction and split != "test" else samples
 
     def loader(self, dataset: Any, **settings: Any) -> Preloader:
-        """Loads `dataset` in its order, on the run's device, normalised; `settings` are those of LoaderConfig."""
+        """A loader of `dataset` in order, normalised and on the device; `settings` replace those of the config."""
         loader = type(self.config.loader)(**vars(self.config.loader) | settings)
         options: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.config.seed, "pad": False}
         options["collate_fn"] = self.collate
         return build_loader(loader, dataset, device=self.device, transform=self.transform, **options)
 
     def image_shape(self, what: str) -> tuple[int, int, int]:
-        """The shape (H, W, C) of the only input, images of bytes. Raises ConfigError for a network of other inputs."""
+        """The shape (H, W, C) of the input, uint8 images. Raises ConfigError, which names `what`, for other inputs."""
         if self.task.inputs != ["image"]:
             raise ConfigError(f"{what} is for networks of one image; this one gets {', '.join(self.task.inputs)}")
         return self.spec.image_shape(what)
 
     @torch.inference_mode()
     def outputs(self, batch: dict[str, Any]) -> Tensor:
-        """What the network returns for a normalised batch: float32 (B, number of outputs)."""
+        """Runs the network on a normalised batch. Returns float32 (B, number of outputs)."""
         with self._autocast:
             outputs: Tensor = self.model(*(batch[name] for name in self.task.inputs))
         return outputs.float()
@@ -127,7 +130,7 @@ class FinishedRun:
 
 
 def find(given: Path) -> Path:
-    """The checkpoint to use: a file, or in a run's folder best.pt, else the newest. Raises ConfigError."""
+    """The checkpoint file to use: `given`, or best.pt in that folder, or the newest one. Raises ConfigError."""
     if given.is_file():
         return given
     if not given.exists():
@@ -142,7 +145,7 @@ def find(given: Path) -> Path:
 
 
 def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The config of conf/ with a run's settings, and then `overrides`. Raises ConfigError for an unknown key."""
+    """The config of conf/, with a run's settings and then `overrides`. Raises ConfigError for a wrong override."""
     choices = [override for override in overrides if (CONF / _key(override)).is_dir()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", choices)
@@ -152,7 +155,7 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
         if override not in choices:
             _override(cfg, override)
     if "decode_on" in cfg.data:
-        cfg.data.decode_on = "workers"  # which any machine can
+        cfg.data.decode_on = "workers"  # this machine may have no GPU
     return checked(cfg)
 
 
@@ -166,7 +169,7 @@ def _override(cfg: DictConfig, override: str) -> None:
     try:
         OmegaConf.update(cfg, key, yaml.safe_load(text), force_add=override.startswith("+"))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{override}: {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(f"{override}: {one_line(error)}") from error
 
 
 def _key(override: str) -> str:
@@ -174,7 +177,7 @@ def _key(override: str) -> str:
 
 
 def parser(about: str | None) -> ArgumentParser:
-    """The arguments that all scripts have; `about` is the script's docstring."""
+    """A parser with the arguments that evaluate, predict and export share; `about` is the script's docstring."""
     made = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
     made.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
@@ -182,7 +185,7 @@ def parser(about: str | None) -> ArgumentParser:
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's `main`. An error about a setting, a file or the machine ends it in one sentence."""
+    """Runs a script's `main`. An error about a setting, a file or the machine is shown as one sentence."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()

@@ -1,7 +1,7 @@
-"""Predictions: the rows of a table that grows batch by batch, and goes on where it ends after an interruption.
+"""Predictions: a table on disk that grows batch by batch, and can be continued after an interruption.
 
-PATH.csv has a row for each sample that could be read, in order, and PATH_failed.csv the others. A sample is in one of
-them or in none: who starts again reads both and leaves out what is there. A row that was not written whole is cut off.
+PATH.csv has a row for each sample that could be read, in order; PATH_failed.csv has the others. No sample is in both.
+A continued run reads both and skips the samples that are there. An incomplete last row is removed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from training.config import ConfigError
@@ -21,21 +20,21 @@ FAILED = ("file", "reason")
 
 
 class Predictions:
-    """The two tables, open to be appended to; `done` has the names of their samples.
+    """The two tables, opened for appending; `done` has the names of the samples in them.
 
-    header: the columns of the first; the sample's name is the first column of both. about: which network the
-    predictions are of, as JSON: it is written beside them. Raises ConfigError if those in `path` are of another.
+    path: PATH.csv. header: its columns; the first one is the sample's name, as in PATH_failed.csv. about: the network
+    and the data of the predictions, for PATH_about.json. Raises ConfigError if the files there have another `about`.
     """
 
     def __init__(self, path: Path, header: Sequence[str], about: dict[str, Any]) -> None:
         failed = path.with_name(f"{path.stem}_failed.csv")
         about_path = path.with_name(f"{path.stem}_about.json")
         text = json.dumps(about, indent=2) + "\n"
-        there = [str(file) for file in (path, failed, about_path) if file.exists()]
-        if there and (not about_path.exists() or about_path.read_text() != text):
+        existing = [str(file) for file in (path, failed, about_path) if file.exists()]
+        if existing and (not about_path.exists() or about_path.read_text() != text):
             raise ConfigError(
-                f"{', '.join(there)} are there, and not predictions of this checkpoint for these data: choose another "
-                "--out, or delete them"
+                f"{', '.join(existing)} exist, and are not predictions of this checkpoint for these data: choose "
+                "another --out, or delete them"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(about_path, text)
@@ -46,10 +45,10 @@ class Predictions:
             self._tables.append(table.open("a", newline="", encoding="utf-8", errors="surrogateescape"))
 
     def append(self, rows: Iterable[Sequence[object]], failed: Iterable[Sequence[object]]) -> None:
-        """Writes rows to both tables. They are in the files when this returns."""
+        """Appends rows to both tables. They are in the files when this returns."""
         for file, new in zip(self._tables, (rows, failed), strict=True):
             text = io.StringIO()
-            # Strings are quoted, because csv writes a carriage return in a name as it is, and then cannot read it.
+            # Strings are quoted: csv could not read back a name with a carriage return without quotes.
             csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
             file.write(text.getvalue())
             file.flush()
@@ -57,15 +56,13 @@ class Predictions:
     def __enter__(self) -> Predictions:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._tables:
             file.close()
 
 
 def read_whole_rows(path: Path, header: Sequence[str]) -> set[str]:
-    """The first cells of the rows. What follows the last whole row is cut off; an empty file gets the header."""
+    """Returns the first cells of the rows. Cuts off an incomplete last row; writes the header into an empty file."""
     names: list[str] = []
     path.touch()
     with path.open("rb+") as file:

@@ -1,1 +1,1 @@
-"""What a run tells: metrics while it trains, loggers, and at its end a report with a verdict on its speed."""
+"""What a run writes: metrics while it trains, also to loggers; at its end a report, with a verdict on its speed."""

@@ -1,7 +1,7 @@
-"""The loggers that `logger=` chooses beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow. See conf/logger/.
+"""The loggers that `logger=` chooses: TensorBoard, Weights & Biases, MLflow. See conf/logger/.
 
-A logger's package is imported when the run begins. A logger that fails is closed with one warning: training goes on,
-and so does metrics.jsonl.
+A logger's package is imported when the run starts. A logger that fails is dropped with one warning; training and
+metrics.jsonl go on.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from training.command_line import flat
-from training.config import ConfigError
+from training.config import ConfigError, flat, one_line
 from training.files import write_whole
 
-UPLOAD_SECONDS = 60  # how long the end of a run waits for an upload
+UPLOAD_SECONDS = 60  # the longest that a finished run waits for an upload
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a logger is told about the run: its absolute folder, its config, the step from which it goes on."""
+    """What a logger needs to know about the run."""
 
-    folder: Path
-    step: int  # 0 for a new run
+    folder: Path  # absolute
+    step: int  # the last step before training continues; 0 for a new run
     config: dict[str, Any]
 
     @property
     def sweep(self) -> Path | None:
-        """The folder of the sweep that the run is a job of."""
+        """The folder of the sweep, if the run is a job of one."""
         return self.folder.parent if (self.folder.parent / "multirun.yaml").exists() else None
 
     @property
@@ -42,11 +41,11 @@ class Run:
         return f"{self.sweep.name}/{self.folder.name}" if self.sweep else self.folder.name
 
     def earlier_id(self, logger: str) -> str | None:
-        """The id under which `logger` has this run already, if this is its continuation."""
+        """The id that `logger` gave to the run before it was interrupted; None for a new run."""
         file = self._id_file(logger)
         return file.read_text().strip() if self.step and file.exists() else None
 
-    def keep_id(self, logger: str, identifier: str) -> None:
+    def save_id(self, logger: str, identifier: str) -> None:
         write_whole(self._id_file(logger), identifier + "\n")
 
     def _id_file(self, logger: str) -> Path:
@@ -54,12 +53,12 @@ class Run:
 
 
 class Logger(Protocol):
-    """Where the figures of a run go. The constructor takes the Run and the keys of the logger's section."""
+    """Takes the metrics of a run. The constructor gets the Run and the keys of the logger's section."""
 
     def metrics(self, step: int, values: dict[str, float]) -> None: ...
 
     def finish(self, summary: dict[str, Any] | None) -> None:
-        """Closes the logger at the end of the run; without a summary the run was interrupted or failed."""
+        """Closes the logger at the end of the run; summary is None if the run was interrupted or failed."""
 
 
 class TensorBoard:
@@ -71,7 +70,7 @@ class TensorBoard:
         self._config = {
             key: value if isinstance(value, (int, float)) else str(value) for key, value in flat(run.config).items()
         }
-        # TensorBoard hides what an earlier run in this folder wrote from purge_step on.
+        # From purge_step on, TensorBoard hides what the run wrote in this folder before it was interrupted.
         self._writer = SummaryWriter(str(run.folder), purge_step=run.step + 1, **options)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
@@ -80,26 +79,26 @@ class TensorBoard:
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         if summary is not None:
-            self._writer.flush()  # add_hparams begins another file, and TensorBoard reads one after the other
+            self._writer.flush()  # add_hparams starts a new file, and TensorBoard reads the files in order
             self._writer.add_hparams(self._config, numbers(summary, "summary/"), run_name=".")
         self._writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases, kept in the run's folder and uploaded by a process of wandb's own."""
+    """A run of Weights & Biases: files in the run's folder, which a process of wandb uploads."""
 
     def __init__(self, run: Run, **options: Any) -> None:
         import wandb
 
-        asked = "mode" in options or "WANDB_MODE" in os.environ
-        if not asked and not wandb.login(prompt=False, verify=False):  # wandb.init would ask on the terminal, and wait
+        has_mode = "mode" in options or "WANDB_MODE" in os.environ
+        if not has_mode and not wandb.login(prompt=False, verify=False):  # wandb.init would prompt
             options = {"mode": "offline", **options}
             log.warning(
                 "logger=wandb: there is no login, so the run stays on this machine; `wandb login`, then "
                 "`wandb sync %s/wandb/offline-run-*` uploads it",
                 run.folder,
             )
-        # It leaves the terminal's lines to train.log. What it has not uploaded in time can be synced later.
+        # console: train.log has the terminal's lines. finish_timeout: the rest can be uploaded by `wandb sync` later.
         settings = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
         identifier = run.earlier_id("wandb") or uuid4().hex
         self._run = wandb.init(
@@ -111,8 +110,8 @@ class WandB:
             settings=settings,
             **{"name": run.name, "group": run.sweep and run.sweep.name, **options},
         )
-        run.keep_id("wandb", identifier)
-        # wandb's own steps never go back: it would drop what a resumed run computes again.
+        run.save_id("wandb", identifier)
+        # wandb's step counter never decreases: it would drop the steps that a resumed run repeats.
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
@@ -124,21 +123,21 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow: on the server that MLFLOW_TRACKING_URI names, else in a file in the run's or sweep's folder."""
+    """A run of MLflow: on the server in MLFLOW_TRACKING_URI, or in a file in the run's or the sweep's folder."""
 
     def __init__(self, run: Run, experiment: str | None) -> None:
-        # Otherwise each call waits for minutes for a server that is down; read when mlflow sends a request.
+        # By default each call waits minutes for a server that is down. mlflow reads these at each request.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        from filelock import FileLock  # torch needs it, too
+        from filelock import FileLock  # torch depends on it
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
         folder = run.sweep or run.folder
         if set("?#%") & set(str(folder)) and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ValueError(f"its file cannot lie in a folder with ?, # or % in its name, as {folder} has")
-        with FileLock(folder / ".mlflow.lock"):  # else the jobs of a sweep make the same tables at the same time
+            raise ValueError(f"mlflow.db cannot be in a folder with ?, # or % in its name, such as {folder}")
+        with FileLock(folder / ".mlflow.lock"):  # jobs of a sweep may create the tables at the same time
             self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
             name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
             found = self._client.get_experiment_by_name(name)
@@ -149,7 +148,7 @@ class MLflow:
             return
         tags = {"sweep": run.sweep.name} if run.sweep else {}
         self._id = self._client.create_run(identifier, run_name=run.name, tags=tags).info.run_id
-        run.keep_id("mlflow", self._id)
+        run.save_id("mlflow", self._id)
         self._client.log_batch(self._id, params=[Param(key, str(value)) for key, value in flat(run.config).items()])
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
@@ -165,48 +164,49 @@ CLASSES: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb"
 
 
 class Loggers:
-    """The loggers of a run that have not failed. There are none before `start`."""
+    """The loggers of a run that were started and have not failed."""
 
     def __init__(self) -> None:
         self._open: dict[str, Logger] = {}
 
     def start(self, run: Run) -> None:
+        """Starts the loggers in the config. Raises ConfigError for an unknown key of a logger."""
         for name, options in run.config["logger"].items():
-            with self._left_out_if_it_fails(name):
+            with self._drop_if_it_fails(name):
                 try:
                     self._open[name] = CLASSES[name](run, **options)
-                except TypeError as error:  # from a key that it does not have
+                except TypeError as error:  # an unknown key
                     raise ConfigError(f"logger.{name}: {error}") from error
 
     def metrics(self, values: dict[str, Any]) -> None:
-        """Passes on the numbers in `values`, of which `step` is one."""
+        """Passes the numbers in `values` to the loggers, with values["step"] as their step."""
         figures = numbers(values)
         step = int(figures.pop("step"))
         for name, logger in list(self._open.items()):
-            with self._left_out_if_it_fails(name):
+            with self._drop_if_it_fails(name):
                 logger.metrics(step, figures)
 
     def finish(self, summary: dict[str, Any] | None = None) -> None:
-        """Closes them; without a summary the run was interrupted or failed."""
+        """Closes the loggers; summary is None if the run was interrupted or failed."""
         while self._open:
             name, logger = self._open.popitem()
-            with self._left_out_if_it_fails(name):
+            with self._drop_if_it_fails(name):
                 logger.finish(summary)
 
     @contextmanager
-    def _left_out_if_it_fails(self, name: str) -> Iterator[None]:
+    def _drop_if_it_fails(self, name: str) -> Iterator[None]:
         try:
             yield
         except ConfigError:
             raise
         except Exception as error:
             self._open.pop(name, None)
-            reason = str(error).partition("\n")[0]
-            log.warning("logger=%s failed and is left out from here on: %s: %s", name, type(error).__name__, reason)
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            log.warning("logger=%s failed and is left out from here on: %s", name, reason)
 
 
 def numbers(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers among the values, also of nested dictionaries: {"versions.torch": ...}."""
+    """The numbers among the values; those in nested dictionaries get keys such as "seconds.training"."""
     return {
         prefix + key: value
         for key, value in flat(values).items()

@@ -1,4 +1,4 @@
-"""What a run writes into its folder: metrics.jsonl while it runs, summary.json and report.md at its end."""
+"""Record: the files that a run writes, metrics.jsonl while it trains, and summary.json and report.md at its end."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Record:
-    """The files of one run's folder, by default a new one under outputs/, and the loggers that `config` chooses.
+    """The files of one run, and the loggers that `config` chooses.
 
-    Only the main process writes them. If its `with` block ends without a summary, the loggers call the run failed.
+    folder: where they go; None makes a new folder in outputs/. writes: False in all processes but the main one. If the
+    `with` block is left without `finish`, the loggers mark the run as failed.
     """
 
     def __init__(self, folder: Path | str | None = None, writes: bool = True, config: Config | None = None) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
         self._writes, self._config = writes, config
         self._loggers = Loggers()
-        self.score, self._sign = "test_accuracy", 1  # by which the best checkpoint is chosen; -1: the lowest is best
-        self.scores: dict[int, float] = {}  # after which step
+        self.score_name = "test_accuracy"  # key in metrics.jsonl of the score that chooses the best checkpoint
+        self._sign = 1  # -1 if a lower score is better
+        self.scores: dict[int, float] = {}  # by step
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -52,13 +54,13 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self._loggers.finish()
 
-    def begin(self, step: int, score: str = "test_accuracy", higher_is_better: bool = True) -> None:
-        """Removes what an earlier run in this folder wrote after `step`, from which training goes on.
+    def begin(self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True) -> None:
+        """Removes what an earlier run in this folder wrote after `step`, where training continues; starts the loggers.
 
-        Then starts the loggers. `score`: the key of metrics.jsonl by which the best checkpoint is chosen. Raises
-        ConfigError for a key that a logger does not have.
+        score_name: the key in metrics.jsonl of the score that chooses the best checkpoint. Raises ConfigError if a
+        logger has an unknown key.
         """
-        self.score, self._sign = score, 1 if higher_is_better else -1
+        self.score_name, self._sign = score_name, 1 if higher_is_better else -1
         if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
@@ -72,7 +74,7 @@ class Record:
             self._loggers.start(Run(self.folder.absolute(), step, asdict(self._config)))
 
     def metrics(self, **values: Any) -> None:
-        """Appends a line to metrics.jsonl, at once: a run can be watched, and a crash loses nothing."""
+        """Appends a line to metrics.jsonl, and passes its numbers to the loggers."""
         self._note(values)
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
@@ -80,39 +82,41 @@ class Record:
             self._loggers.metrics(values)
 
     def is_best(self, step: int) -> bool:
-        """Whether no other step has a better score."""
+        """Whether no step has a better score than `step`."""
         return self._sign * self.scores[step] >= max(self._sign * score for score in self.scores.values())
 
     def has_stalled(self, evaluations: int | None) -> bool:
-        """Whether the last so many evaluations were no better than one before them."""
+        """Whether the best score is older than the last `evaluations` scores; None: never."""
+        if evaluations is None or not self.scores:
+            return False
         scores = [self._sign * self.scores[step] for step in sorted(self.scores)]
-        return evaluations is not None and scores.index(max(scores)) + evaluations < len(scores) if scores else False
+        return scores.index(max(scores)) + evaluations < len(scores)
 
     def _note(self, values: dict[str, Any]) -> None:
-        score = values.get(self.score)
-        if score is not None:
-            self.scores[values["step"]] = score
+        score = values.get(self.score_name)
+        if score is not None:  # NaN counts as the worst score: no comparison with it would be true
+            self.scores[values["step"]] = -self._sign * math.inf if math.isnan(score) else score
 
-    def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that has ended in this folder, if one has."""
+    def earlier_summary(self) -> dict[str, Any] | None:
+        """The summary of a run that finished in this folder; None without one."""
         path = self.folder / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    def summary(self, **values: Any) -> dict[str, Any]:
-        """Adds the commit and the versions, writes summary.json, and returns its content."""
+    def finish(self, **values: Any) -> dict[str, Any]:
+        """Writes summary.json, with the commit and versions added; closes the loggers. Returns the summary."""
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
-        self.draft(**summary)
+        self.write_summary(**summary)
         self._loggers.finish(summary)
         return summary
 
-    def draft(self, **values: Any) -> None:
-        """Writes what is known of the summary so far."""
+    def write_summary(self, **values: Any) -> None:
+        """Writes summary.json, which marks the run as finished."""
         if self._writes:
             write_whole(self.folder / "summary.json", json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
 
-    def report(self, report: Report) -> None:
+    def write_report(self, report: Report) -> None:
         """Writes report.md, and timeline.json and timeline.png if the run recorded a timeline."""
         if not self._writes:
             return
@@ -125,8 +129,8 @@ class Record:
         write_whole(self.folder / "report.md", text)
 
     @contextmanager
-    def reports_a_stop(self, report: Report, loader: Preloader) -> Iterator[None]:
-        """Writes the report of a run that a signal stops in here, from what has been measured."""
+    def report_if_stopped(self, report: Report, loader: Preloader) -> Iterator[None]:
+        """If a signal stops the run in this block, writes the report of what was measured until then."""
         try:
             yield
         except Stopped:
@@ -134,21 +138,21 @@ class Record:
                 total = report.timer.run()
                 if total.steps:
                     report.finish(total, loader, trials=None)
-                    self.report(report)
-            except Exception as error:  # the checkpoint is saved: the run has to exit as stopped
+                    self.write_report(report)
+            except Exception as error:  # must not replace Stopped: the checkpoint is saved
                 log.warning("report.md could not be written: %s", error)
             raise
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with null in place of numbers that JSON does not have: a loss may be NaN."""
+    """Replaces NaN and infinity, which JSON does not have, by None."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }
 
 
 def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinity for a line of which only a part was written."""
+    """The step of a line of metrics.jsonl; infinity for an incomplete line."""
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):

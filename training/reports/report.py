@@ -1,4 +1,4 @@
-"""Where a run's time went: a table for the terminal and report.md, what bounded the run, and what may help."""
+"""The Report of a run: where its time went, what bounded it, and what may help, for the terminal and report.md."""
 
 from __future__ import annotations
 
@@ -22,52 +22,54 @@ from training.reports.verdict import Measured, Verdict, candidates, diagnose
 from training.sets import Sets
 from training.table import table
 
-MADE = "making the dataset's files, once"
-NOT_MEASURED = "the run ended before it was measured what bounded it"
+FILE_MAKING = "making the dataset's files, once"
+NOT_MEASURED = "the run was stopped before its bottleneck was measured"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
-WORTH = 1.05  # a change that was tried is suggested if it is at least so many times as fast
+LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
 
 
 class Report:
-    """A run's clock, and what it shows at the end.
+    """Measures the phases of a run, and makes its report at the end.
 
-    The clock always runs for one phase: set-up at first, and inside `with report.phase("evaluation")` that one.
+    Every moment counts for one phase: inside `with report.phase("evaluation")` for that one, else for "set-up", and
+    after `begin_training` for "the rest".
     """
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self._config, timing = config, config.timing
         self.timeline = Timeline(device) if timing.timeline else None
         self.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
-        self._phase, self._changed = "set-up", time.perf_counter()
+        self._phase, self._phase_start = "set-up", time.perf_counter()
         phases = ("set-up", "start-up", "training", "evaluation", "checkpoint", "the rest")
         self._seconds = dict.fromkeys(phases, 0.0)
         self._cpu_seconds = 0.0  # of this process, while training
-        self._memory, self._active_workers = 0, None
-        self._device_memory: int | None = None  # the most that tensors took on a GPU
-        self._verdict: Verdict | None = None  # what `finish` found
+        self._memory, self._active_workers = 0, None  # bytes; number of workers that read
+        self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
+        self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the time in the block for phase `name`; one inside another interrupts it."""
-        before = self._change(name)
+        """Counts the time in the block for the phase `name`, and not for the phase around it."""
+        outer = self._switch_to(name)
         try:
             yield
         finally:
-            self._change(before)
+            self._switch_to(outer)
 
-    def _change(self, name: str) -> str:
+    def _switch_to(self, name: str) -> str:
+        """Ends the current phase and starts another. Returns the name of the one that ended."""
         before, now, cpu = self._phase, time.perf_counter(), time.process_time()
-        self._seconds[before] += now - self._changed
+        self._seconds[before] += now - self._phase_start
         if self.timeline is not None and before in ("evaluation", "checkpoint"):
-            self.timeline.add(TRAINING, before, self._changed, now, None)
-        self._phase, self._changed = name, now
+            self.timeline.add(TRAINING, before, self._phase_start, now, None)
+        self._phase, self._phase_start = name, now
         self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
         return before
 
-    def beginning(self, sets: Sets, steps: int) -> str:
-        """Returns a sentence on what is about to run."""
-        config, what = self._config, "images" if sets.image is not None else "samples"
+    def describe_run(self, sets: Sets, steps: int) -> str:
+        """Describes the data, the loader and the steps of the run in one line."""
+        config, what = self._config, "images" if sets.image_shape is not None else "samples"
         classes = f" of {sets.task.label_below} classes" if sets.task.label_below else ""
         validation = "" if sets.val is None else f"{len(sets.val):,} to validate, "
         return (
@@ -76,28 +78,28 @@ class Report:
             f"{steps:,} steps of {config.train.batch_size} {what}, learning rate {config.optim.get('lr')}"
         )
 
-    def leave_out_of_start_up(self, made: float) -> None:
-        """Counts the seconds that the datasets took to make their files on their own: the next run has them."""
-        if made:
-            self._seconds[MADE] = made
-            self._seconds["start-up"] -= made
+    def count_file_making(self, seconds: float) -> None:
+        """Moves the seconds in which datasets made files from the start-up to another phase: later runs save them."""
+        if seconds:
+            self._seconds[FILE_MAKING] = seconds
+            self._seconds["start-up"] -= seconds
 
     def begin_training(self) -> None:
-        """Ends the set-up; what belongs to no phase is now the rest."""
-        self._change("the rest")
+        """Ends the set-up: from now on, time outside of all phases counts as the rest."""
+        self._switch_to("the rest")
 
     def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
-        """Finds what bounded the run: measures steps with free data, and tries the changes that promise most.
+        """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
 
-        `total` are the run's steps, `loader` the training loader, which is closed here. Without `trials`, after a
-        signal, nothing is measured any more.
+        total: the run's timed steps, of all processes. loader: the training loader, which is closed here. trials: None
+        after a signal, to measure nothing more.
         """
         self._memory, phases = peak_memory(), self.phases()
         if loader.device.type == "cuda":
             self._device_memory = torch.cuda.max_memory_allocated(loader.device)
         stats = loader.stats()
         self._active_workers = stats.get("workers", {}).get("active_workers")
-        loader.close()  # its workers would take cores from what is measured
+        loader.close()  # its workers would slow down the measurements
         step = total.seconds / total.steps
         measured = self._measured(total, stats, loader, phases, trials.free(step) if trials else None)
         verdict = diagnose(measured)
@@ -105,13 +107,13 @@ class Report:
             if trials is None:
                 break
             tried = trials.change(changes, step)
-            if tried is None or step >= WORTH * tried:
+            if tried is None or step >= LEAST_GAIN * tried:
                 verdict = replace(verdict, changes=changes, measured_gain=tried and step / tried)
                 break
         self._verdict, self.text = verdict, self._text(measured, verdict)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what summary.json says of the run's time."""
+        """The entries of summary.json about time, memory and the verdict."""
         verdict = self._verdict
         return {
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
@@ -128,11 +130,11 @@ class Report:
         self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], free: float | None
     ) -> Measured:
         steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
-        batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
+        per_batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
         if loader.device.type == "cpu":  # there is no other device to copy to
-            batch["transform"] += batch["copy"]
-            batch["copy"] = 0.0
-        inline = batch if loader.depth == 0 else dict.fromkeys(batch, 0.0)
+            per_batch["transform"] += per_batch["copy"]
+            per_batch["copy"] = 0.0
+        inline = per_batch if loader.depth == 0 else dict.fromkeys(per_batch, 0.0)  # in the training thread
         return Measured(
             loader=self._config.loader,
             cores=available_cores(),
@@ -147,12 +149,12 @@ class Report:
             cpu=self._cpu_seconds / steps,
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
-            ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(batch.values()),
+            ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(per_batch.values()),
         )
 
     def phases(self) -> dict[str, float]:
-        """Returns the seconds of each phase until now. The wait for the first batch belongs to the start-up."""
-        self._change(self._phase)
+        """The seconds of each phase until now. The wait for the first batch counts as start-up, not as training."""
+        self._switch_to(self._phase)  # adds the time until now
         first = self.timer.first_batch_seconds or 0.0
         phases = dict(self._seconds)
         phases["start-up"] += first
@@ -160,64 +162,67 @@ class Report:
         return phases
 
     def _text(self, measured: Measured, verdict: Verdict) -> str:
-        """Returns two tables, of the whole run and of a step, and the verdict."""
-        whole, phases = self.timer.whole(), measured.phases
+        """The text of the report: tables of the whole run and of a step, memory, workers, and the verdict."""
         first = self.timer.first_batch_seconds or 0.0
+        memory = f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
+        if self._device_memory is not None:
+            memory += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
+        lines = [*self._run_table(measured), "", *self._step_table(), "", memory]
+        if measured.workers:
+            lines.append(self._workers_line(measured))
+        return "\n".join([*lines, verdict.sentence])
+
+    def _run_table(self, measured: Measured) -> list[str]:
+        """The lines of a table with the seconds of each phase, and its share of the run."""
+        whole, phases, first = self.timer.whole(), measured.phases, self.timer.first_batch_seconds or 0.0
         copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
-        waiting = max(0.0, whole.wait_seconds - first - copy - transform)
-        computing = whole.seconds - whole.wait_seconds
         rows = {
             "set-up": phases["set-up"],
-            MADE: phases.get(MADE, 0.0),
+            FILE_MAKING: phases.get(FILE_MAKING, 0.0),
             "dataset and first batch": phases["start-up"],
-            "waiting for data": waiting,
+            "waiting for data": max(0.0, whole.wait_seconds - first - copy - transform),
             "copying to the device": copy,
             "transforming": transform,
-            "computing": computing,
+            "computing": whole.seconds - whole.wait_seconds,
             "evaluation": phases["evaluation"],
             "saving checkpoints": phases["checkpoint"],
         }
         total = sum(phases.values())
         rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        rare = (MADE, "copying to the device")
+        rare = (FILE_MAKING, "copying to the device")
         rows = {name: seconds for name, seconds in rows.items() if name not in rare or seconds}
         columns = [
             ["phase", *rows],
             ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],
             ["share", *(f"{100 * seconds / total:.0f} %" for seconds in rows.values())],
         ]
+        return table(columns)
+
+    def _step_table(self) -> list[str]:
+        """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
         parts = ("step", "waiting", "computing")
-        figures = [self.timer.step_ms(50, 95, 100, part=part) for part in parts]
-        step = [["milliseconds", *parts]]
-        step += [
-            [heading, *(f"{values[number]:.1f}" for values in figures)]
-            for number, heading in enumerate(("median", "95 %", "worst"))
-        ]
-        lines = [*table(columns), "", *table(step), ""]
-        lines.append(
-            f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
+        percentiles = zip(*(self.timer.step_ms(50, 95, 100, part=part) for part in parts), strict=True)
+        columns = [["milliseconds", *parts]]
+        for heading, values in zip(("median", "95 %", "worst"), percentiles, strict=True):
+            columns.append([heading, *(f"{value:.1f}" for value in values)])
+        return table(columns)
+
+    def _workers_line(self, measured: Measured) -> str:
+        busy, cpu, queued, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate"))
+        reader = f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; a worker"
+        if self._config.loader.num_workers == 0:
+            reader = "The training process reads: it"
+        return (
+            f"{reader} takes {busy:.1f} ms for a batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core; "
+            f"collating takes {collate:.1f} ms of it"
         )
-        if self._device_memory is not None:
-            lines[-1] += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
-        if measured.workers:
-            busy, cpu, queued, collate = (
-                1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate")
-            )
-            who = f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; one"
-            if self._config.loader.num_workers == 0:
-                who = "The training process reads: it"
-            lines.append(
-                f"{who} takes {busy:.1f} ms for a batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a "
-                f"core; collating takes {collate:.1f} ms of it"
-            )
-        return "\n".join([*lines, verdict.sentence])
 
 
 def peak_memory() -> int:
-    """Returns bytes: the most that this process used, and what its workers use now; what they share counts once."""
+    """Bytes: the most that this process used, plus what its workers use now. Shared memory counts once."""
     this = psutil.Process()
     total = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - this.memory_info().rss
     for process in (this, *this.children(recursive=True)):
-        with suppress(psutil.Error):  # it has exited meanwhile
+        with suppress(psutil.Error):  # the process may have exited
             total += process.memory_full_info().pss
     return total

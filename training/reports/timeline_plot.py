@@ -1,4 +1,4 @@
-"""A recorded timeline as a picture, and as a file for Perfetto and chrome://tracing."""
+"""Draws a recorded timeline, and writes it as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MEANINGS = {
     "evaluation": "evaluation",
     "checkpoint": "saving a checkpoint",
 }
-MOST_STEPS = 24  # of the picture; timeline.json has all
+MOST_STEPS = 24  # in the picture; timeline.json has all
 
 
 def lanes_of(spans: Sequence[Span]) -> list[str]:
-    """The lanes from top to bottom, as a batch passes through them: workers, preloader, device, training."""
+    """The names of the lanes, from top to bottom in the order of a batch: workers, preloader, device, training."""
     order = [PRELOADER, COPY_STREAM, GPU, TRAINING]
     lanes = {span.lane for span in spans}
     workers = sorted(lanes - set(order), key=lambda lane: (len(lane), lane))
@@ -42,13 +42,13 @@ def lanes_of(spans: Sequence[Span]) -> list[str]:
 
 
 def trace(spans: Sequence[Span]) -> str:
-    """The Chrome trace: a thread per lane, microseconds from the first span, arrows along the way of each batch."""
+    """A trace in Chrome's JSON format: a thread per lane, times in microseconds, arrows that follow each batch."""
     lanes, zero = lanes_of(spans), min((span.start for span in spans), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": lane}}
         for number, lane in enumerate(lanes)
     ]
-    begun: set[tuple[int, int]] = set()
+    started: set[tuple[int, int]] = set()
     for span in spans:
         place = {"pid": 0, "tid": lanes.index(span.lane), "ts": 1e6 * (span.start - zero)}
         epoch, number = span.batch or (None, None)
@@ -56,15 +56,15 @@ def trace(spans: Sequence[Span]) -> str:
         events.append({**event, "args": {"epoch": epoch, "batch": number}})
         if span.batch is not None and span.activity not in ("wait", "collate"):
             flow = {"name": "batch", "cat": "batch", "id": f"{epoch}.{number}", **place}
-            events.append({**flow, "ph": "t" if span.batch in begun else "s"})
-            begun.add(span.batch)
+            events.append({**flow, "ph": "t" if span.batch in started else "s"})
+            started.add(span.batch)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def draw_timeline(spans: Sequence[Span]) -> bytes:
     """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
 
-    Numbers are those of batches in their epoch, and a line leads from where a batch was read to its step.
+    The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step.
     """
     from matplotlib.patches import Patch
 
@@ -98,7 +98,7 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(max(1, len(lanes)) - 0.5, -0.5)
     axes.set_xlim(0, 1000 * (end - start))
-    axes.set_xlabel("milliseconds; the numbers are those of batches, and a line follows a batch to its step")
+    axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     shown = [activity for activity in COLORS if any(span.activity == activity for span in spans)]
@@ -118,7 +118,7 @@ def _title(steps: int, waiting: float, preparing: float) -> str:
 def _paths(
     spans: Sequence[Span], lanes: Sequence[str], consumer: str, start: float, end: float
 ) -> list[tuple[list[float], list[float]]]:
-    """For each batch a line from the end of its reading to the start of its step: times in ms, and rows."""
+    """A line for each batch, from the end of reading to the start of its step: its times in ms, and its rows."""
     read = {span.batch: span for span in spans if span.activity in ("read", "collate")}
     paths = []
     for step in spans:

@@ -1,7 +1,8 @@
-"""Names what bounded a run, from what was measured: a pure function, so that it can be checked on made-up figures.
+"""Finds the bottleneck of a run from its measurements. A pure function, so that made-up measurements can test it.
 
-What a step loses because of its data is its duration less the duration with free data, measured after the run. That
-also sees what waiting cannot: on a CPU, workers take cores from the step. The loss is then split among its causes.
+Data are free if a batch is already on the device; steps with free data are measured after the run. How much longer the
+steps of the run took is their loss to the data. It includes more than waiting: on a CPU, workers also take cores from
+the step. The loss is then split among its causes.
 """
 
 from __future__ import annotations
@@ -12,38 +13,38 @@ from typing import Any
 
 from loaders import LoaderConfig
 
-LEAST_LOSS = 0.15  # share of a step that free data would save; below it, training counts as compute-bound
-# Shares of a whole run from which on these count as its bottleneck, if nothing else takes more.
+LEAST_LOSS = 0.15  # share of a step; if free data would save less, training counts as compute-bound
+# A phase that takes more than this share of the run is its bottleneck, unless data cost more.
 PHASES = {"start-up": 0.3, "evaluation": 0.3, "checkpoint": 0.1}
-ALWAYS_BUSY = 0.1  # share of the time that workers are idle, below which they never rest
-BUSY = 0.6  # share of the time that workers read: above, samples are the limit, and below, handing batches over
+ALWAYS_BUSY = 0.1  # workers count as always busy if they are idle for less than this share of the time
+BUSY = 0.6  # workers that read for more than this share of the time are the limit; else it is the delivery of batches
 
 SENTENCES = {
     "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
-    "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch had come",
+    "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
-    "cores": "short of cores: workers and the training step share {cores}: computing takes {computing:.1f} ms a step, "
-    "and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
+    "cores": "short of cores ({cores} for workers and training): computing takes {computing:.1f} ms per step, and "
+    "{free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
     "reading": "data-bound: samples wait for a disk or a network: a worker takes {reading:.1f} ms for a batch, with "
     "{cpu:.1f} ms of CPU time",
     "decoding": "data-bound: reading the samples of a batch takes a worker {reading:.1f} ms, with {cpu:.1f} ms of CPU "
     "time, and a step takes {free:.1f} ms with free data",
-    "gil": "data-bound: the samples' Python code takes turns: {workers} threads share one interpreter lock (the GIL)",
+    "gil": "data-bound: {workers} worker threads run Python code in turns: they share one interpreter lock (the GIL)",
     "uneven": "data-bound: a few slow samples hold up the others, as batches come in order: a batch takes "
     "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
-    "transform": "data-bound: making whole batches ready in the training process takes {transform:.1f} ms a step",
-    "copy": "data-bound: copying batches to the device takes {copy:.1f} ms a step",
+    "transform": "data-bound: transforming batches in the training process takes {transform:.1f} ms per step",
+    "copy": "data-bound: copying batches to the device takes {copy:.1f} ms per step",
     "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
-    "time, and training waits {waiting:.1f} ms a step",
-    "restarts": "data-bound: {deaths} workers died, and training waited for their batches to be read again",
+    "time, and training waits {waiting:.1f} ms per step",
+    "restarts": "data-bound: {deaths} workers died, and training waited while their batches were retried",
 }
 SLOWED = (
-    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms a step, "
-    "and took {free:.1f} ms a moment later"
+    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms per step, "
+    "and took {free:.1f} ms right after the run"
 )
-UNMEASURED = "compute-bound: a step takes {step:.1f} ms, of which it waits for data {waiting:.1f} ms"
+UNMEASURED = "compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
 HINTS = {
     "start-up": "make the dataset's first samples cheaper, or train longer per start",
@@ -63,22 +64,22 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run measured. Seconds are those of one training step, on average, where nothing else is said."""
+    """The measurements of a run. Times are in seconds, the mean per training step if nothing else is given."""
 
     loader: LoaderConfig
-    cores: int  # that this process may use
+    cores: int  # CPU cores that this process may use
     num_threads: int  # CPU threads of a training step; 1 on a GPU
     steps: int
-    phases: dict[str, float]  # seconds of the whole run: start-up, training, evaluation, checkpoint, rest
-    step: float  # waiting and all else included
-    waiting: float = 0.0  # in next(), without what the training thread copied and transformed there
+    phases: dict[str, float]  # of the whole run: start-up, training, evaluation, checkpoint, rest
+    step: float  # the whole step, with waiting
+    waiting: float = 0.0  # in next(), without the copy and the transform of the training thread there
     copy: float = 0.0  # in the training thread
-    transform: float = 0.0
-    free: float | None = None  # a step with free data, workers idle; None: not measured
-    cpu: float = 0.0  # of all threads of the training process
-    num_workers: int = 1  # threads or processes; 1 if the training or the preloader's thread reads
+    transform: float = 0.0  # in the training thread
+    free: float | None = None  # a whole step with free data, while no worker runs; None: not measured
+    cpu: float = 0.0  # CPU time of all threads of the training process
+    num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
     workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
-    # What the preloader's thread did for a batch: waited for the loader, copied, transformed. Zeros without a thread.
+    # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
     ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
@@ -86,52 +87,52 @@ class Measured:
         return self.step - self.waiting - self.copy - self.transform
 
     def of_batch(self, key: str) -> float:
-        """Seconds of a worker for one batch: key is busy, cpu, queued or collate."""
+        """A worker's seconds for one batch; key: busy (all of it), cpu, queued (for a core) or collate."""
         return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the seconds that a worker takes for a batch, without queueing for a core."""
+        """Standard deviation of a worker's seconds for a batch, without the wait for a core."""
         squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
         return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
 
     @property
     def takes_turns(self) -> bool:
-        """Whether worker threads and the training thread together keep about one core busy."""
+        """Whether worker threads and the training thread together use about one core: they wait for the GIL."""
         return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
 
     @property
     def is_slowed(self) -> bool:
-        """Whether computing took clearly longer than on its own."""
+        """Whether computing took clearly longer than in steps with free data."""
         return self.free is not None and self.computing > 1.3 * self.free
 
     @property
     def cores_gain(self) -> float:
-        """How many times as fast the run would be if what it computes kept all cores busy all the time."""
-        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # threads count for this process
+        """How many times as fast the run would be if all cores were busy with its work all the time."""
+        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # self.cpu includes threads
         work = (self.cpu + workers) / self.cores
         return self.step / work if work else math.inf
 
     @property
     def idle(self) -> float:
-        """Share of the time in which workers had nothing to do."""
+        """Share of the time that workers have nothing to do."""
         return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a run: `bottleneck` is a key of SENTENCES, `free_gain` the factor that is left at best."""
+    """What bounds a run. Gains are factors: 2.0 is twice as fast."""
 
-    bottleneck: str
-    finding: str
-    free_gain: float
+    bottleneck: str  # a key of SENTENCES
+    finding: str  # the sentence about it
+    free_gain: float  # if the bottleneck cost no time
     changes: tuple[str, ...] = ()  # the overrides to try
-    measured_gain: float | None = None  # what they gave when they were tried
-    cores_gain: float = math.inf  # the factor that is left if the same work kept all cores busy
+    measured_gain: float | None = None  # of the changes, if they were tried
+    cores_gain: float = math.inf  # if all cores were busy with the same work
 
     @property
     def gain(self) -> float:
-        """The factor that was measured; else the most that the changes, or free data if there are none, can give."""
+        """The measured gain; without one, the most that the changes can give, or free data if there are none."""
         if self.measured_gain is not None:
             return self.measured_gain
         return max(1.0, min(self.free_gain, self.cores_gain)) if self.changes else self.free_gain
@@ -139,15 +140,12 @@ class Verdict:
     @property
     def sentence(self) -> str:
         parts = [self.finding]
-        # What was tried may have been faster, on a busy machine.
+        # On a busy machine, the tried change may be faster than free data was.
         if self.bottleneck not in ("step", *PHASES) and (self.measured_gain or 0.0) < self.free_gain:
             parts.append(f"With free data, training would be {self.free_gain:.1f} times as fast")
         if self.changes:
-            measured = (
-                ""
-                if self.measured_gain is None
-                else f": {self.measured_gain:.2f} times as fast, measured after this run"
-            )
+            gain = self.measured_gain
+            measured = "" if gain is None else f": {gain:.2f} times as fast, measured after this run"
             parts.append(f"Try {' '.join(self.changes)}{measured}")
         elif hint := HINTS.get(self.bottleneck):
             parts.append(hint[0].upper() + hint[1:])
@@ -155,7 +153,7 @@ class Verdict:
 
 
 def diagnose(measured: Measured) -> Verdict:
-    """Returns what bounds the run, and how much could be gained if it cost nothing."""
+    """Returns the bottleneck of the run, and how much faster the run would be without it."""
     if measured.loader.name == "cached":
         return Verdict("step", CACHED, 1.0)
     losses = losses_of(measured)
@@ -174,39 +172,41 @@ def diagnose(measured: Measured) -> Verdict:
 
 
 def losses_of(measured: Measured) -> dict[str, float]:
-    """Seconds that a step loses because of its data, by their cause."""
+    """The seconds that a step loses to its data, by cause."""
     free = measured.computing if measured.free is None else min(measured.free, measured.step)
     waits = dict.fromkeys(("loader", "copy", "transform"), 0.0)
     ahead = sum(measured.ahead)
-    for name, seconds in zip(waits, measured.ahead, strict=True):  # what the training thread waits for
+    for name, seconds in zip(waits, measured.ahead, strict=True):  # as the preloader's thread spent its time
         waits[name] = measured.waiting * (seconds / ahead if ahead else float(name == "loader"))
     losses = {"copy": measured.copy + waits["copy"], "transform": measured.transform + waits["transform"]}
-    # Workers take no more time from computing than they compute, in threads that wait for one another twice as much.
+    # Workers slow down the step by no more than their CPU time, or twice that: threads also wait for one another.
     slowed = min(max(0.0, measured.computing - free), 2 * measured.of_batch("cpu"))
     cause = cause_of_waiting(measured)
     losses[cause] = losses.get(cause, 0.0) + waits["loader"]
-    # Computing is slower beside the workers. Where these never rest, it would only wait for them instead.
-    cause = cause if measured.idle < ALWAYS_BUSY else "gil" if measured.takes_turns else "cores"
+    # If workers are always busy, a step that they did not slow down would wait for them instead: same cause.
+    if measured.idle >= ALWAYS_BUSY:
+        cause = "gil" if measured.takes_turns else "cores"
     losses[cause] = losses.get(cause, 0.0) + slowed
-    excess = sum(losses.values()) - (measured.step - free)  # free data may save less: computing was slower there
+    excess = sum(losses.values()) - (measured.step - free)  # no more is lost than free data would save
     largest = max(losses, key=losses.__getitem__)
     losses[largest] = max(0.0, losses[largest] - max(0.0, excess))
     return losses
 
 
 def cause_of_waiting(measured: Measured) -> str:
-    """Why the loader's batches come late."""
+    """Why the batches of the loader are late: a key of SENTENCES."""
     reading, cpu = measured.of_batch("busy"), measured.of_batch("cpu")
     if measured.workers.get("retry_wait_seconds", 0.0) > 0.5 * measured.workers.get("wait_seconds", 0.0) > 0:
         return "restarts"
-    if not measured.workers:  # a resident set
+    if not measured.workers:  # loader=resident has none
         return "transform"
-    is_inline = measured.loader.num_workers == 0  # then reading a batch is a part of waiting for it
-    if reading < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY:
+    is_inline = measured.loader.num_workers == 0  # then the time of reading is a part of the waiting
+    rarely_reads = reading < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY
+    if rarely_reads:
         return "uneven" if measured.deviation > max(0.4 * reading, measured.waiting) else "loader"
     if measured.of_batch("collate") > 0.5 * reading:
         return "collate"
-    blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the interpreter's lock
+    blocked = reading - cpu - measured.of_batch("queued")  # by a disk, a network, or the GIL
     if measured.takes_turns and blocked > 0.2 * reading:
         return "gil"
     if blocked > 0.5 * (reading - measured.of_batch("queued")):
@@ -216,7 +216,7 @@ def cause_of_waiting(measured: Measured) -> str:
 
 
 def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
-    """Overrides that may help against the bottleneck, the most promising first."""
+    """Changes that may help against the bottleneck, each some overrides; the most promising is the first."""
     loader, workers = measured.loader, measured.num_workers
     fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
     if bottleneck == "step" and measured.is_slowed:

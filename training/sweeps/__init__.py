@@ -1,1 +1,1 @@
-"""What a sweep tells: a table and a picture over the runs of all its settings."""
+"""The report of a sweep: a table and a picture that compare its settings."""

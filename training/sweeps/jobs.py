@@ -1,4 +1,4 @@
-"""The jobs of a sweep, read from their folders, and its settings: jobs that differ in `seed` alone repeat one."""
+"""The jobs of a sweep, read from their folders, and its settings: jobs that differ only in `seed` repeat a setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # loaders, the one with the least machinery first
+SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Job:
 
     number: int
     overrides: list[str]  # as given on the command line: loader=torch
-    status: str  # done, failed, or unfinished: interrupted or still running
-    summary: dict[str, Any]  # empty unless it is done
-    error: str = ""
+    status: str  # done, failed, or unfinished (interrupted, or still running)
+    summary: dict[str, Any]  # content of summary.json; empty if the job is not done
+    error: str = ""  # why it is not done
 
     @property
     def without_seed(self) -> tuple[str, ...]:
         return tuple(text for text in self.overrides if text.partition("=")[0].lstrip("+") != "seed")
 
     def metric(self, key: str) -> float | None:
-        """The number under `key` in the summary, or None if there is no finite one."""
+        """The number under `key` in the summary; None if it is missing or not finite."""
         value = self.summary.get(key)
         return value if is_number(value) else None
 
     def quartiles(self) -> tuple[float, float] | None:
-        """The 25th and 75th percentile of the speed over windows of the run, in images/s, or None if not measured."""
+        """The 25th and 75th percentile of the speed over the run, in images/s; None if they were not measured."""
         value = self.summary.get("images_per_second_quartiles")
         if isinstance(value, list) and len(value) == 3 and all(map(is_number, value)):
             return value[0], value[2]
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """One or more jobs with the same overrides, but for the seed."""
+    """One or more jobs whose overrides are the same, except for the seed."""
 
     jobs: list[Job]
 
@@ -55,38 +55,38 @@ class Setting:
 
     @property
     def command(self) -> str:
-        """The line to copy into a shell to run this setting once."""
+        """The shell command that runs this setting once."""
         return shlex.join(["python", "train.py", *self.overrides])
 
     @property
     def numbers(self) -> str:
-        """Such as "job 2" or "jobs 0, 3, 6"."""
+        """The numbers of the jobs, such as "job 2" or "jobs 0, 3, 6"."""
         return ("jobs " if len(self.jobs) > 1 else "job ") + ", ".join(str(job.number) for job in self.jobs)
 
     @property
     def status(self) -> str:
-        """That of its jobs if they share one, else how many are done."""
+        """The status of its jobs if it is the same for all, else how many are done."""
         statuses = [job.status for job in self.jobs]
         return statuses[0] if len(set(statuses)) == 1 else f"{statuses.count('done')} of {len(statuses)} done"
 
     @property
     def is_free(self) -> bool:
-        """Whether it trained on cached batches: its speed is an upper limit, and its loader not one to use."""
+        """Whether it trained on cached batches: then its speed is an upper limit, and not a result."""
         return any(job.summary.get("loader") == "cached" for job in self.jobs)
 
     def values(self, key: str) -> list[float]:
-        """The numbers that its jobs measured; those that are missing or not finite are left out."""
+        """The numbers under `key` in the summaries of its jobs; leaves out what is missing or not finite."""
         return [value for job in self.jobs if (value := job.metric(key)) is not None]
 
     def metric(self, key: str) -> float | None:
-        """The median over the repeats, or None if there is no number; of the accuracy, the mean."""
-        middle = statistics.mean if key.startswith("test_") else statistics.median
-        return middle(values) if (values := self.values(key)) else None
+        """The median over the repeats, or for a score of the test set the mean; None without a number."""
+        values, average = self.values(key), statistics.mean if key.startswith("test_") else statistics.median
+        return average(values) if values else None
 
     def interval(self, key: str) -> tuple[float, float] | None:
-        """From the lowest to the highest of several repeats; of one repeat, the quartiles of its speed.
+        """The spread: the lowest and highest value of several repeats; with one repeat, the quartiles of its speed.
 
-        Both ends are the value itself if nothing is known about its spread. None if there is no value.
+        Both ends are the value itself if its spread is not known. None without a value.
         """
         values = self.values(key)
         if len(values) == 1 and key == "images_per_second":
@@ -95,17 +95,19 @@ class Setting:
         return (min(values), max(values)) if values else None
 
     def equals(self, other: Setting, key: str) -> bool:
-        """Whether the two cannot be told apart: their intervals overlap.
+        """Whether the intervals of the two settings overlap, so that neither counts as better.
 
-        With three repeats of each, two settings of the same speed are told apart by chance in 10 % of the cases
-        (2 of the 20 orders of six numbers), with four in 3 %.
+        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
+        the 20 orders of six numbers), and in 3 % with four.
         """
         ours, theirs = self.interval(key), other.interval(key)
         return ours is not None and theirs is not None and ours[0] <= theirs[1] and theirs[0] <= ours[1]
 
     def complexity(self) -> tuple[Any, ...]:
-        """Sorts settings, the simplest first: the loader with the least machinery, the fewest workers, then the lowest
-        numbers in the overrides, the fewest overrides, and the first job.
+        """A sort key, the smallest for the simplest setting.
+
+        It compares the loader (SIMPLEST), the number of workers, the numbers in the overrides, how many overrides
+        there are, and the number of the first job.
         """
         done = next((job.summary for job in self.jobs if job.summary), {})
         loader, workers = done.get("loader"), done.get("num_workers")
@@ -127,9 +129,10 @@ def number(text: str) -> float | None:
 
 
 def read_job(folder: Path) -> Job:
+    """Reads a job from its folder. Files that are missing or damaged make it unfinished or failed."""
     try:
         overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):  # only a part of it was written
+    except (yaml.YAMLError, UnicodeDecodeError):  # the file is incomplete
         overrides = None
     job = partial(Job, int(folder.name), list(map(str, overrides)) if isinstance(overrides, list) else [])
     if (folder / "error.txt").exists():
@@ -144,7 +147,7 @@ def read_job(folder: Path) -> Job:
 
 
 def settings_of(jobs: list[Job]) -> list[Setting]:
-    """The settings, in the order of their first jobs."""
+    """Groups the jobs by setting, in the order of their first jobs."""
     groups: dict[tuple[str, ...], list[Job]] = {}
     for job in jobs:
         groups.setdefault(job.without_seed, []).append(job)

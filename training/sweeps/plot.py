@@ -1,4 +1,4 @@
-"""Draws the picture of a sweep from labels and numbers; training/sweeps/sweep.py knows what they mean."""
+"""Draws the picture of a sweep from labels and numbers, which training/sweeps/sweep.py collects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from training.figure import INK, new_figure, png
 from training.table import shorten
 
 BAR, EQUAL, BEST = "#9ecae1", "#4a98c9", "#08519c"
-FRAME = "#d94801"  # also of the lines of the spread
+HIGHLIGHT = "#d94801"  # frames in the heat map, lines of the spread in the bar chart
 SPEED_HEADING = "Training speed (images/s, more is better)"
 WAITING_HEADING = "Waiting for data (% of the time, less is better)"
 WRITE_SPEED = "{:,.0f}".format
-Cell = tuple[float, float, float] | str  # a value with the ends of its spread, or a word such as "failed" in its place
+Cell = tuple[float, float, float] | str  # a value and the ends of its spread; or a word such as "failed"
 
 
 def percent(fraction: float) -> str:
@@ -21,7 +21,7 @@ def percent(fraction: float) -> str:
 
 
 def spread(cell: Cell) -> str:
-    """Half the width of the spread, as a share of the value; empty if it is not known."""
+    """Half the width of the spread in percent of the value, such as "±3.1 %"; "" if it is not known."""
     if isinstance(cell, str) or not cell[0] or cell[1] == cell[2]:
         return ""
     return f"±{percent((cell[2] - cell[1]) / 2 / cell[0])}"
@@ -36,11 +36,10 @@ def draw_bars(
     equals: Sequence[int],
     ceiling: float | None,
 ) -> bytes:
-    """A PNG with two bar charts: images/s, and the share of time spent waiting. The bars of `best` are dark.
+    """A PNG with two bar charts, of images/s and of the share of time spent waiting, and a row for each label.
 
-    Those of `equals`, the settings as fast as `best`, are less dark.
-    A thin line on a bar is its spread. A word is written where the bar would be. `ceiling` (images/s) is drawn as a
-    dashed line.
+    best, equals: the rows of the best setting, which is drawn darkest, and of all that equal it. ceiling: the images/s
+    with free data, a dashed line. A thin line on a bar is its spread. A word stands in place of a bar.
     """
     free = f"\ndashed: {ceiling:,.0f} if data were free" if ceiling else ""
     figure, panels = new_panels(title, 13, 1.5 + 0.28 * len(labels), free)
@@ -53,7 +52,7 @@ def draw_bars(
         bars = axes.barh(range(len(labels)), values, height=0.72, color=BAR)
         for row, (start, end) in enumerate(zip(low, high, strict=True)):
             if start < end:
-                axes.plot([start, end], [row, row], color=FRAME, linewidth=1.5, marker="|", markersize=6)
+                axes.plot([start, end], [row, row], color=HIGHLIGHT, linewidth=1.5, marker="|", markersize=6)
         for row, (cell, end) in enumerate(zip(cells, high, strict=True)):
             text = cell if isinstance(cell, str) else write(cell[0])
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
@@ -81,11 +80,11 @@ def draw_heat_map(
     equals: Sequence[int],
     ceiling: float | None,
 ) -> bytes:
-    """A PNG with two heat maps, of images/s and of waiting, with the numbers in the cells and a frame round `best`.
+    """A PNG with two heat maps, of images/s and of the share of time spent waiting, with numbers in the cells.
 
-    The settings as fast as `best`, `equals`, have a thin frame.
-    axes: name and values of the key down the side, and of the one along the bottom. places: row and column of each
-    cell in `speeds` and `waiting`.
+    axes: the name and values of the key down the side, and of the key along the bottom. places: row and column of each
+    cell in `speeds` and `waiting`. best, equals: numbers in these lists of the best setting, which gets a thick frame,
+    and of all that equal it, which get a thin one. ceiling: images/s with free data, for the heading.
     """
     from matplotlib.patches import Rectangle
 
@@ -96,7 +95,7 @@ def draw_heat_map(
         grid = [[float("nan")] * len(columns) for _ in rows]
         for (row, column), cell in zip(places, cells, strict=True):
             grid[row][column] = float("nan") if isinstance(cell, str) else cell[0]
-        panel.set_facecolor("#f0f0f0")  # where there is no number
+        panel.set_facecolor("#f0f0f0")  # of cells without a number
         top = 1.0 if cells is waiting else None
         image = panel.imshow(grid, cmap="Blues", aspect="auto", vmin=0.0, vmax=top)
         for (row, column), cell in zip(places, cells, strict=True):
@@ -107,8 +106,8 @@ def draw_heat_map(
             panel.text(column, row, text, ha="center", va="center", color=color, fontsize=9, parse_math=False)
         for equal in equals:
             (row, column), width = places[equal], 3.5 if equal == best else 1.2
-            frame = Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, fill=False, edgecolor=FRAME, linewidth=width)
-            panel.add_patch(frame)
+            corner = column - 0.47, row - 0.46
+            panel.add_patch(Rectangle(corner, 0.94, 0.92, fill=False, edgecolor=HIGHLIGHT, linewidth=width))
         panel.set_xticks(range(len(columns)), [shorten(value, 20) for value in columns], parse_math=False)
         panel.set_yticks(range(len(rows)), [shorten(value, 30) for value in rows], parse_math=False)
         panel.set_xlabel(along, parse_math=False)
@@ -118,7 +117,7 @@ def draw_heat_map(
 
 
 def new_panels(title: str, width: float, height: float, free: str) -> tuple[Any, Any]:
-    """A figure, and its panels for images/s and for waiting; `free` is added to the heading of the first."""
+    """A figure and its two panels, for images/s and for waiting; free: text for the heading of the first."""
     figure = new_figure(title, width, height)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, heading in zip(panels, (SPEED_HEADING + free, WAITING_HEADING), strict=True):

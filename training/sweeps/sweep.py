@@ -1,13 +1,13 @@
-"""What a sweep leaves behind: one table and one picture over all its settings, and the setting to use.
+"""The report of a sweep: a table and a picture of all its settings, and which setting to use.
 
-Jobs that differ in `seed` alone repeat one setting: the table has their medians. Settings whose figures overlap
-(training/sweeps/jobs.py) are said to be equal, and the simplest of them is the one to use.
+Jobs that differ only in `seed` repeat one setting; the table has their medians. Settings whose values overlap
+(training/sweeps/jobs.py) count as equal, and the report recommends the simplest of them.
 
 The report is a pure function of the sweep's folder, so any process on any machine can write it: after every job, at
-the end, or after an interruption. Each job has a folder, named by its number. The folder has `.hydra/overrides.yaml`,
-and `summary.json` if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is running.
+the end, or after an interruption. Each job has a folder, named by its number, with `.hydra/overrides.yaml`, and with
+`summary.json` if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is running.
 
-    python -m training.sweeps.sweep multirun/2026-11-21_10-00-00_123456      # write the report again, and print it
+    python -m training.sweeps.sweep multirun/2026-11-21_10-00-00_123456      # writes the report again, and prints it
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from training.sweeps.jobs import Job, Setting, number, read_job, settings_of
 from training.sweeps.plot import Cell, draw_bars, draw_heat_map, percent, spread
 from training.table import table
 
-# What the picture shows for a setting that has no number, by its status.
+# The words in the picture for a setting without a number, by its status.
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
 SPEED, WAITING = "images_per_second", "data_wait_fraction"
-# Keys that change how fast a job runs but not what it learns: `loader`, `loader.num_workers`, `device`, ...
+# Sections that change how fast a job runs, but not what it learns.
 SPEED_ONLY = ("loader", "device", "timing", "logger")
 # Keys of summary.json, their headings in the table, and how their values are written there.
 METRICS = (
@@ -41,14 +41,14 @@ METRICS = (
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """For each key its last part, or all of it if another key ends in the same part."""
+    """Shortens each key to its last part, unless two keys have the same last part."""
     last = {key: key.lstrip("+").rpartition(".")[2] for key in keys}
     shared = Counter(last.values())
     return {key: part if shared[part] == 1 else key.lstrip("+") for key, part in last.items()}
 
 
 class Sweep:
-    """The jobs in a sweep's folder, by number, and what they show. Raises ValueError if there are none."""
+    """The jobs in a sweep's folder, and what they show. Raises ValueError if the folder has no jobs."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -66,36 +66,32 @@ class Sweep:
         self.keys = list(dict.fromkeys(text.partition("=")[0] for text in given if text not in self.constant))
         self.names = short_names(key for key in self.keys if key.lstrip("+") != "seed")
         self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in self.names)
-        comparable = all(key.split(".")[0] == "loader" for key in self.names)  # another device has another ceiling
-        free = [setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and comparable]
+        only_loaders = all(key.split(".")[0] == "loader" for key in self.names)  # else ceilings differ between jobs
+        free = [setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and only_loaders]
         self.ceiling: float | None = max(free, default=None)  # images/s with free data
         done = next((job.summary for job in self.jobs if job.summary), {})
-        self.score = str(done.get("score", "test_accuracy"))  # the key of summary.json that tells how good a job is
+        self.score = str(done.get("score", "test_accuracy"))  # the key in summary.json of a job's score
         self.lower_is_better = bool(done.get("lower_is_better"))
         self.fastest, self.as_fast = self._best(SPEED)
-        # No loader can be faster than free data. If one was, the machine was busier in some jobs than in others.
+        # No loader is faster than free data: then other programs slowed down the job with free data.
         fastest = max([setting.metric(SPEED) or 0.0 for setting in self.as_fast], default=0.0)
-        self.is_unequal = self.ceiling is not None and fastest > 1.05 * self.ceiling
-        if self.is_unequal:
+        self.was_disturbed = self.ceiling is not None and fastest > 1.05 * self.ceiling
+        if self.was_disturbed:
             self.ceiling = None
 
     def _best(self, key: str) -> tuple[Setting | None, list[Setting]]:
-        """The setting to use if `key` matters, and all that equal the best within their spread."""
+        """The simplest of the settings that are best in `key`, and all of those: the best one and its equals."""
         candidates = [setting for setting in self.settings if setting.metric(key) is not None and not setting.is_free]
         if not candidates:
             return None, []
         sign = -1 if key == self.score and self.lower_is_better else 1
-        highest = max(candidates, key=lambda setting: sign * (setting.metric(key) or 0.0))
-        equals = [setting for setting in candidates if setting is highest or setting.equals(highest, key)]
+        best = max(candidates, key=lambda setting: sign * (setting.metric(key) or 0.0))
+        equals = [setting for setting in candidates if setting is best or setting.equals(best, key)]
         return min(equals, key=Setting.complexity), equals
 
-    def values(self, overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]:
-        """The values that the overrides give to the keys in `names`, under the names there."""
-        given = (override.partition("=") for override in overrides)
-        return {names[key]: value for key, _, value in given if key in names}
-
     def label(self, one: Job | Setting) -> str:
-        overrides = " ".join(f"{name}={value}" for name, value in self.values(one.overrides, self.names).items())
+        """The values of the keys that vary, such as "loader=torch num_workers=2"; of a job, with its number."""
+        overrides = " ".join(f"{name}={value}" for name, value in values_of(one.overrides, self.names).items())
         if isinstance(one, Setting):
             if len(one.jobs) > 1:
                 return f"{overrides} ({len(one.jobs)} runs)" if overrides else f"{len(one.jobs)} runs"
@@ -103,7 +99,7 @@ class Sweep:
         return f"job {one.number} ({overrides})" if overrides else f"job {one.number}"
 
     def text(self) -> str:
-        """The report for a terminal: the table, the best setting with the line to copy, the jobs that are not done."""
+        """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
         counts = Counter(job.status for job in self.jobs)
         headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in WORDS if counts[status])
         headline += f"; all with {' '.join(self.constant)}" if self.constant else ""
@@ -114,10 +110,10 @@ class Sweep:
         return "\n".join([*lines, "", *not_done]).rstrip()
 
     def _table(self) -> list[str]:
-        """One line per setting, with columns only for keys that vary and metrics that are known."""
+        """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
         settings, repeated = self.settings, any(len(setting.jobs) > 1 for setting in self.settings)
         columns = [["job", *(setting.numbers.split(" ", 1)[1] for setting in settings)]]
-        given = [self.values(setting.overrides, self.names) for setting in settings]
+        given = [values_of(setting.overrides, self.names) for setting in settings]
         columns += [[name, *(values.get(name, "-") for values in given)] for name in self.names.values()]
         if repeated:
             columns.append(["runs", *(str(len(setting.jobs)) for setting in settings)])
@@ -137,7 +133,7 @@ class Sweep:
         return [f"{mark} {line}".rstrip() for mark, line in zip([" ", *best], table(columns), strict=True)]
 
     def _advice(self) -> Iterator[tuple[str, Setting]]:
-        """A sentence about the fastest setting, and one about the most accurate if the sweep can change accuracy."""
+        """Sentences on the fastest setting, and on the most accurate one if it is another."""
         if (best := self.fastest) is not None:
             speed, waiting = best.metric(SPEED) or 0.0, best.metric(WAITING)
             sentence = f"{self._named('Fastest', best, self.as_fast)}, {speed:,.0f} images/s"
@@ -145,7 +141,7 @@ class Sweep:
                 sentence += f", {percent(waiting)} of the time spent waiting for data"
             if self.ceiling:
                 sentence += f" ({100 * speed / self.ceiling:.0f} % of the speed with free data)"
-            if self.is_unequal:
+            if self.was_disturbed:
                 sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
             yield f"{sentence}.", best
         setting, equals = (None, []) if self.trains_alike else self._best(self.score)
@@ -166,7 +162,7 @@ class Sweep:
         return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n{self._timelines()}"
 
     def _timelines(self) -> str:
-        """The timelines of the slowest and the fastest job side by side, if both have one."""
+        """A table with the timelines of the slowest and of the fastest job, if both have one."""
         free = {job.number for setting in self.settings if setting.is_free for job in setting.jobs}
         jobs = [job for job in self.jobs if job.metric(SPEED) is not None and job.number not in free]
         ends = sorted(jobs, key=lambda job: job.metric(SPEED) or 0.0)[:: max(1, len(jobs) - 1)]
@@ -177,22 +173,22 @@ class Sweep:
         return "\n" + "".join(f"| {a} | {b} |\n" for a, b in (headings, ("---", "---"), pictures))
 
     def csv(self) -> str:
-        """One row per job, with the full names of the keys, the seed among them."""
+        """A row per job, with the full names of all keys, including the seed."""
         text, metrics = io.StringIO(), [*(key for key, _, _ in METRICS), self.score]
         writer = csv.writer(text, lineterminator="\n")
         full = {key: key.lstrip("+") for key in self.keys}
         quartiles = [f"{SPEED}_q25", f"{SPEED}_q75"]
         writer.writerow(["job", *full.values(), *metrics, *quartiles, "status", "error"])
         for job in self.jobs:
-            values = map(self.values(job.overrides, full).get, full.values())
+            values = map(values_of(job.overrides, full).get, full.values())
             measured = [*map(job.metric, metrics), *(job.quartiles() or ("", ""))]
             writer.writerow([job.number, *values, *measured, job.status, job.error])
         return text.getvalue()
 
     def picture(self) -> bytes:
-        """A heat map of two keys with a nearly full grid of values, else a bar per setting, in the table's order.
+        """A PNG: a heat map if two keys vary and their values fill most of a grid, else a bar per setting.
 
-        Settings with free data are a dashed line instead, or in a heat map a line of text.
+        Free data are shown by a dashed line, or in a heat map by a line of text.
         """
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
         speeds, waiting = ([cell(setting, key) for setting in shown] for key in (SPEED, WAITING))
@@ -201,25 +197,36 @@ class Sweep:
         title = "No job measured its speed" if best is None else f"Fastest: {self.label(shown[best])}"
         if len(self.as_fast) > 1:
             title = f"{len(self.as_fast)} are equally fast; the simplest is {self.label(shown[best or 0])}"
-        given = [self.values(setting.overrides, self.names) for setting in shown]
-        if len(self.names) == 2 and all(len(values) == 2 for values in given):
-            places, axes = [tuple(values[name] for name in self.names.values()) for values in given], []
-            for axis, name in enumerate(self.names.values()):
-                ticks = list(dict.fromkeys(place[axis] for place in places))
-                if all(number(tick) is not None for tick in ticks):
-                    ticks.sort(key=float)
-                axes.append((name, ticks))
-            size = len(axes[0][1]) * len(axes[1][1])
-            if min(len(ticks) for _, ticks in axes) > 1 and 0.75 * size <= len(set(places)) == len(places):
-                at = [(axes[0][1].index(row), axes[1][1].index(column)) for row, column in places]
-                return draw_heat_map(title, axes, at, speeds, waiting, best, equals, self.ceiling)
-        return draw_bars(
-            title, [self.label(setting) for setting in shown], speeds, waiting, best, equals, self.ceiling
-        )
+        if grid := self._grid(shown):
+            return draw_heat_map(title, *grid, speeds, waiting, best, equals, self.ceiling)
+        labels = [self.label(setting) for setting in shown]
+        return draw_bars(title, labels, speeds, waiting, best, equals, self.ceiling)
+
+    def _grid(self, shown: list[Setting]) -> tuple[list[tuple[str, list[str]]], list[tuple[int, int]]] | None:
+        """The axes of a heat map, and the row and column of each setting; None if they do not fill most of a grid."""
+        given = [values_of(setting.overrides, self.names) for setting in shown]
+        if len(self.names) != 2 or any(len(values) != 2 for values in given):
+            return None
+        axes = []
+        for name in self.names.values():
+            ticks = list(dict.fromkeys(values[name] for values in given))
+            if all(number(tick) is not None for tick in ticks):
+                ticks.sort(key=float)
+            axes.append((name, ticks))
+        (down, rows), (along, columns) = axes
+        places = [(rows.index(values[down]), columns.index(values[along])) for values in given]
+        fills_most = 0.75 * len(rows) * len(columns) <= len(set(places)) == len(places)
+        return (axes, places) if fills_most and min(len(rows), len(columns)) > 1 else None
+
+
+def values_of(overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]:
+    """The values that the overrides set, by name, for the keys in `names` (key: name)."""
+    given = (override.partition("=") for override in overrides)
+    return {names[key]: value for key, _, value in given if key in names}
 
 
 def cell(setting: Setting, key: str) -> Cell:
-    """What the picture shows of a setting: (value, its lowest, its highest), or a word."""
+    """The content of a setting's cell: (value, lowest, highest), or a word if there is no value."""
     value, interval = setting.metric(key), setting.interval(key)
     if value is None or interval is None:
         return WORDS.get(setting.status, setting.status)
@@ -227,7 +234,7 @@ def cell(setting: Setting, key: str) -> Cell:
 
 
 def with_deviation(values: list[float]) -> str:
-    """The mean, and the standard deviation over the repeats if there are several."""
+    """The mean of the repeats, and their standard deviation if there are several, as text."""
     if not values:
         return "-"
     mean = f"{statistics.mean(values):.4f}"
@@ -237,10 +244,10 @@ def with_deviation(values: list[float]) -> str:
 def write_report(folder: str | Path) -> list[Path]:
     """Writes `sweep.csv`, `sweep.md` and `sweep.png` into the sweep's folder, each whole or not at all.
 
-    Several processes may do so at once, without a lock: each reads the jobs again after it has written, and repeats
-    that if they have changed, so the last one to write has written every job.
+    Several processes may write at the same time, without a lock. Each reads the jobs again after writing, and writes
+    again if they have changed, so the last report that is written has every job.
 
-    Returns their paths. Raises ValueError if it is not a sweep's folder, OSError if it cannot be written to.
+    Returns the paths of the files. Raises ValueError if the folder is not a sweep's, OSError if it is not writable.
     """
     sweep, written = Sweep(folder), ""
     while sweep.csv() != written:

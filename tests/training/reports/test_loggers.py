@@ -79,12 +79,12 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, monkeypatch,
         record.begin(0)
         for step in (1, 2):
             record.metrics(step=step, loss=0.5)
-        summary = record.summary(test_accuracy=0.5)
+        summary = record.finish(test_accuracy=0.5)
     assert [message.getMessage() for message in caplog.records] == [
         f"logger=wandb failed and is left out from here on: OSError: the network is down at the {at}"
     ]
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
-    assert record.finished() == summary
+    assert record.earlier_summary() == summary
 
 
 def test_without_a_login_wandb_stays_offline_and_asks_nothing(tmp_path, monkeypatch, wandb, caplog):
@@ -121,7 +121,7 @@ def test_a_run_that_ends_without_a_summary_is_told_to_have_failed(tmp_path, wand
         raise KeyboardInterrupt
     with Record(tmp_path, config=config("logger=wandb")) as record:
         record.begin(0)
-        record.summary(test_accuracy=0.5)
+        record.finish(test_accuracy=0.5)
     assert wandb.exit_codes == [1, 0]
     assert wandb.summary["test_accuracy"] == 0.5
 

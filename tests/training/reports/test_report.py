@@ -11,9 +11,10 @@ from psutil import Process
 
 from loaders.timing import Window
 from tests.test_train import compose_small
-from training.config import TRIAL_TIMEOUT, changed_loader, checked
+from training.config import checked
 from training.reports import report as module
 from training.reports.report import Report, peak_memory
+from training.reports.trial import WORKER_TIMEOUT, changed_loader
 from training.reports.verdict import Verdict
 
 
@@ -58,8 +59,8 @@ def test_files_that_a_dataset_makes_once_are_no_part_of_the_start_up(clock):
     report = report_of()
     with report.phase("start-up"):
         clock.now += 8.0
-    report.leave_out_of_start_up(5.0)
-    assert report.phases()["start-up"] == 3.0 and report.phases()[module.MADE] == 5.0
+    report.count_file_making(5.0)
+    assert report.phases()["start-up"] == 3.0 and report.phases()[module.FILE_MAKING] == 5.0
     assert sum(report.phases().values()) == 8.0
 
 
@@ -139,7 +140,7 @@ def test_a_changed_loader_is_that_of_its_preset_with_the_runs_workers():
     changed = changed_loader(config, ["loader=prefetch", "loader.prefetch_factor=5"])
     assert (changed.name, changed.num_workers, changed.prefetch_factor, changed.preload_depth) == ("prefetch", 3, 5, 2)
     assert changed_loader(config, ["loader=resident"]).num_workers == 0
-    assert changed_loader(config, ["loader.num_workers=8"]).timeout == TRIAL_TIMEOUT
+    assert changed_loader(config, ["loader.num_workers=8"]).timeout == WORKER_TIMEOUT
 
 
 class Timer:

@@ -90,10 +90,10 @@ def test_the_verdict_names_the_bottleneck(case):
 @pytest.mark.parametrize(
     ("case", "figures"),
     [
-        ("copy", "takes 80.0 ms a step"),
-        ("transform", "takes 50.0 ms a step. "),
+        ("copy", "takes 80.0 ms per step"),
+        ("transform", "takes 50.0 ms per step. "),
         ("transform", "2.0 times as fast. Make augmentation of whole batches cheaper"),
-        ("transform ahead", "takes 80.0 ms a step"),
+        ("transform ahead", "takes 80.0 ms per step"),
         ("restarts", "20 workers died"),
         ("start-up", "took 47% of the run: 90.0 s"),
         ("step", "a step takes 100.0 ms, and 95.0 ms with free data"),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from training.sweeps.sweep import Sweep, main, write_report
+from training.sweeps.sweep import Sweep, main, values_of, write_report
 
 CUT_SHORT = '{"loader": "torch", "images_per_'
 
@@ -63,7 +63,7 @@ def labels_of(axis):
 
 def test_only_keys_whose_values_differ_count_as_swept(sweep):
     report = Sweep(sweep)
-    assert report.values(report.jobs[2].overrides, report.names) == {"loader": "prefetch", "num_workers": "0"}
+    assert values_of(report.jobs[2].overrides, report.names) == {"loader": "prefetch", "num_workers": "0"}
     assert report.constant == ["train.epochs=1"]
 
 
