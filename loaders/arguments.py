@@ -27,7 +27,7 @@ def check_choice(key: str, value: str, choices: Iterable[str], error: type[Value
 
 
 def as_index(value: Any) -> int:
-    """Returns an integer, perhaps one of numpy's, as an int; -1 for a bool and for anything that is no integer."""
+    """Returns an integer, numpy's too, as an int; -1 for a bool and for anything that is not an integer."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

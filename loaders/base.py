@@ -75,20 +75,17 @@ class EpochIterator:
             self.end()
             raise StopIteration
         number, batch, error = delivery
-        if error is not None:
-            position.received += 1
-            if number is not None:
-                position.batch = number + 1
-            try:
-                raise error
-            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
-                del error, delivery
         # A signal handler may raise after any call, so nothing is called from here on: a batch is counted if and only
         # if the consumer gets it.
         position.received += 1
         if number is not None:
             position.batch = number + 1
-        return batch
+        if error is None:
+            return batch
+        try:
+            raise error
+        finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+            del error, delivery
 
     def end(self) -> None:
         """Ends the epoch. A later next() raises RuntimeError, or StopIteration if all batches were delivered."""

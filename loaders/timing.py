@@ -135,7 +135,7 @@ class StepTimer:
         return self._sum(self._epoch_start)
 
     def run(self) -> Window:
-        """Returns all steps."""
+        """Returns all steps but the warm-up."""
         self._resolve()
         return self._sum(0)
 

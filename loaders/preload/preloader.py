@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import as_index
 from ..background import stop_at_exit
 from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import length_of, pass_on_epoch
@@ -29,7 +30,7 @@ class StateMethods(OptionalMethods):
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the loader's state after the last batch that the consumer received."""
-        if self._epoch is not None and self._is_running() and self._epoch.state is not None:
+        if self._is_running() and self._epoch.state is not None:
             return dict(self._epoch.state)
         if self._last_state is not None:
             return dict(self._last_state)
@@ -49,13 +50,13 @@ class Preloader(Closeable):
     loader: any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are moved
         to `device`; everything else stays as it is.
     depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
-    transform: `transform(batch, random)` runs once per batch on the device, on the side stream. It returns the batch;
-        `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
+    transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
+        transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
 
-    `next()` raises an error of the loader or the transform in place of its batch, with its traceback; the epoch can go
-    on after it if the loader's can. It also raises ValueError for a batch whose tensors are on several devices, and
-    torch.OutOfMemoryError if the device has no memory for a batch. `loaders.preload.device_copy` says what a consumer
-    has to know about streams, CUDA graphs and autocast.
+    If the loader or the transform raises an error, `next()` raises it where the batch would have come; the epoch can
+    go on after it if the loader's can. `next()` also raises ValueError for a batch whose tensors are on several
+    devices, and torch.OutOfMemoryError if the device has no memory for a batch. `loaders.preload.device_copy` says
+    what a consumer has to know about streams, CUDA graphs and autocast.
 
     Raises ValueError for a wrong depth, RuntimeError for a device that does not exist.
     """
@@ -67,7 +68,7 @@ class Preloader(Closeable):
         depth: int = 2,
         transform: Transform | None = None,
     ) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        if as_index(depth) < 0:
             raise ValueError(f"depth={depth!r}: give the number of batches to prepare ahead, or 0 for none")
         StateMethods.give(self, hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"))
         self.loader = loader
@@ -252,7 +253,7 @@ class _Epoch:
     producer: InlineProducer | ThreadProducer
     position: Position
     length: int | None  # in batches, if the loader's iterator knows it
-    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the batch after it
+    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the batch that comes next
 
     @property
     def state(self) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial, whose median counts; more are
 LINEAR = 0.9  # if the throughput per worker is at least this share of what it was with fewer, fewer are not tried
 # When a search has settled, it looks at the throughput from time to time, and begins again if that has changed.
 LOOK_SECONDS = 2.0  # a look lasts at least so long, and for TRIAL windows
-CHANGED, WAITS_MORE = 0.25, 0.05  # the throughput, or the share of waiting, has changed if it differs by this share
+CHANGED, WAITS_MORE = 0.25, 0.05  # the throughput, or the share of waiting, has changed if it differs by so much
 PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show a change; doubled if a search found the same number
 AGAIN = 4  # if the consumer still waits, more workers are tried after AGAIN * patience looks
 MOSTLY = 0.75  # if the consumer waits more than this share, the number is quadrupled instead of doubled

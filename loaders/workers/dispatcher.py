@@ -75,10 +75,8 @@ class Dispatcher:
         self._turns: Iterator[int] = iter(())
         self._loads = [0] * pool.num_workers  # tasks of each worker
         self._in_flight: dict[int, InFlight] = {}
-        self._queue: deque[int] = deque()  # the numbers of the wanted ones, in the order of their tasks
-        self._waiting: deque[int] = (
-            deque()
-        )  # those to be submitted: retries, or a task that its worker had no room for
+        self._queue: deque[int] = deque()  # numbers of the wanted ones, in the order of their tasks
+        self._waiting: deque[int] = deque()  # of those to submit: retries, or a task that its worker had no room for
         self._tasks: Iterator[Task] = iter(())
         self._tasks_error: BaseException | None = None  # a sampler's error, delivered after the batches before it
 
@@ -153,7 +151,7 @@ class Dispatcher:
         self._submit()
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
-        """Submits tasks until `depth` are in flight, or `least` if that is more; those to be retried come first.
+        """Submits tasks, retries first, until `depth` of them are in flight, or `least` if that is more.
 
         `sparing`: leaves the last task for the next call if no slot is free and the workers have enough to do. By then
         the consumer has probably dropped a batch, so that its slot can be used and no other has to be made.

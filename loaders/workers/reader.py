@@ -23,7 +23,7 @@ from .shared_memory import align
 from .tasks import Task
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-Mark = Callable[[int], None]
+Mark = Callable[[int], None]  # gets the number of the row that is read next
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Reader:
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
-    batched: bool
+    batched: bool  # a task's indices are a batch's; False: a single sample's, without automatic batching
     seed: int | None
     spec: Spec | None  # of one sample, if the dataset offers read_batch and there is a seed
     skips: bool  # samples that raise are left out
