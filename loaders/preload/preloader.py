@@ -253,7 +253,7 @@ class _Epoch:
     producer: InlineProducer | ThreadProducer
     position: Position
     length: int | None  # in batches, if the loader's iterator knows it
-    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the batch that comes next
+    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the next batch
 
     @property
     def state(self) -> dict[str, Any] | None:

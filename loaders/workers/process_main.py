@@ -92,7 +92,7 @@ class _Worker:
             try:
                 buffer = SharedBatchBuffer(self._slots.array(place))
                 self._mark(WHOLE_BATCH)
-                with _stacking_into(buffer, self._reader):
+                with _stacking_into(buffer):
                     reading = self._reader.read(task, buffer, self._mark)
                     payload = dump((reading.batch, reading.skipped), buffer)
             except Exception:
@@ -132,7 +132,7 @@ class _MappedSlots:
 
 
 @contextmanager
-def _stacking_into(buffer: SharedBatchBuffer, reader: Reader) -> Iterator[None]:
+def _stacking_into(buffer: SharedBatchBuffer) -> Iterator[None]:
     """Makes default_collate, if the user's collate_fn calls it, stack into the buffer instead of /dev/shm."""
     if not stacks_as_torch_does():
         yield

@@ -358,5 +358,5 @@ def test_a_forked_workers_handlers_are_reset_and_its_mask_is_its_parents():
 def test_where_a_user_replaced_torchs_stacking_it_is_left_alone(monkeypatch):
     own = lambda samples, **_: samples  # noqa: E731
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, own)
-    with process_main._stacking_into(SharedBatchBuffer(), None):
+    with process_main._stacking_into(SharedBatchBuffer()):
         assert default_collate_fn_map[torch.Tensor] is own
