@@ -27,7 +27,7 @@ from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
-from .tasks import OwnTasks, SamplerTasks, choose_tasks, unseeded_task
+from .tasks import OwnTasks, choose_tasks, unseeded_task
 from .thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ class EpochRunner(Epochs):
 
         If a sampler gives more samples than its length says, that is so until the sampler ends.
         """
-        position, tasks = self.position, self.tasks
-        overruns = isinstance(tasks, SamplerTasks) and tasks.overruns
-        return super().is_running or (overruns and position is not None and not position.finished)
+        position = self.position
+        overruns = self.tasks.overruns and position is not None and not position.finished
+        return super().is_running or overruns
 
     def samples_now(self, loader: Loader) -> int:
         """Returns the length that the dataset or the sampler has now."""

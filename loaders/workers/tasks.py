@@ -57,6 +57,8 @@ class SamplerError(RuntimeError):
 class OwnTasks:
     """Tasks in our own order."""
 
+    overruns = False  # an epoch has as many samples as its order says
+
     def __init__(self, order: Order, batched: bool) -> None:
         self.order = order
         self.kind = order.kind
