@@ -1,10 +1,13 @@
-"""Starts background threads that use one core each, and stops threads and workers before the interpreter exits."""
+"""Starts background threads that use one core each, and stops threads and workers when the interpreter exits.
+
+A forked child of the program leaves its parent's threads and workers alone.
+"""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
-import multiprocessing.util  # its exit function joins all workers: ours is registered later, so it runs first
+import multiprocessing.util  # its exit function joins all workers; ours is registered later, and so runs first
 import os
 import sys
 import threading
@@ -57,18 +60,21 @@ def stop_at_exit(item: Stoppable) -> None:
     _running.add(item)
 
 
-def leave_to_us(worker: BaseProcess) -> None:
-    """Keeps forked children of this process from terminating the worker at their exit."""
+def protect_from_children(worker: BaseProcess) -> None:
+    """Keeps forked children of this process from terminating the worker when they exit."""
     _workers.add(worker)
 
 
 def forget(worker: BaseProcess) -> None:
-    """Drops multiprocessing's reference to a worker that has exited: it keeps one that the program itself reaped."""
+    """Drops multiprocessing's reference to a worker that has exited.
+
+    multiprocessing would keep it for ever if the program itself reaped the worker, in a SIGCHLD handler for example.
+    """
     multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]  # no public way
 
 
 def check_owner(owner: int, what: str) -> None:
-    """Raises RuntimeError if this process is a forked child of the one that has a loader's workers or thread."""
+    """Raises RuntimeError if this process is a forked child of process `owner`, which has the loader's workers."""
     if os.getpid() != owner:
         raise RuntimeError(
             f"this loader's {what} belong to another process ({owner}), of which this one ({os.getpid()}) is a forked "
@@ -79,8 +85,8 @@ def check_owner(owner: int, what: str) -> None:
 def default_context() -> Any:
     """Returns the multiprocessing context for workers: the start method that the program set, else fork on Linux.
 
-    Fork starts fastest and copies no dataset. Other methods than Python's own are not the program's choice: joblib
-    sets "loky" in its processes, for its own use.
+    Fork starts fastest and copies no dataset. A method that is not one of Python's own is ignored: joblib sets "loky"
+    in its processes, for its own use.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     if method not in ("fork", "spawn", "forkserver"):
@@ -95,14 +101,14 @@ def _stop_all() -> None:
         item.stop(deadline)
 
 
-def _forget_parents() -> None:
-    """Is called in a forked child, which has none of its parent's threads and must not stop its parent's workers.
+def _forget_all() -> None:
+    """Runs in a forked child, which does not have its parent's threads and must not stop its parent's workers.
 
-    multiprocessing would stop them: at exit it terminates all processes in its list, by process id.
+    multiprocessing would terminate them: at exit it does so with all processes in its list, by process id.
     """
     _running.clear()
     multiprocessing.process._children.difference_update(_workers)  # type: ignore[attr-defined]  # no public way
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents)
+    os.register_at_fork(after_in_child=_forget_all)

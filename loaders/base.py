@@ -1,4 +1,4 @@
-"""What all loaders share: which epoch runs, where it stands, its iterator, and the state to resume from.
+"""What all loaders share: the count of epochs, the position in an epoch, its iterator, and the state to resume from.
 
 The position in an epoch has one owner: a Position. The epoch's iterator advances it last, just before it returns a
 batch, so a batch counts as delivered if and only if the consumer received it.
@@ -6,18 +6,15 @@ batch, so a batch counts as delivered if and only if the consumer received it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
-from operator import index
 from typing import Any, NamedTuple, Protocol
 
+from .arguments import as_index
 from .order import Order
 
 VERSION = 2  # of the state
-LAST_BATCH = ("keep", "drop", "rollover")
 ENDED = "a newer iter() or load_state_dict() ended this epoch, or the loader was closed"
 INTERRUPTED = "an exception, perhaps from a signal handler, interrupted this iterator inside next(): start a new epoch"
 
@@ -42,16 +39,16 @@ class Source(Protocol):
 
 @dataclass
 class Position:
-    """How much of an epoch the consumer has received: batch number `batch` comes next."""
+    """Where the consumer is in an epoch: it gets batch number `batch` next."""
 
     epoch: int
     batch: int = 0
-    received: int = 0  # batches and errors, since the epoch's source began
+    received: int = 0  # batches and errors, since the epoch's source was made or restarted
     finished: bool = False
 
 
 class EpochIterator:
-    """One epoch of a loader, as its consumer holds it."""
+    """Iterates over one epoch: what `iter(loader)` returns."""
 
     def __init__(self, source: Source, position: Position, length: int | None = None) -> None:
         self.position = position
@@ -78,23 +75,20 @@ class EpochIterator:
             self.end()
             raise StopIteration
         number, batch, error = delivery
-        if error is not None:
-            position.received += 1
-            if number is not None:
-                position.batch = number + 1
-            try:
-                raise error
-            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
-                del error, delivery
         # A signal handler may raise after any call, so nothing is called from here on: a batch is counted if and only
         # if the consumer gets it.
         position.received += 1
         if number is not None:
             position.batch = number + 1
-        return batch
+        if error is None:
+            return batch
+        try:
+            raise error
+        finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+            del error, delivery
 
     def end(self) -> None:
-        """Ends the epoch; another call of next() raises."""
+        """Ends the epoch. A later next() raises RuntimeError, or StopIteration if all batches were delivered."""
         source, self._source = self._source, None
         if source is not None:
             source.close()
@@ -127,11 +121,11 @@ class Epochs:
         return position.batch < self.order.batches_in(position.epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is copied and pickled: a copy stands where this one does, and neither moves the other."""
+        """Returns what is copied and pickled: a copy begins at this position, and advances its own."""
         return {**vars(self), "position": copy(self.position)}
 
     def upcoming(self) -> tuple[int, int]:
-        """Returns the epoch and the number of the batch that the next `begin` starts with."""
+        """Returns the epoch that the next `begin` starts, and the number of the batch that it starts with."""
         return self._next or (0 if self.position is None else self.position.epoch + 1, 0)
 
     def begin(self, position: Position) -> None:
@@ -139,17 +133,18 @@ class Epochs:
         self.position, self._next = position, None
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next `begin` starts. The epoch of a loaded state keeps its position."""
-        try:
-            number = -1 if isinstance(epoch, bool) else index(epoch)  # numpy's integers too
-        except TypeError:
-            number = -1
+        """Sets the epoch that the next `begin` starts; the epoch of a loaded state starts at the state's position.
+
+        Raises ValueError if it is not an integer from 0.
+        """
+        number = as_index(epoch)
         if number < 0:
             raise ValueError(f"set_epoch({epoch!r}): an epoch is an integer from 0")
         if self._next is None or self._next[0] != number:
             self._next = (number, 0)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the position to resume from, and what makes the order: plain JSON."""
         position = self.position
         epoch, batch = (position.epoch, position.batch) if position and self.is_running else self.upcoming()
         return {"version": VERSION, "epoch": epoch, "samples": self.order.samples_before(batch), **self._identity()}
@@ -163,11 +158,11 @@ class Epochs:
                     f"resume with the {key} of the state, or start afresh"
                 )
         epoch, samples = state.get("epoch"), state.get("samples")
-        last = self.order.length
-        if not (isinstance(epoch, int) and isinstance(samples, int)) or epoch < 0 or not 0 <= samples <= last:
+        length = self.order.length
+        if not (isinstance(epoch, int) and isinstance(samples, int)) or epoch < 0 or not 0 <= samples <= length:
             raise ValueError(
                 f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0, and "
-                f"samples at most {last}; use a state that state_dict() returned"
+                f"samples at most {length}; use a state that state_dict() returned"
             )
         self._next, self.position = (epoch, samples // self.order.global_batch_size), None
 
@@ -193,10 +188,10 @@ class OptionalMethods:
     def give(cls, loader: Any, has_them: bool) -> None:
         """Gives the methods to the loader, or takes them away."""
         kind: Any = type(loader)
-        methods: Any = cls  # mypy would not take a class for hashable
+        methods: Any = cls  # mypy does not see that a class is hashable
         if has_them and not issubclass(kind, cls):
             loader.__class__ = _with_methods(kind, methods)
-        elif not has_them and issubclass(kind, cls):  # it was built by type(another)(...)
+        elif not has_them and issubclass(kind, cls):  # somebody called type(a_loader_with_the_methods)(...)
             loader.__class__ = kind.__bases__[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -233,28 +228,3 @@ def _unpickle(kind: type, methods: type, state: Any) -> Any:
     loader: Any = object.__new__(_with_methods(kind, methods))
     loader.__setstate__(state)
     return loader
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Returns a question for an error message, or nothing if no known name is close."""
-    near = get_close_matches(str(given), list(known), n=1)
-    return f"did you mean {near[0]}? " if near else ""
-
-
-def checked_last_batch(last_batch: str | None, drop_last: bool) -> str:
-    """Returns what is done with samples that do not fill a batch; None leaves it to torch's `drop_last`.
-
-    Raises ValueError for an unknown word, and for one that contradicts `drop_last`.
-    """
-    if last_batch is None:
-        return "drop" if drop_last else "keep"
-    check_choice("last_batch", last_batch, LAST_BATCH)
-    if drop_last and last_batch != "drop":
-        raise ValueError(f"last_batch={last_batch!r} and drop_last=True contradict each other: give only one of them")
-    return last_batch
-
-
-def check_choice(key: str, value: str, choices: Iterable[str], error: type[ValueError] = ValueError) -> None:
-    """Raises `error` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise error(f"{key}={value}: {did_you_mean(value, choices)}it is one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""Builds a loader from a config; raises an error for settings that cannot work, or not together."""
+"""Builds a loader from a config; settings that cannot work, alone or together, raise an error."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from .base import check_choice
+from .arguments import ON_ERROR, check_choice
 from .cached_loader import CachedLoader
 from .machine import available_cores
-from .preload.device_copy import Transform, present_device
+from .preload.device_copy import Transform, checked_device
 from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
 from .torch_loader import TorchLoader
 from .worker_loader import WorkerLoader
 
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
-ON_ERROR = ("raise", "skip")
 AUTO = ("num_workers", "prefetch_factor")  # keys that also take "auto"
-MOST_WORKERS = 64  # per core: more cannot help, not even workers that only wait for a network
+MOST_WORKERS_PER_CORE = 64  # more cannot help, even if they only wait for a network
 
 
 class LoaderConfigError(ValueError):
@@ -51,16 +50,18 @@ class LoaderConfig:
                 f"loader.on_error=skip: loader={self.name} cannot leave out samples, use loader=workers"
             )
         for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
-            value, or_auto = getattr(self, key), ", or auto" if key in AUTO else ""
-            if or_auto and value == "auto":
+            value, takes_auto = getattr(self, key), key in AUTO
+            if takes_auto and value == "auto":
                 continue
             if isinstance(value, str) or not least <= value < math.inf:
+                or_auto = ", or auto" if takes_auto else ""
                 raise LoaderConfigError(f"loader.{key}={value}: give a number from {least}{or_auto}")
         cores = available_cores()
-        if self.num_workers != "auto" and int(self.num_workers) > MOST_WORKERS * cores:
+        most = MOST_WORKERS_PER_CORE * cores
+        if self.num_workers != "auto" and int(self.num_workers) > most:
             raise LoaderConfigError(
                 f"loader.num_workers={self.num_workers}: this process may use {cores} cores, and more than "
-                f"{MOST_WORKERS} workers a core cannot help: give at most {MOST_WORKERS * cores}, or auto"
+                f"{MOST_WORKERS_PER_CORE} workers per core cannot help: give at most {most}, or auto"
             )
 
 
@@ -84,10 +85,15 @@ def build_loader(
 
     `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset
     on the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a
-    thread. There is none on a CPU where workers read: nothing is left to overlap, and the thread would take time from
-    the step. `num_workers="auto"` is chosen while the loader is used, see WorkerLoader; `torch` then takes all
-    available cores. `cached` repeats the first batches of `prefetch`, if it shuffles. `last_batch`: "keep", "drop" or
-    "rollover", see WorkerLoader; None leaves it to `drop_last`. `collate_fn`: makes a batch of a list of samples.
+    thread. On a CPU no thread is added if workers read: there is nothing to copy, and the thread would take time from
+    the step. `cached` repeats the first batches of `prefetch`, if `shuffle` is true.
+    With `num_workers="auto"` a WorkerLoader chooses the number while it is used; `torch` takes all available cores.
+
+    batch_size: per rank.
+    seed, shuffle, rank, world_size, pad, drop_last, last_batch: as WorkerLoader has them.
+    transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
+    collate_fn: makes a batch from a list of samples; by default torch's default_collate.
+
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -95,7 +101,7 @@ def build_loader(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is not one: "
             "give it __len__ and __getitem__, or use torch's own DataLoader"
         )
-    device = present_device(device)
+    device = checked_device(device)
     order: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": shuffle,

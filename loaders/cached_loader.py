@@ -1,7 +1,7 @@
-"""Measures what training costs if data are free: delivers a few batches again and again.
+"""Delivers a few batches again and again, to measure what training costs if data are free.
 
-A loader cannot reach more images/s than this one: the difference is what a better loader could gain (after SPDL's
-headspace analysis). It is for measuring only: the model sees almost none of the data.
+No loader can reach more images/s than this one, so the difference is the most that a better loader could gain (SPDL
+calls this headspace analysis). It is for measuring only: the model sees almost none of the data.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .nested import rows
 
 log = logging.getLogger(__name__)
 
-COUNT = 8  # batches kept: so many that the processor's caches do not make steps look too fast
+COUNT = 8  # batches kept: too many for the processor's caches, which would make steps look too fast
 
 
 class CachedLoader(EpochLoader):
-    """Delivers the first COUNT batches of `loader` in turn; an epoch has as many batches as the loader's.
+    """Delivers the first COUNT batches of `loader` in turn; an epoch has as many batches as one of `loader`.
 
-    `loader` is any loader of this package, over a dataset in the order that the other arguments describe. It is read
-    when the first epoch begins, and then closed. Epochs and state are counted as that loader counts them. Only full
-    batches are kept. They are delivered without a copy, so a step must not write to them.
+    `loader` is any loader of this package; the other arguments are those that it was made with. It is read when the
+    first epoch begins, and then closed. Epochs and state are counted as `loader` would count them. Only full batches
+    are kept. They are delivered without a copy, so a step must not write to them.
     """
 
     def __init__(self, loader: Any, batch_size: int, **order: Any) -> None:
@@ -32,10 +32,11 @@ class CachedLoader(EpochLoader):
         self._cache: list[Any] = []
 
     def stats(self) -> dict[str, Any]:
-        """{"cached": {"batches": how many are kept}}."""
+        """Returns {"cached": {"batches": how many are kept}}."""
         return {"cached": {"batches": len(self._cache)}}
 
     def close(self) -> None:
+        """Drops the batches and closes the loader inside. May be called repeatedly, in any state."""
         super().close()
         self._cache = []
         self._loader.close()

@@ -1,4 +1,4 @@
-"""The base of the loaders that need no engine: torch's, the resident and the cached one."""
+"""The base of the loaders that do not use the engine in workers/: torch's, the resident and the cached one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
-from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source, checked_last_batch
+from .arguments import checked_last_batch
+from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
 
 class EpochLoader(Closeable):
-    """Delivers batches of a map-style dataset in our order; base of the loaders that need no engine.
+    """Delivers batches of a map-style dataset in our order.
 
-    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments that decide the
-    order, `last_batch` among them, are WorkerLoader's.
+    A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments, which decide
+    the order, mean what they mean in WorkerLoader.
     Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
     """
 
@@ -38,8 +39,7 @@ class EpochLoader(Closeable):
             )
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give a number from 1")
-        last_batch = checked_last_batch(last_batch, drop_last)
-        drop_last, rollover = last_batch == "drop", last_batch == "rollover"
+        drop_last, rollover = checked_last_batch(last_batch, drop_last)
         order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad, rollover)
         self.dataset = dataset
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, order.seed, rank, world_size
@@ -51,7 +51,7 @@ class EpochLoader(Closeable):
         self._closed = False
 
     def _prepare(self) -> None:
-        """Is called before each epoch begins, to make what all epochs need. If it raises, the epoch has not begun."""
+        """Makes what all epochs need. It is called before each epoch begins; if it raises, the epoch has not begun."""
 
     def _open(self, epoch: int, first: int) -> Source:
         """Returns the batches of epoch `epoch` from number `first` on."""
@@ -106,7 +106,7 @@ class EpochLoader(Closeable):
         self._end_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is copied and pickled: all but the iterator, and a copy counts its own epochs."""
+        """Returns what is copied and pickled: a copy has no iterator yet, and counts its own epochs."""
         return {**vars(self), "_epochs": copy(self._epochs), "_iterator": None}
 
     def _end_epoch(self) -> None:

@@ -17,22 +17,25 @@ ROOT = Path("/")
 def available_cores(root: Path = ROOT) -> int:
     """Returns how many cores this process may keep busy, at least 1.
 
-    That is the smaller of its affinity and its cgroup's CPU quota (v1 or v2, rounded up), shared equally among the
-    ranks that torchrun started on this machine (LOCAL_WORLD_SIZE). `root` is where /proc and /sys are looked for.
+    That is the smaller of its affinity and its cgroup's CPU quota (v1 or v2, rounded up), divided by the number of
+    ranks that torchrun started on this machine (LOCAL_WORLD_SIZE). `root` is the folder that has proc/ and sys/.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     limits = [len(affinity(0)) if affinity else os.cpu_count() or 1, *_quotas(root)]
     return max(1, math.ceil(min(limits)) // _local_ranks())
 
 
-def available_memory(root: Path = ROOT) -> int:
-    """Returns this rank's share, in bytes, of the memory that is free, or that its cgroup may use if that is less."""
+def available_memory(root: Path = ROOT) -> int | None:
+    """Returns this rank's share, in bytes, of the memory that is free, or of its cgroup's limit if that is less.
+
+    Returns None if the system tells neither.
+    """
     limits: list[float] = list(_memory_limits(root))
     with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 limits.append(1024 * int(line.split()[1]))
-    return int(min(limits, default=2**32)) // _local_ranks()
+    return int(min(limits)) // _local_ranks() if limits else None
 
 
 def _local_ranks() -> int:
@@ -41,13 +44,14 @@ def _local_ranks() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yields the cores that each CPU quota amounts to."""
+    """Yields each CPU quota, in cores."""
     for values in _limits(root, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         if len(values) == 2 and min(values) > 0:
             yield values[0] / values[1]
 
 
 def _memory_limits(root: Path) -> Iterator[float]:
+    """Yields each memory limit, in bytes."""
     for values in _limits(root, "memory.max", "memory.limit_in_bytes"):
         yield from values
 
@@ -64,7 +68,7 @@ def _limits(root: Path, v2: str, *v1: str) -> Iterator[list[float]]:
         _, controllers, path = parts
         names = v1 if controllers else (v2,)
         folder = root / "sys/fs/cgroup" / controllers
-        # In a container the path may be the host's, which is not there: then the folder itself has the limit.
+        # In a container the path may be the host's, which does not exist here: then `folder` itself has the limit.
         for group in (Path(path), *Path(path).parents):
             with suppress(OSError, ValueError):  # no such file, or "max": no limit
                 content = " ".join((folder / str(group).lstrip("/") / name).read_text() for name in names)

@@ -1,4 +1,4 @@
-"""Nested batches: find their tensors, and replace them without changing the structure around them.
+"""Finds the tensors in a nested batch, and replaces them without changing the structure around them.
 
 Dicts, lists, tuples, namedtuples, dataclasses, and other mappings and sequences are walked and keep their types.
 An object with a `.to` method (a PackedSequence, a tokenizer's batch) moves itself. Everything else stays as it is.
@@ -77,7 +77,7 @@ def rows(batch: Any) -> int:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements fill a range of memory without gaps or overlaps, in any order of dimensions."""
+    """Returns whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if size != 1 and stride != expected:
@@ -87,7 +87,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _refilled(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """Returns a copy of a mutable container, attributes included, with the given values under its keys."""
+    """Returns a copy of a mutable container, attributes included, with the values of `items` under their keys."""
     clone = copy.copy(batch)
     for key, value in items:
         clone[key] = value

@@ -6,24 +6,24 @@ samples costs as little as any other, a resumed epoch starts at its batch at onc
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from .arguments import checked_seed
 from .randomness import fold, mix
 
-ROUNDS = 6
-BLOCK = 4096  # samples whose indices are computed together: numpy's calls cost more than its arithmetic
+ROUNDS = 6  # of the Feistel network
+BLOCK = 4096  # samples whose indices are computed together, because a numpy call costs more than its arithmetic
 
 
 def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
-    """Maps `positions` by the permutation of 0..length-1 that `key` (uint64) selects; returns int64.
+    """Returns `positions`, mapped by the permutation of 0..length-1 that `key` (uint64) selects, as int64.
 
-    A Feistel network (Luby and Rackoff, 1988) permutes the next even number of bits. A result outside the range is
-    permuted again until it is inside ("cycle walking", Black and Rogaway, 2002), less than four times on average.
+    A Feistel network (Luby and Rackoff, 1988) permutes all integers of an even number of bits, the smallest that can
+    hold length - 1. A result outside the range is permuted again until it is inside ("cycle walking", Black and
+    Rogaway, 2002), less than four times on average.
     """
     half = np.uint64(max(3, ((length - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -41,29 +41,19 @@ def permute(positions: np.ndarray, length: int, key: np.ndarray) -> np.ndarray:
     return out.astype(np.int64)
 
 
-def checked_seed(seed: Any) -> int:
-    """Returns the seed as an int; takes numpy's integers too. Raises ValueError."""
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**64:
-        raise ValueError(f"seed={seed!r}: give an integer from 0 to 2^64 - 1")
-    return number
-
-
 @dataclass(frozen=True)
 class Order:
-    """The batches of every epoch, as one rank of `world_size` sees them.
+    """The batches of every epoch, for one rank of `world_size`.
 
     The global batch has batch_size * world_size samples, and rank r takes its r-th part. A short last global batch is
     dropped (`drop_last`) or split among the ranks. If it does not divide evenly, `pad` fills it up with the epoch's
     first samples, so that all ranks get the same number of batches and rows; without `pad`, each sample goes to
     exactly one rank.
-    With `rollover`, batches are cut from the endless concatenation of the epochs, after Gluon: global batch k of the
-    run has the samples k * global_batch_size to (k + 1) * global_batch_size of it, and is a batch of the epoch in
-    which it ends. So the samples left over at the end of an epoch begin the next epoch's first batch, every batch is
-    full, and the number of batches differs by one between epochs. Nothing is stored for this either.
+
+    With `rollover` (an idea from Gluon) the samples left over at the end of an epoch begin the next epoch's first
+    batch: the epochs are joined into one endless sequence, which is cut into global batches, and a batch belongs to
+    the epoch in which it ends. So every batch is full, and one epoch may have one batch more than another.
+
     Raises ValueError for a seed or a rank out of range.
     """
 
@@ -108,7 +98,7 @@ class Order:
 
     @property
     def has_batches(self) -> bool:
-        """Whether any epoch has one."""
+        """Whether any epoch has a batch."""
         return self.length > 0 if self.rollover else len(self) > 0
 
     def carried(self, epoch: int) -> int:
@@ -118,8 +108,8 @@ class Order:
     def positions(self, number: int, epoch: int = 0) -> np.ndarray:
         """Returns the positions in the epoch, int64, of the rows of this rank's batch `number`.
 
-        They count from 0. With `rollover`, negative ones are rows of earlier epochs: -1 is the last one of the epoch
-        before. Without it they are the same in all epochs.
+        Positions count from 0. With `rollover`, negative ones are in earlier epochs: -1 is the last position of the
+        epoch before. Without it, a batch has the same positions in all epochs.
         """
         first = number * self.global_batch_size - self.carried(epoch)
         rest = self.length - first
@@ -129,19 +119,19 @@ class Order:
         start, stop = self._share(rest)
         return np.arange(first + start, first + stop, dtype=np.int64) % self.length
 
-    def places(self, epoch: int, positions: np.ndarray) -> tuple[int | np.ndarray, np.ndarray]:
-        """Returns the epochs of rows, and their positions in those; `epoch` as it is if they all belong to it.
+    def origins(self, epoch: int, positions: np.ndarray) -> tuple[int | np.ndarray, np.ndarray]:
+        """Returns the epochs that rows come from, and their positions there; just `epoch` if all rows come from it.
 
-        Random numbers are keyed by these, so a row has the same ones in whichever epoch's batch it is delivered.
+        Random numbers are keyed by these, so that they do not depend on which epoch's batch delivers the row.
         """
-        if not self.rollover or not len(positions) or positions[0] >= 0:  # they ascend
+        if not self.rollover or not len(positions) or positions[0] >= 0:  # positions ascend
             return epoch, positions
         offsets, positions = np.divmod(positions, self.length)
         return epoch + offsets, positions
 
     def indices(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Returns the dataset indices, int64, at `positions` of epoch `epoch`."""
-        epochs, positions = self.places(epoch, positions)
+        epochs, positions = self.origins(epoch, positions)
         if not self.shuffle:
             return positions
         if not isinstance(epochs, np.ndarray):
@@ -163,9 +153,9 @@ class Order:
             yield from zip(numbers, positions, np.split(indices, ends[:-1]), strict=True)
 
     def samples_before(self, number: int) -> int:
-        """Returns how many samples all ranks together have received of an epoch's batches before batch `number`.
+        """Returns how many samples an epoch's batches before batch `number` have, those of all ranks together.
 
-        With `rollover`, those carried over from earlier epochs count too: they are rows of the first batch.
+        With `rollover`, samples carried over from earlier epochs count too: they are rows of the first batch.
         """
         return min(number * self.global_batch_size, self.length)
 

@@ -1,18 +1,17 @@
 """Keeps the whole dataset on the device, and gathers and augments each batch there, by whole-batch operations.
 
-Nothing is read, collated or copied while training, so no loader is faster for data that fit: after airbench's
-CifarLoader (Keller Jordan). Only a batch's indices and random numbers are copied, and the host does not wait for that.
+No sample is read, collated or copied while training, so no loader is faster if the data fit. Only a batch's indices
+and random numbers are copied, and the host does not wait for that. The idea is from airbench's CifarLoader (Keller
+Jordan).
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ import torch
 from torch.utils.data import default_collate
 
 from .epoch_loader import EpochLoader, IteratorSource
+from .machine import available_memory
 from .nested import move, tensors
-from .preload.device_copy import present_device
+from .preload.device_copy import checked_device
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
 from .workers.reader import Reader, offers, spec_of
@@ -31,20 +31,22 @@ from .workers.tasks import Task
 log = logging.getLogger(__name__)
 
 Augment = Callable[[Any, Random], Any]
-MEMINFO = Path("/proc/meminfo")
 
 
 class ResidentLoader(EpochLoader):
     """Batches on `device` of a map-style dataset that is loaded there once, when the first epoch begins.
 
     A dataset may offer
-    - `arrays()` -> {"image": uint8 (N, ...), "label": int64 (N,)}: what its samples are made of, one row per sample;
+    - `arrays()` -> {"image": uint8 (N, ...), "label": int64 (N,)}: all samples as arrays, one row per sample;
     - `augment_batch(batch, random)`: turns rows of those arrays, gathered on the device (B, ...), into samples.
       `random` is a `loaders.Random` with a stream per row, keyed as for `read_batch`, or None for no augmentation.
 
-    Any other dataset is read once through `read_batch` or `__getitem__`: what it draws at random is drawn only then.
-    `augment`: True for the dataset's own, a callable (batch, random) -> batch that gets the gathered rows as they are
-    stored, or False or None for none.
+    Any other dataset is read once, by `read_batch` or `__getitem__`, and keeps the random numbers drawn then.
+
+    augment: True calls the dataset's `augment_batch`; a callable (batch, random) -> batch is called instead of it,
+        with the gathered rows; False or None: no augmentation.
+    The other arguments mean what they mean in WorkerLoader.
+
     Raises MachineFull if the dataset needs more memory than is free, RuntimeError for a device that does not exist,
     ValueError for samples that do not have the same fields. `iter()` raises the dataset's own errors.
     """
@@ -66,41 +68,41 @@ class ResidentLoader(EpochLoader):
         super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
         if not (augment is None or isinstance(augment, bool) or callable(augment)):
             raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
-        self.device = present_device(device)
+        self.device = checked_device(device)
         own = getattr(dataset, "augment_batch", None) if offers(dataset, "arrays") else None
         self._augment: Augment | None = own if augment is True else augment or None
         if not augment and own is not None:
             self._augment = lambda batch, _: own(batch, None)
-        self._set: Any = None  # as a batch, with one row per sample of the dataset
+        self._samples: Any = None  # all samples on the device, as one batch
 
     def stats(self) -> dict[str, Any]:
         """Returns {"resident": {"bytes": size of the dataset on the device}}."""
-        return {"resident": {"bytes": sum(tensor.nbytes for tensor in tensors(self._set))}}
+        return {"resident": {"bytes": sum(tensor.nbytes for tensor in tensors(self._samples))}}
 
     def close(self) -> None:
         """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
-        if self._set is not None and self.device.type == "cuda":
+        if self._samples is not None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a gather may still be running on another stream
-        self._set = None
+        self._samples = None
 
     def _prepare(self) -> None:
-        if self._set is None and len(self):
-            self._set = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
+        if self._samples is None and len(self):
+            self._samples = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
 
     def _open(self, epoch: int, first: int) -> IteratorSource:
-        # A map, because a generator would end at its first error.
+        # Not a generator: it could not continue after an error.
         return IteratorSource(map(partial(self._batch, epoch), self._order.batches(epoch, first)))
 
     def _batch(self, epoch: int, task: tuple[int, np.ndarray, np.ndarray]) -> tuple[int, Any]:
         number, positions, indices = task
-        places = torch.from_numpy(indices)
+        wanted = torch.from_numpy(indices)
         if self.device.type == "cuda":
-            places = places.pin_memory()  # from pageable memory the copy would be synchronous
-        places = places.to(self.device, non_blocking=True)
-        batch = move(self._set, lambda rows: rows.index_select(0, places))
+            wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
+        wanted = wanted.to(self.device, non_blocking=True)
+        batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
-            batch = self._augment(batch, Random(self.seed, *self._order.places(epoch, positions), indices))
+            batch = self._augment(batch, Random(self.seed, *self._order.origins(epoch, positions), indices))
         return number, batch
 
     def _from_arrays(self) -> dict[str, torch.Tensor]:
@@ -114,7 +116,7 @@ class ResidentLoader(EpochLoader):
                     f"{kind}.arrays() has {name!r} of shape {tuple(field.shape)}, and {kind} has {length:,} samples: "
                     "give one row per sample"
                 )
-        # Arrays that are on the device already are used in place, and need no more memory.
+        # Arrays that are already on the device are used as they are, and need no more memory.
         self._check_room(sum(field.nbytes for field in fields.values() if field.device != self.device))
         return {name: field.to(self.device) for name, field in fields.items()}
 
@@ -122,20 +124,20 @@ class ResidentLoader(EpochLoader):
         """Reads all samples, in the dataset's order, a batch at a time."""
         length, step = len(self.dataset), self._order.batch_size
         reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
-        whole, fields = None, ""
-        # The first batch has one sample, to learn its size.
+        whole, structure = None, ""
+        # The first sample is read alone, to learn how much memory all of them need.
         for start, stop in pairwise([0, *range(1, length, step), length]):
             task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
             with preserved_globals():  # the model's own draws must not change with the loader
                 part = reader.read(task, BatchBuffer()).batch
-            names = repr(move(part, lambda _: "tensor"))
+            this_structure = repr(move(part, lambda _: "tensor"))
             if whole is None:
-                whole, fields = self._make_room(part), names
+                whole, structure = self._make_room(part), this_structure
                 warn_of_reading_once(type(self.dataset).__name__)
-            if names != fields:
+            if this_structure != structure:
                 raise ValueError(
-                    f"samples {start} to {stop - 1} are {names} where sample 0 is {fields}: loader=resident needs "
-                    "samples of the same fields in the same order"
+                    f"samples {start} to {stop - 1} are {this_structure} where sample 0 is {structure}: "
+                    "loader=resident needs samples of the same fields in the same order"
                 )
             for number, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
                 if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
@@ -169,15 +171,11 @@ class ResidentLoader(EpochLoader):
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Returns the bytes of memory that are free on `device`, or None if the system does not say."""
+    """Returns the bytes of memory that this process may still use on `device`; None if the system does not tell."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # the allocator's, unused
-        return torch.cuda.mem_get_info(device)[0] + cached
-    try:
-        available = re.search(r"MemAvailable:\s+(\d+) kB", MEMINFO.read_text()) if device.type == "cpu" else None
-    except OSError:  # not Linux
-        return None
-    return int(available[1]) * 1024 if available else None
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # in torch's allocator
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return available_memory() if device.type == "cpu" else None
 
 
 @cache
@@ -190,7 +188,7 @@ def _as_tensor(array: Any) -> torch.Tensor:
 
 
 def _others(batch: Any) -> Iterator[Any]:
-    """Yields everything in the batch that is not a tensor."""
+    """Yields each value in the batch that is not a tensor."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):

@@ -1,4 +1,4 @@
-"""The loaders' order as samplers, which other loaders can use too; and functions for users' samplers."""
+"""Samplers that give a loader's order to other loaders, and functions for samplers that users pass in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .order import Order
 
 
 class OrderSampler:
-    """A loader's order as a sampler, which other loaders can use too: this rank's indices, epoch by epoch.
+    """A loader's order as a sampler: this rank's indices, epoch by epoch.
 
-    Each `iter()` is the next epoch, unless `set_epoch` says otherwise. Iterating it does not affect the loader that it
-    belongs to.
+    Each `iter()` gives the next epoch, from 0, or the one that `set_epoch` named. The loader that it belongs to does
+    not use this count, so other loaders may iterate the sampler.
     """
 
     def __init__(self, order: Order) -> None:
@@ -43,7 +43,7 @@ class OrderSampler:
 
 
 class OrderBatchSampler(BatchSampler):
-    """A batch sampler that passes `set_epoch` on to its sampler. Libraries rebuild it around their own sampler."""
+    """A BatchSampler that passes `set_epoch` on to its sampler, also after a library rebuilt it around another one."""
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`."""
@@ -58,7 +58,7 @@ def pass_on_epoch(epoch: int, *samplers: Any) -> None:
 
 
 def length_of(sampler: Any) -> int:
-    """Returns the sampler's length, or a very large number if it has none."""
+    """Returns the sampler's length, or sys.maxsize if it has none."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
@@ -66,7 +66,7 @@ def length_of(sampler: Any) -> int:
 
 
 def own_generator_of(*samplers: Any) -> str | None:
-    """Returns the name of the first attribute that is a random generator, of the samplers or those inside them."""
+    """Returns "Class.attribute" of the first random generator in the samplers and those inside them, or None."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     for sampler in _with_inner(samplers):
         for name, value in getattr(sampler, "__dict__", {}).items():
@@ -76,7 +76,7 @@ def own_generator_of(*samplers: Any) -> str | None:
 
 
 def check_resumable(*samplers: Any) -> None:
-    """Raises ValueError for samplers with a random generator of their own."""
+    """Raises ValueError if a sampler holds a random generator, whose state the loader could not save."""
     if generator := own_generator_of(*samplers):
         raise ValueError(
             f"{generator} is a random generator, and the loader cannot save its state: leave it out (the loader "
@@ -85,7 +85,7 @@ def check_resumable(*samplers: Any) -> None:
 
 
 def _with_inner(samplers: Iterable[Any]) -> Iterator[Any]:
-    """Yields each sampler once, and after it the samplers inside it."""
+    """Yields each sampler, followed by the samplers inside it; none of them twice."""
     seen: set[int] = set()
     for sampler in samplers:
         while sampler is not None and id(sampler) not in seen:

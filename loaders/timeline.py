@@ -1,4 +1,4 @@
-"""What a run's workers, preloader, device and training loop did and when: recorded for a while, for a picture.
+"""Records what a run's workers, preloader, device and training loop do and when, for a picture.
 
 All times are those of time.perf_counter, which all processes of a machine share on Linux.
 """
@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-TRAINING, PRELOADER, COPY_STREAM, GPU = "training loop", "preloader", "copy stream", "GPU"  # lanes, beside "worker 0"
+# The lanes of a timeline; each worker has one too, such as "worker 0".
+TRAINING, PRELOADER, COPY_STREAM, GPU = "training loop", "preloader", "copy stream", "GPU"
 
 
 class Work(NamedTuple):
-    """When a worker began to read a batch, and what it took, in seconds."""
+    """When a worker began to read a batch, and how long it took, in seconds."""
 
     began: float = 0.0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # in which its thread computed
-    queued_seconds: float = 0.0  # in which it waited for a core; in the rest it waited for a disk or a lock
-    collate_seconds: float = 0.0  # at the end, part of `seconds`
-    wait_seconds: float = 0.0  # since it finished the batch before
+    cpu_seconds: float = 0.0  # the part in which its thread computed
+    queued_seconds: float = 0.0  # the part in which it waited for a core; in the rest it waited for a disk or a lock
+    collate_seconds: float = 0.0  # the part, at the end, in which it collated
+    wait_seconds: float = 0.0  # between the batch before and this one
 
 
 class WorkClock:
-    """Times a worker's batches; a thread may use its own clock only."""
+    """Times a worker's batches. Each thread needs its own."""
 
     def __init__(self) -> None:
         self._idle_from = time.perf_counter()
@@ -45,36 +46,40 @@ class WorkClock:
 
 
 class _SchedulerClock:
-    """How long the calling thread has computed, and how long it was ready to and had no core, in seconds.
+    """Tells how long the calling thread has computed, and how long it has waited for a core, in seconds.
 
-    The latter is 0 where the system does not tell. A read takes about 2 us.
+    The second is 0 where the system does not tell it. A read takes about 2 us.
     """
 
     def __init__(self) -> None:
         self._thread, self._fd, self._owner = 0, -1, 0
 
     def read(self) -> tuple[float, float]:
-        if self._thread != threading.get_native_id():  # in a forked process too
+        if self._thread != threading.get_native_id():  # of another thread, or of the process that forked this one
+            self._close()
             self._open()
         queued = b"0"
-        with suppress(OSError, ValueError):
-            _, queued, _ = os.pread(self._fd, 100, 0).split()  # the first is as old as the last scheduler tick
+        with suppress(AttributeError, OSError, ValueError):  # Windows has no pread
+            # Not the first value, the thread's time on a core: it changes only at the scheduler's ticks.
+            _, queued, _ = os.pread(self._fd, 100, 0).split()
         return time.thread_time(), int(queued) / 1e9
 
     def _open(self) -> None:
-        self.__del__()
         self._thread, self._fd, self._owner = threading.get_native_id(), -1, os.getpid()
-        with suppress(OSError):  # no Linux, or a sandbox
+        with suppress(OSError):  # not Linux, or a sandbox
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def _close(self) -> None:
+        if self._fd >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another file
+            with suppress(OSError):
+                os.close(self._fd)
 
     def __reduce__(self) -> Any:
         """Makes a copy open its own file."""
         return _SchedulerClock, ()
 
     def __del__(self) -> None:
-        if self._fd >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another
-            with suppress(OSError):
-                os.close(self._fd)
+        self._close()
 
 
 class Span(NamedTuple):
@@ -84,18 +89,18 @@ class Span(NamedTuple):
     activity: str
     start: float
     end: float
-    batch: tuple[int, int] | None  # its epoch and its number there
+    batch: tuple[int, int] | None  # the batch's epoch, and its number in the epoch
 
 
 class Timeline:
-    """Records spans from the start of a run, until `close`; keeps those that end after `begin`.
+    """Records spans until `close`, and keeps those that end after `begin`.
 
-    Loaders and a StepTimer that have a timeline add to it, in any thread.
+    Set it as the `timeline` of a loader and give it to a StepTimer; both add spans, from any thread.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.delivered: tuple[int, int] | None = None  # the batch that the training loop received last
-        self.start, self.end = 0.0, float("inf")  # what is recorded
+        self.start, self.end = 0.0, float("inf")  # of the recording
         self._spans: list[Span] = []
         self._device_spans: list[tuple[str, str, Any, Any, tuple[int, int] | None]] = []
         self._zero: tuple[float, Any] | None = None  # the same moment on the host's clock and on the device's
@@ -128,7 +133,7 @@ class Timeline:
             self._device_spans.append((lane, activity, start, end, batch))
 
     def begin(self) -> None:
-        """Drops what has ended: from now on everything is kept."""
+        """Begins the recording: spans that have ended by now are left out."""
         self.start = time.perf_counter()
 
     def close(self) -> None:
@@ -137,7 +142,7 @@ class Timeline:
             self.end = time.perf_counter()
 
     def spans(self) -> list[Span]:
-        """Returns all that was going on between `begin` and `close`, in the order of time. Waits for the device."""
+        """Returns the spans between `begin` and `close`, sorted by their start. Waits for the device."""
         spans = list(self._spans)
         if self._zero is not None:
             torch.cuda.synchronize()

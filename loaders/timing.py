@@ -32,11 +32,11 @@ class Window:
     images: int
     seconds: float
     wait_seconds: float
-    worst_wait_fraction: float | None = None  # of several processes, the share of the one that waited most
+    worst_wait_fraction: float | None = None  # of several processes: data_wait_fraction of the one that waited most
 
     @classmethod
     def of_processes(cls, windows: Sequence[Window]) -> Window:
-        """The same steps in several processes: their images are added up, their times averaged."""
+        """Returns the totals of several processes over the same steps: images are summed, times averaged."""
         if len(windows) == 1:
             return windows[0]
         seconds, waits = (
@@ -64,20 +64,20 @@ class Window:
 
 
 class _Moment(NamedTuple):
-    """Now on the host's clock and, on CUDA, on the stream of the steps."""
+    """A moment: the host's clock and, on CUDA, an event on the steps' stream."""
 
     host: float
     event: Any
 
     def until(self, later: _Moment) -> float:
-        """Returns the seconds between the two, on the device if there is one."""
+        """Returns the seconds until a later moment, by the device's clock if there are events."""
         if self.event is not None:
             return float(self.event.elapsed_time(later.event)) / 1000
         return later.host - self.host
 
 
 class StepTimer:
-    """Times the steps of a run; the first `warmup_steps` count in no window unless there are no others.
+    """Times the steps of a run; the first `warmup_steps` are left out, but a window of only those has its last step.
 
     Usage: `for batch in timer.batches(loader): step(batch)`, and `timer.window()` at log points. `timeline` records
     the `timeline_steps` steps that come after the warm-up.
@@ -90,15 +90,19 @@ class StepTimer:
         self._warmup_steps = warmup_steps
         self._timeline, self._timeline_steps = timeline, timeline_steps
         self._steps = 0  # of all epochs, the warm-up included
-        self._step: tuple[_Moment, _Moment, int] | None = None  # asked, ready, images
-        self._pending: list[tuple[_Moment, _Moment, _Moment, int]] = []  # asked, ready, ended, images
+        self._step: tuple[_Moment, _Moment, int] | None = None  # the current one: asked, ready, images
+        self._pending: list[tuple[_Moment, _Moment, _Moment, int]] = []  # not read yet: asked, ready, ended, images
         self._wait, self._total, self._images = array("d"), array("d"), array("q")
         self._window_start = self._epoch_start = 0
         self.first_batch_seconds: float | None = None
         self.epoch_first_batch_seconds = 0.0
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The loader's next epoch. Its first batch's time, starting workers included, is kept apart as well."""
+        """Yields the batches of the loader's next epoch, and times its steps.
+
+        `epoch_first_batch_seconds` is then the time to the epoch's first batch, which includes starting workers;
+        `first_batch_seconds` is that of the run's first epoch.
+        """
         self._resolve()
         self._epoch_start = len(self._total)
         began, asked = time.perf_counter(), self._mark()
@@ -110,14 +114,15 @@ class StepTimer:
                 self.first_batch_seconds = self.first_batch_seconds or self.epoch_first_batch_seconds
             try:
                 yield batch
-            finally:  # the last step of a loop that breaks off counts like any other
+            finally:  # if the loop breaks off, its last step counts too
                 del batch
                 asked = self.end_step()
 
     def window(self) -> Window:
-        """The steps since the last call, the present one included, which ends here: what is logged next is not timed.
+        """Ends the current step, and returns the steps since the last call.
 
-        On CUDA this waits for the device, as the two below do.
+        So writing to the log afterwards belongs to no step. On CUDA this waits for the device, as do all methods below
+        that return figures.
         """
         self.end_step()
         self._resolve()
@@ -125,22 +130,22 @@ class StepTimer:
         return self._sum(start)
 
     def epoch(self) -> Window:
-        """The steps since `batches` was called."""
+        """Returns the steps since `batches` was called."""
         self._resolve()
         return self._sum(self._epoch_start)
 
     def run(self) -> Window:
-        """All steps."""
+        """Returns all steps but the warm-up."""
         self._resolve()
         return self._sum(0)
 
     def whole(self) -> Window:
-        """All steps, the warm-up included."""
+        """Returns all steps, the warm-up included."""
         self._resolve()
         return Window(len(self._total), sum(self._images), sum(self._total), sum(self._wait))
 
     def summary(self, total: Window) -> dict[str, Any]:
-        """The run's figures as summary.json has them; a step's milliseconds are percentiles, waiting included.
+        """Returns a run's figures, as summary.json has them; `step_ms_p50` and `step_ms_p95` include waiting.
 
         `total` is what `run` returned, or the totals of several processes.
         """
@@ -155,7 +160,7 @@ class StepTimer:
         }
 
     def step_ms(self, *percentiles: float, part: str = "step") -> list[float]:
-        """Percentiles of milliseconds: of a whole "step", or of its "waiting" or its "computing"."""
+        """Returns percentiles of the steps' milliseconds: of a whole "step", its "waiting" or its "computing"."""
         self._resolve()
         first = self._steady(0)
         total, wait = (np.asarray(times[first:] or [0.0]) for times in (self._total, self._wait))
@@ -163,7 +168,7 @@ class StepTimer:
         return [1000 * float(value) for value in np.percentile(durations, percentiles)]
 
     def quartiles(self, images_per_second: float) -> list[float]:
-        """Quartiles of the speed over parts of the run, scaled to a mean of `images_per_second`."""
+        """Returns the quartiles of the speeds of the run's parts, scaled to a mean of `images_per_second`."""
         self._resolve()
         first, last = self._steady(0), len(self._total)
         if first >= last:
@@ -174,7 +179,7 @@ class StepTimer:
         return [images_per_second / mean * float(speed) for speed in np.percentile(speeds, (25, 50, 75))]
 
     def _steady(self, start: int) -> int:
-        """`start`, or the first later step that is no warm-up; at least the last step is left."""
+        """Returns `start`, or the first step after the warm-up if that is later; the last step if all are warm-up."""
         return max(start, min(self._warmup_steps, len(self._total) - 1))
 
     def _sum(self, start: int) -> Window:
@@ -183,7 +188,7 @@ class StepTimer:
         return Window(steps, sum(self._images[start:]), sum(self._total[start:]), sum(self._wait[start:]))
 
     def end_step(self) -> Any:
-        """Ends the present step, unless that was done, and returns now: what follows belongs to no step."""
+        """Ends the current step, if one is running, and returns the present moment."""
         now = self._mark()
         if self._step is not None:
             asked, ready, images = self._step
@@ -213,6 +218,7 @@ class StepTimer:
         return _Moment(time.perf_counter(), event)
 
     def _resolve(self) -> None:
+        """Turns the moments of the pending steps into seconds. On CUDA it waits for the last of them."""
         if self._on_cuda and self._pending:
             self._pending[-1][2].event.synchronize()
         for asked, ready, ended, images in self._pending:

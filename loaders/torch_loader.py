@@ -1,8 +1,8 @@
 """The stock torch.utils.data.DataLoader with its best settings: the baseline that others are compared with.
 
-A thin adapter: order, epochs and state are ours (a batch sampler); fetching, workers, collating and pinning are
-torch's. The dataset's random numbers are seeded once per batch from (seed, epoch, batch), so that its bytes do not
-depend on the number of workers, and a resumed epoch continues with the same bytes.
+A thin adapter: order, epochs and state are ours (through a batch sampler); fetching, workers, collating and pinning
+are torch's. The global random generators are seeded once per batch from (seed, epoch, batch number, rank). So a
+batch's bytes do not depend on the number of workers, and a resumed epoch continues with the same bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .epoch_loader import EpochLoader
 from .order import Order
 from .randomness import fold, preserved_globals, seed_globals
 from .timeline import Timeline, Work, WorkClock
+from .workers.reader import warn_of_unseeded_reading
 from .workers.stats import Stats
-from .workers.thread_pool import warn_of_unseeded_reading
 
 
 class TorchLoader(EpochLoader):
     """Batches of a map-style dataset, on the host, as torch's default collate makes them.
 
-    One iterator at a time: `iter()` ends the previous one. `persistent_workers` is on: workers are started once.
+    `iter()` ends the previous iterator. Workers are started once, and serve all epochs. The arguments mean what they
+    mean in DataLoader and WorkerLoader.
     Raises what DataLoader raises; `next()` raises a dataset's error with the worker's traceback.
     """
 
@@ -55,18 +56,18 @@ class TorchLoader(EpochLoader):
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
-        self.timeline: Timeline | None = None  # set before an epoch, it records what the workers do from then on
+        self.timeline: Timeline | None = None  # records what the workers do; set it before an epoch
         self._stats = Stats(active_workers=max(1, num_workers))
         self._source: _TorchSource | None = None
         self._loader: DataLoader[Any] | None = self._stock_loader()
 
     def _stock_loader(self) -> DataLoader[Any]:
-        self._batches, self._seeded = _KeyedBatches(self._order), _Seeded(self.dataset)
+        self._batches, self._seeded = _KeyedBatches(self._order), _SeededDataset(self.dataset)
         return DataLoader(
             self._seeded,
             batch_sampler=self._batches,
             collate_fn=self._collate,
-            generator=torch.Generator(),  # without one, every epoch would draw from the global generator
+            generator=torch.Generator(),  # else DataLoader would draw from the global generator in every epoch
             multiprocessing_context=default_context() if self._settings["num_workers"] else None,
             **self._settings,
         )
@@ -86,24 +87,24 @@ class TorchLoader(EpochLoader):
         return self._source
 
     def stats(self) -> dict[str, Any]:
-        """Returns {"workers": totals}, see loaders.workers.stats, as far as the stock loader shows them."""
+        """Returns {"workers": totals}, see loaders.workers.stats; those that the stock loader does not show are 0."""
         return {"workers": self._stats.as_dict()}
 
     def close(self) -> None:
-        """Stops the workers, also those that hang. May be called repeatedly."""
+        """Stops the workers, also those that hang. May be called repeatedly, in any state."""
         super().close()
-        workers = getattr(self._loader, "_iterator", None)  # persistent ones; torch has no public way to end them
-        if workers is not None:
+        iterator = getattr(self._loader, "_iterator", None)  # has the workers; torch has no public way to stop them
+        if iterator is not None:
             if self._source is not None and self._source.is_waiting:
-                for worker in workers._workers:  # the waiting thread gets an error, and shuts the rest down
+                for worker in iterator._workers:  # the waiting thread gets an error, and shuts the rest down
                     worker.terminate()
-            else:  # ask them to exit: a worker killed while it holds a lock that we share would block us
-                workers._shutdown_workers()
+            else:  # ask them to exit: if a worker is killed while it holds a shared lock, this process hangs
+                iterator._shutdown_workers()
         self._loader = None
 
 
 class _TorchSource:
-    """One epoch. If it is closed while a thread waits for a batch, that thread shuts the workers down."""
+    """One epoch's batches. If it is closed while a thread waits in `next`, that thread shuts the workers down."""
 
     def __init__(self, batches: Any, epoch: int, stats: Stats, timeline: Timeline | None) -> None:
         self._batches, self._epoch = batches, epoch
@@ -135,19 +136,19 @@ class _TorchSource:
         self._closed = True
 
 
-class _Numbered(list[Any]):
-    """A batch's dataset indices or samples, with its number in the epoch and the key of its random numbers."""
+class _KeyedList(list[Any]):
+    """A batch's dataset indices, or its samples, with its number in the epoch and the key of its random numbers."""
 
     def __init__(self, items: Iterable[Any], number: int, key: int, clock: WorkClock | None = None) -> None:
         super().__init__(items)
         self.number, self.key, self.clock = number, key, clock
 
 
-def _collate(collate_fn: Callable[[list[Any]], Any], samples: _Numbered) -> tuple[int, Any, int, Work]:
-    """Returns the batch with its number, the worker that read it, and what that took."""
+def _collate(collate_fn: Callable[[list[Any]], Any], samples: _KeyedList) -> tuple[int, Any, int, Work]:
+    """Returns the batch with its number, the worker that read it, and how long that took."""
     began, clock, info = time.perf_counter(), samples.clock, get_worker_info()
     batch = collate_fn(list(samples))
-    assert clock is not None  # samples come from _Seeded
+    assert clock is not None  # samples come from _SeededDataset
     work = clock.end(time.perf_counter() - began)
     return samples.number, batch, 0 if info is None else info.id, work
 
@@ -159,22 +160,22 @@ class _KeyedBatches:
         self._order = order
         self.epoch, self.first = 0, 0
 
-    def __iter__(self) -> Iterator[_Numbered]:
+    def __iter__(self) -> Iterator[_KeyedList]:
         epoch, order = self.epoch, self._order
         for number, _, indices in order.batches(epoch, self.first):
-            yield _Numbered(indices.tolist(), number, int(fold(order.seed, epoch, number, order.rank)))
+            yield _KeyedList(indices.tolist(), number, int(fold(order.seed, epoch, number, order.rank)))
 
 
-class _Seeded(Dataset[Any]):
-    """The dataset, with the global generators seeded from a batch's key while its samples are read."""
+class _SeededDataset(Dataset[Any]):
+    """Reads a dataset's samples, a batch at a time, with the global generators seeded from the batch's key."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
-        self.thread: int | None = None  # the training loop's
+        self.thread: int | None = None  # the one that called iter(): the training loop's
         self._read_all = getattr(dataset, "__getitems__", None)
         self._clock = WorkClock()
 
-    def __getitems__(self, batch: _Numbered) -> _Numbered:
+    def __getitems__(self, batch: _KeyedList) -> _KeyedList:
         self._clock.begin()
         if get_worker_info() is not None:
             seed_globals(batch.key)
@@ -186,12 +187,12 @@ class _Seeded(Dataset[Any]):
         warn_of_unseeded_reading()
         return self._read(batch)
 
-    def _read(self, batch: _Numbered) -> _Numbered:
+    def _read(self, batch: _KeyedList) -> _KeyedList:
         try:
             if self._read_all is not None:
                 samples = self._read_all(list(batch))
             else:
                 samples = [self._dataset[index] for index in batch]
-        except StopIteration as error:  # out of next() it would end the epoch without a word
+        except StopIteration as error:  # raised by next(), it would silently end the epoch
             raise RuntimeError(f"the dataset raised StopIteration while reading {list(batch)}") from error
-        return _Numbered(samples, batch.number, batch.key, self._clock)
+        return _KeyedList(samples, batch.number, batch.key, self._clock)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .arguments import check_arguments
-from .base import Closeable, OptionalMethods, checked_last_batch, missing_attribute
+from .arguments import check_arguments, checked_last_batch, checked_seed
+from .base import Closeable, OptionalMethods, missing_attribute
 from .machine import available_cores
-from .order import Order, checked_seed
+from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
 from .timeline import Timeline
 from .workers.autotune import Tuner
@@ -27,15 +27,15 @@ from .workers.dispatcher import Dispatcher
 from .workers.engine import EpochRunner, UnseededIterator, build_engine, warn_once
 from .workers.stats import Stats
 
-HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers serve, or with a seed none
+HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
 
-AUTO_PREFETCH_FACTOR = 4  # batches a worker: enough that a slow one does not soon keep the others from working
+AUTO_PREFETCH_FACTOR = 4  # batches per worker: while one batch takes long, the other workers can go on
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class SeededMethods(OptionalMethods):
-    """The extra methods of a WorkerLoader with a seed: its order is known, and can be resumed."""
+    """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
 
     def set_epoch(self: Any, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
@@ -45,7 +45,7 @@ class SeededMethods(OptionalMethods):
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
 
-        Raises ValueError where an epoch cannot be resumed: in_order=False, or a sampler with its own generator.
+        Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
         """
         if not self.in_order:
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
@@ -64,22 +64,22 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     """Batches of a map-style dataset, on the host; takes torch's arguments, and:
 
     seed: None for torch's behaviour, an int for ours; not together with `generator`.
-    rank, world_size, pad: this process's share of each global batch (see loaders.order.Order); with a seed.
-    last_batch: "keep" or "drop" in place of drop_last, or "rollover": samples left over at the end of an epoch begin
-        the next one's first batch, so every batch is full (see Order); needs a seed and the loader's own order.
-    num_workers: with a seed also "auto": as many processes or threads as serve the consumer best, found while it is
-        served: at most the cores that this process may use (loaders.machine), or up to 32 workers if they mostly
-        wait, for a disk perhaps. The attribute, and that of get_worker_info(), is then the largest number.
-    prefetch_factor: with a seed also "auto": 4, or less where so many batches would take an eighth of the memory.
-    prefetch_batches: batches loaded ahead in all, in place of prefetch_factor, which counts each worker's.
-    worker_method: "multiprocessing", or "thread" for datasets whose work releases the GIL, or waits.
+    rank, world_size, pad: which part of each global batch this process gets (see loaders.order.Order); need a seed.
+    last_batch: "keep" or "drop" instead of drop_last, or "rollover": samples left over at the end of an epoch begin
+        the next epoch's first batch, so every batch is full (see Order); needs a seed and the loader's own order.
+    num_workers: with a seed also "auto": the number with which the consumer gets its batches fastest, measured while
+        the loader is used. At most the cores that this process may use (loaders.machine), or up to 32 if the workers
+        mostly wait, for a disk for example. `loader.num_workers` and get_worker_info() have the largest number.
+    prefetch_factor: with a seed also "auto": 4, or less if that would take over an eighth of the available memory.
+    prefetch_batches: the total number of batches loaded ahead, instead of prefetch_factor, the number per worker.
+    worker_method: "multiprocessing", or "thread" for datasets that release the GIL while they compute or wait.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
     max_restarts: how often in a row a batch is retried, after the worker that read it died or hung.
 
     With a seed it also has `set_epoch`, `state_dict` and `load_state_dict`: see SeededMethods. And a dataset may offer
     `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor
     (len(indices), *shape) for each field of the spec, `random` is a loaders.Random with a stream per row. Batches lie
-    in shared memory, which is reused when the last tensor in it has died; a batch that you keep never changes.
+    in shared memory, which is reused once no tensor uses it any more; a batch that you keep never changes.
 
     Raises what DataLoader raises, and ValueError for arguments that contradict the above.
     """
@@ -88,9 +88,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
     # does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
-    timeline: Timeline | None = None  # set before an epoch, it records what the workers do from then on
+    timeline: Timeline | None = None  # records what the workers do; set it before an epoch
 
-    _iterators: weakref.WeakSet[Any]  # that are running
+    _iterators: weakref.WeakSet[Any]  # all that exist
     _newest: Callable[[], Any]  # a weak reference to the newest iterator
     _current: Any  # the iterator behind next(loader)
     _stats: Stats | None  # of the newest engine
@@ -132,7 +132,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self._closed = False
         self._forget_iterators()
         check_arguments(self, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
-        # Underscored: Ignite passes all other attributes of a DataLoader to the class, to make another.
+        # Underscored, because Ignite makes another loader by passing all other attributes to the class.
         self._bounds_memory, self._tuner = prefetch_factor == "auto", cast("Tuner | None", None)
         if isinstance(num_workers, str):
             self._tuner = Tuner(available_cores())
@@ -140,8 +140,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             vars(self)["check_worker_number_rationality"] = _nothing  # torch would warn of more workers than cores
         if isinstance(prefetch_factor, str):
             prefetch_factor = AUTO_PREFETCH_FACTOR
-        last_batch = checked_last_batch(last_batch, drop_last)
-        drop_last, rollover = last_batch == "drop", last_batch == "rollover"
+        drop_last, rollover = checked_last_batch(last_batch, drop_last)
         own_order, one_at_a_time = None, persistent_workers
         if self.seed is not None and num_workers == 0:  # arguments that only concern workers are ignored
             prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
@@ -174,7 +173,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             in_order=in_order,
         )
         SeededMethods.give(self, self.seed is not None)
-        if own_order is not None and batch_size is not None:  # past torch, which forbids to set it
+        if own_order is not None and batch_size is not None:  # DataLoader.__setattr__ refuses a new batch_sampler
             vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
         if self.seed is not None:
             self._runner = EpochRunner(self, own_order, one_at_a_time)
@@ -213,30 +212,30 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             current, self._newest = None, _nothing
             raise
         finally:
-            self._current = current  # a subclass's own, perhaps, around the newest
+            self._current = current  # a subclass may have wrapped the newest: keep the wrapper
 
     @property
     def has_pool(self) -> bool:
-        """Whether workers read, and not the thread that asks for a batch."""
+        """Whether workers read the samples, and not the thread that calls next()."""
         return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
 
     @property
     def pins_batches(self) -> bool:
-        """Whether batches are copied into torch's pinned memory: it is asked for, and there is a device for it."""
+        """Whether `next()` copies batches into torch's pinned memory."""
         return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
 
     @property
     def tuner(self) -> Tuner | None:
-        """Chooses how many workers get tasks; None: all do."""
+        """Chooses how many workers get tasks; None: all of them."""
         return self._tuner
 
     @property
     def bounds_memory(self) -> bool:
-        """Whether batches loaded ahead take an eighth of the memory at most."""
+        """Whether the batches loaded ahead may take at most an eighth of the available memory."""
         return self._bounds_memory
 
     def build_engine(self, base_seed: int | None = None) -> Dispatcher:
-        """Builds an engine for the loader's epochs; worker i begins with the seed `base_seed` + i."""
+        """Builds an engine for the loader's epochs; worker i starts with the seed `base_seed` + i."""
         engine = build_engine(self, base_seed)
         self._stats = engine.stats
         return engine
@@ -268,7 +267,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._forget_iterators()
-        if self.seed is not None:  # copy.copy() gives that of the other loader, which runs its own epochs on it
+        if self.seed is not None:  # after copy.copy() they are the other loader's, and each loader needs its own
             self._runner, self._tuner = copy(self._runner), deepcopy(self._tuner)
 
     def _get_iterator(self) -> Any:
@@ -281,12 +280,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         return UnseededIterator(self)
 
     def _follow_length(self) -> None:
+        """Uses the length that the dataset or the sampler has now."""
         if (length := self._runner.samples_now(self)) != self._runner.order.length:
             self._end_epoch()
             self._runner.change_length(self, length)
 
     def _end_epoch(self) -> None:
-        """Ends the newest iterator, unless it has an engine of its own."""
+        """Ends the newest iterator, unless iterators are independent."""
         newest = self._newest()
         if newest is not None and self._runner.one_at_a_time:
             newest.end()

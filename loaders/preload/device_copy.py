@@ -8,11 +8,11 @@ Why there are no races:
 
 What a consumer has to know:
 - The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
-  graph is captured: replays would not wait. Copy the batch into the graph's own input, then replay.
+  graph is captured: replays would not wait. Copy the batch into the graph's input tensor, then replay.
 - While a preloader's thread runs, capture with capture_error_mode="thread_local", as torch.compile does: in the
   default mode, calls made by that thread, such as querying an event, make the capture fail.
 - The memory of a dropped batch is reused when the consumer's stream has finished with it: if the host is n steps
-  ahead of the device, n more batches lie on the device.
+  ahead of the device, the device holds n more batches.
 - autocast, inference_mode and the default device are set per thread: in a preloader's thread, the transform does not
   see the training loop's settings, and has to name its dtypes itself.
 """
@@ -43,41 +43,41 @@ class DeviceCopier:
     """
 
     def __init__(self, device: torch.device | str, transform: Transform | None, side_stream: bool) -> None:
-        self.device = present_device(device)
+        self.device = checked_device(device)
         self.transform = transform
         self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
         self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
-        # Of the host: in the loader's next(), in copying, and in the transform.
+        # How long the host was in the loader's next(), in copying, and in the transform.
         self.wait_seconds = self.copy_seconds = self.transform_seconds = 0.0
         self.timeline: Timeline | None = None
         self._lane = PRELOADER if side_stream else TRAINING
 
     def begin(self) -> None:
-        """Makes the side stream wait for the calling thread's queued work, which may still read memory to reuse."""
+        """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the device the calling thread's current one, because memory is page-locked for the current device."""
+        """Makes `device` current in the calling thread, because memory is page-locked for the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Makes the device and the side stream the calling thread's current ones."""
+        """Makes `device` and the side stream current in the calling thread."""
         with self.on_device(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield
 
     def prepare(
-        self, batch: Any, random: Random, place: tuple[int, int] | None = None
+        self, batch: Any, random: Random, batch_id: tuple[int, int] | None = None
     ) -> tuple[Any, torch.cuda.Event | None]:
         """Returns the transformed batch on the device, and the event of its completion (None without a side stream).
 
-        `place`, its epoch and number, is what a timeline shows. Raises ValueError for a batch on several devices.
+        `batch_id`, its epoch and number, is for the timeline. Raises ValueError for a batch on several devices.
         """
         times, events = [time.perf_counter()], [self._event()]
         try:
             prepared = self._moved(batch)
-        finally:  # copies that were queued before an error read the host batch too
+        finally:  # after an error too, copies that were queued before it read the host batch
             if self.device.type == "cuda":
                 stream = self._stream or torch.cuda.current_stream(self.device)
                 self._copies.append((stream.record_event(), batch))
@@ -92,17 +92,17 @@ class DeviceCopier:
         self.transform_seconds += times[2] - times[1]
         if self.timeline is not None:
             for activity, host, device in zip(("copy", "transform"), pairwise(times), pairwise(events), strict=True):
-                self.timeline.add(self._lane, activity, *host, place)
+                self.timeline.add(self._lane, activity, *host, batch_id)
                 if device[0] is not None:
-                    self.timeline.add_device(COPY_STREAM, activity, *device, place)
+                    self.timeline.add_device(COPY_STREAM, activity, *device, batch_id)
         return prepared, None if self._stream is None else self._stream.record_event()
 
-    def count_wait(self, began: float, place: tuple[int, int]) -> None:
-        """Counts the time since `began`, in which the loader's next batch was awaited."""
+    def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
+        """Counts the time since `began` (time.perf_counter), which the host spent in the loader's next()."""
         now = time.perf_counter()
         self.wait_seconds += now - began
         if self.timeline is not None and self._lane == PRELOADER:
-            self.timeline.add(self._lane, "wait", began, now, place)
+            self.timeline.add(self._lane, "wait", began, now, batch_id)
 
     def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:
         """Makes the calling thread's stream wait until the batch is ready; the host does not wait."""
@@ -120,7 +120,7 @@ class DeviceCopier:
             event.synchronize()
 
     def _event(self) -> torch.cuda.Event | None:
-        """Returns an event of now on the side stream, if a timeline needs one."""
+        """Records an event on the side stream, if a timeline needs one."""
         if self.timeline is None or not self.timeline.is_open or self._stream is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -128,6 +128,7 @@ class DeviceCopier:
         return event
 
     def _moved(self, batch: Any) -> Any:
+        """Returns the batch on the device, or queues its copy there."""
         found = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
         if len(devices := {leaf.device for leaf in found}) > 1:
             where = " and ".join(sorted(map(str, devices)))
@@ -148,7 +149,7 @@ class DeviceCopier:
         return leaf.to(self.device, non_blocking=True)
 
 
-def present_device(device: torch.device | str) -> torch.device:
+def checked_device(device: torch.device | str) -> torch.device:
     """Returns the device, with a number if it is a GPU. Raises RuntimeError if it does not exist."""
     try:
         device = torch.device(device)
@@ -161,8 +162,7 @@ def present_device(device: torch.device | str) -> torch.device:
     number: int | None = device.index  # torch declares that it is never None
     if number is None:
         return torch.device("cuda", torch.cuda.current_device())
-    if number >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    if number >= (count := torch.cuda.device_count()):
         raise RuntimeError(
             f"device={str(device)!r}, but torch finds {count} CUDA devices here: use a number below {count}"
         )
@@ -170,7 +170,7 @@ def present_device(device: torch.device | str) -> torch.device:
 
 
 def _record_stream(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Calls `record_stream` for a tensor of any layout, through the strided tensors that it consists of."""
+    """Calls `record_stream` of a tensor; of a sparse one or a subclass, of the strided tensors inside it."""
     if hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.layout == torch.sparse_coo:

@@ -1,7 +1,7 @@
-"""Loads batches ahead in a thread and copies them on a CUDA stream: they are on the device when a step needs them.
+"""Loads batches ahead in a thread and copies them on a CUDA stream, so that a step finds its batch on the device.
 
-After PreDataLoader and Apex's data_prefetcher.
-Invariant: only one thread at a time uses the loader: while an epoch runs the preloader's, else the consumer's.
+The idea is from PreDataLoader and Apex's data_prefetcher.
+Invariant: only one thread at a time uses the loader: the preloader's while an epoch runs, else the consumer's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import as_index
 from ..background import stop_at_exit
 from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import length_of, pass_on_epoch
@@ -25,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class StateMethods(OptionalMethods):
-    """The extra methods of a Preloader whose loader has them."""
+    """The methods of a Preloader whose loader has them too."""
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the loader's state after the last batch that the consumer received."""
-        if self._epoch is not None and self._is_running() and self._epoch.state is not None:
+        if self._is_running() and self._epoch.state is not None:
             return dict(self._epoch.state)
         if self._last_state is not None:
             return dict(self._last_state)
@@ -44,16 +45,20 @@ class StateMethods(OptionalMethods):
 
 
 class Preloader(Closeable):
-    """Batches of `loader` on `device`, `depth` of them prepared ahead by a thread; depth 0 prepares them inline.
+    """Batches of `loader` on `device`, transformed; `iter()` ends the previous epoch.
 
-    `loader` is any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are
-    moved to `device`, everything else stays as it was. `transform(batch, random)` runs once per batch on the device,
-    on the side stream, with a `loaders.randomness.Random` keyed by (seed, epoch, batch, rank). `next()` raises errors
-    of the loader and of the transform in place of their batch, with their traceback; the epoch continues after them if
-    the loader's does. Among them are a ValueError for a batch on several devices, and a torch.OutOfMemoryError if the
-    device has no memory for it. One epoch at a time: `iter()` ends the previous one. `loaders.preload.device_copy`
-    says what a consumer has to know about streams, CUDA graphs and autocast.
-    Raises ValueError for a bad depth, RuntimeError for a device that does not exist.
+    loader: any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are moved
+        to `device`; everything else stays as it is.
+    depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
+    transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
+        transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
+
+    If the loader or the transform raises an error, `next()` raises it where the batch would have come; the epoch can
+    go on after it if the loader's can. `next()` also raises ValueError for a batch whose tensors are on several
+    devices, and torch.OutOfMemoryError if the device has no memory for a batch. `loaders.preload.device_copy` says
+    what a consumer has to know about streams, CUDA graphs and autocast.
+
+    Raises ValueError for a wrong depth, RuntimeError for a device that does not exist.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class Preloader(Closeable):
         depth: int = 2,
         transform: Transform | None = None,
     ) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        if as_index(depth) < 0:
             raise ValueError(f"depth={depth!r}: give the number of batches to prepare ahead, or 0 for none")
         StateMethods.give(self, hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"))
         self.loader = loader
@@ -72,9 +77,9 @@ class Preloader(Closeable):
         if self.device.type == "cuda" and hasattr(loader, "holds_batches_until_copied"):
             loader.holds_batches_until_copied = True
         self._epoch: _Epoch | None = None
-        self._epoch_number = 0  # for a loader that does not count its epochs itself
-        self._named_epoch: int | None = None  # by set_epoch, while the thread had the loader
-        self._last_state: dict[str, Any] | None = None  # of an epoch that was broken off, at its consumer
+        self._epoch_number = 0  # of the next epoch, for a loader that does not count its epochs itself
+        self._named_epoch: int | None = None  # given to set_epoch, and not passed on to the loader yet
+        self._last_state: dict[str, Any] | None = None  # of the last epoch, where its consumer left it early
         self._figures = _Figures()
         self._closed = False
 
@@ -106,7 +111,7 @@ class Preloader(Closeable):
 
     @property
     def timeline(self) -> Timeline | None:
-        """Records what the preloader and the loader's workers do; to be set before the first epoch."""
+        """Records what the preloader and the loader's workers do; set it before the first epoch."""
         return self._copier.timeline
 
     @timeline.setter
@@ -139,8 +144,9 @@ class Preloader(Closeable):
     def stats(self) -> dict[str, Any]:
         """Returns the loader's figures and, under "preloader", the preloader's.
 
-        Those are batches received; seconds that the consumer waited for them; seconds of the host in the loader's
-        next(), in copying, and in the transform; batches queued now and on average.
+        batches: delivered. wait_seconds: how long the consumer waited for them. loader_wait_seconds, copy_seconds,
+        transform_seconds: how long the host was in the loader's next(), in copying, in the transform. queued,
+        mean_queued: batches in the queue, now and on average.
         """
         inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
         figures, copier = self._figures, self._copier
@@ -167,9 +173,9 @@ class Preloader(Closeable):
             self._epoch.producer.stop(deadline, getattr(self.loader, "close", lambda: None))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a preloader that is pickled or copied: without its thread and its epoch."""
-        running = {"_copier": None, "_epoch": None, "_last_state": None, "_figures": _Figures()}
-        return {**vars(self), **running, "copier": (self.device, self._copier.transform)}
+        """Returns what is pickled and copied: all but the thread and the epoch."""
+        fresh = {"_copier": None, "_epoch": None, "_last_state": None, "_figures": _Figures()}
+        return {**vars(self), **fresh, "copier": (self.device, self._copier.transform)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         device, transform = state.pop("copier")
@@ -182,12 +188,12 @@ class Preloader(Closeable):
             epoch.producer.close(lambda: None)
 
     def _open_epoch(self) -> _Epoch:
-        """Begins the loader's epoch in the calling thread, so that this thread starts the workers."""
+        """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
         with self._copier.on_device():
             batches = iter(self.loader)
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
-        except (AttributeError, RuntimeError, ValueError):  # it has none, or this order cannot be resumed
+        except (AttributeError, RuntimeError, ValueError):  # the loader has no state, or its order cannot be resumed
             state, state_of = None, lambda: None
         epoch, first = self._epoch_number, 0
         if state is not None and "global_batch_size" in state:
@@ -207,6 +213,7 @@ class Preloader(Closeable):
         return self._epoch is not None and not self._epoch.position.finished
 
     def _pass_on_epoch(self) -> None:
+        """Calls the loader's `set_epoch`, or else that of its samplers, with the epoch that the user has set."""
         epoch, self._named_epoch = self._named_epoch, None
         if epoch is None:
             return
@@ -217,7 +224,7 @@ class Preloader(Closeable):
             pass_on_epoch(epoch, getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None))
 
     def _end_epoch(self, to_continue: bool = False) -> None:
-        """Stops the thread. `to_continue`: the loader is used again, so wait for its next() and do not close it."""
+        """Stops the thread. `to_continue`: the loader is used again, so wait until its next() returns."""
         if self._epoch is None:
             return
         self._last_state = self._epoch.state if self._is_running() else None
@@ -236,17 +243,17 @@ class Preloader(Closeable):
 class _Figures:
     batches: int = 0
     wait_seconds: float = 0.0
-    queued: int = 0
+    queued: int = 0  # batches in the queue at each delivery, summed
 
 
 @dataclass
 class _Epoch:
-    """A running epoch: its producer, what the consumer has received, and the loader's state at that point."""
+    """A running epoch: its producer, its consumer's position, and the loader's state at that position."""
 
     producer: InlineProducer | ThreadProducer
     position: Position
     length: int | None  # in batches, if the loader's iterator knows it
-    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by number of the batch that comes next
+    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the next batch
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -255,7 +262,7 @@ class _Epoch:
 
 @dataclass
 class _Consumer:
-    """An epoch as its iterator sees it; keeps the preloader alive as long as the iterator."""
+    """The source of an epoch's iterator. It keeps the preloader alive as long as the iterator."""
 
     preloader: Preloader
     epoch: _Epoch
@@ -267,13 +274,13 @@ class _Consumer:
         began = time.perf_counter()
         item = epoch.producer.get()
         self.figures.wait_seconds += time.perf_counter() - began
-        if item.number != position.batch:  # an exception lost one between the queue and the consumer
+        if item.number != position.batch:  # an exception between the queue and the consumer lost an item
             raise RuntimeError(INTERRUPTED)
         if item.is_end:
             return None
         epoch.states = {item.number: epoch.state, item.number + 1: item.state}
         if item.error is not None:
-            # Else the item, which the error's traceback refers to, would keep the error alive.
+            # The error's traceback refers to the item: if the item also held the error, both would stay alive.
             error, item.error = item.error, None
             return Delivery(item.number, error=error)
         if self.copier.timeline is not None:

@@ -1,7 +1,7 @@
-"""Makes the items of an epoch: each is a batch on the device or an error, with the loader's state after it.
+"""Makes the items of an epoch: each is a batch on the device, or an error, with the loader's state after it.
 
-Either a thread makes them ahead and puts them into a queue, or the consumer makes each when it asks for it. Sending
-state and error along with the batch is an idea from Grain.
+A thread makes them ahead and puts them into a queue, or the consumer's thread makes each one when it asks for it.
+Keeping the state and the error with the batch is an idea from Grain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .queue import ClosableQueue, Closed
 
 log = logging.getLogger(__name__)
 
-# How long close() waits for a thread that may be inside the loader's next(): first before it closes the loader to get
-# the thread out, and then before it leaves the thread behind.
+# A thread may be inside the loader's next(). close() waits JOIN_SECONDS for it, then closes the loader, so that next()
+# raises, and waits for another GIVE_UP_SECONDS before it leaves the thread behind.
 JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
 
@@ -37,7 +37,7 @@ class Item:
 
     number: int
     batch: Any = None
-    ready: torch.cuda.Event | None = None  # when the batch is complete on the device
+    ready: torch.cuda.Event | None = None  # completes when the batch is ready on the device
     state: dict[str, Any] | None = None
     error: BaseException | None = None
     is_end: bool = False
@@ -45,7 +45,7 @@ class Item:
 
 @dataclass
 class ItemMaker:
-    """Makes the epoch's next item at each call, in whichever thread calls it.
+    """Makes the epoch's next item at each call.
 
     It must not refer to the preloader: else the running thread would keep an abandoned preloader alive for ever.
     """
@@ -54,13 +54,13 @@ class ItemMaker:
     copier: DeviceCopier
     depth: int
     state: Callable[[], dict[str, Any] | None]
-    key: tuple[int, int]  # of the transform's random numbers: seed and epoch; number and rank follow
+    key: tuple[int, int]  # seed and epoch: with the number and the rank, the key of the transform's random numbers
     rank: int
     number: int  # of the next batch
 
     def __call__(self) -> Item:
         item, self.number = Item(self.number), self.number + 1
-        place = self.key[1], item.number
+        batch_id = self.key[1], item.number
         try:
             began = time.perf_counter()
             batch = next(self.batches)
@@ -69,12 +69,12 @@ class ItemMaker:
             return item
         except Exception as error:
             item.error = error
-        self.copier.count_wait(began, place)
+        self.copier.count_wait(began, batch_id)
         try:
             item.state = self.state()
             if item.error is None:
                 random = Random(*self.key, item.number, self.rank)
-                item.batch, item.ready = self.copier.prepare(batch, random, place)
+                item.batch, item.ready = self.copier.prepare(batch, random, batch_id)
         except StopIteration as error:  # raised by next(), it would silently end the epoch
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error
@@ -108,7 +108,7 @@ class InlineProducer:
         self._copier.release_copied(wait=True)
 
     def stop(self, deadline: float, unblock: Callable[[], None]) -> None:
-        pass
+        """Does nothing: there is no thread to stop."""
 
 
 class ThreadProducer:
@@ -131,7 +131,7 @@ class ThreadProducer:
             raise RuntimeError(ENDED) from None
 
     def close(self, unblock: Callable[[], None] | None = None) -> None:
-        """Stops the thread and waits for it. If that takes long, `unblock` must get it out of the loader's next()."""
+        """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise."""
         self._queue.close()
         if self._thread is threading.current_thread():
             return  # the garbage collector ran a finaliser in the thread itself
@@ -150,26 +150,26 @@ class ThreadProducer:
         self._queue.close()
         self._thread.join(0.1)  # enough for a thread that only waits for room in the queue
         if self._thread.is_alive():
-            with suppress(Exception):  # nobody is left to be told
+            with suppress(Exception):  # the program is over: nobody could handle it
                 unblock()
         self._thread.join(max(0, deadline - time.monotonic()))
 
 
 def _fill(queue: ClosableQueue[Item], make: ItemMaker) -> None:
     """Runs in the thread: puts items into the queue until the epoch ends or the queue is closed."""
-    with suppress(Closed):
-        try:
-            with make.copier.on_stream():
-                is_end = False
-                while not is_end:
-                    item = make()
-                    is_end = item.is_end
-                    queue.put(item)
-                    del item  # the consumer owns it now: keep no reference while the next one is made
-        except Closed:
-            pass
-        except BaseException as error:
+    try:
+        with make.copier.on_stream():
+            is_end = False
+            while not is_end:
+                item = make()
+                is_end = item.is_end
+                queue.put(item)
+                del item  # the consumer owns it now: keep no reference while the next one is made
+    except Closed:
+        pass
+    except BaseException as error:
+        with suppress(Closed):
             queue.put(Item(make.number - 1, error=error))
             queue.put(Item(make.number, is_end=True))
-        finally:
-            make.copier.release_copied(wait=True)
+    finally:
+        make.copier.release_copied(wait=True)

@@ -1,7 +1,7 @@
 """A bounded queue between one producing thread and one consumer, which can be closed from either side.
 
-Invariant: a closed queue holds no item; closing it wakes every waiting call, and later calls do not wait. It uses
-only queue.SimpleQueue: an exception from a signal handler cannot leave that locked, as it can a Condition.
+Invariant: a closed queue holds no item. Closing it wakes every waiting call, and later calls do not wait. It is made
+of queue.SimpleQueues, because an exception from a signal handler can leave a Condition locked, but not those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ClosableQueue(Generic[T]):
 
     def __init__(self, depth: int) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
-        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each item that may still be put
+        self._room: SimpleQueue[None] = SimpleQueue()  # has an entry for each item that may still be put
         self._closed = False
         for _ in range(depth):
             self._room.put(None)
@@ -45,6 +45,7 @@ class ClosableQueue(Generic[T]):
         return item
 
     def close(self) -> None:
+        """Drops all items, and makes every put and get raise Closed. May be called repeatedly."""
         self._closed = True
         try:
             while True:

@@ -1,1 +1,1 @@
-"""The engine behind WorkerLoader: tasks, the dispatcher, and its pools of processes, of threads, or of the caller."""
+"""The engine behind WorkerLoader: tasks, the dispatcher, and pools of processes, threads, or the calling thread."""

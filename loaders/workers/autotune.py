@@ -1,10 +1,12 @@
-"""num_workers="auto": chooses how many of a pool's workers get tasks, from how fast the consumer gets its batches.
+"""num_workers="auto": chooses how many of a pool's workers get tasks, by the consumer's throughput.
 
-A search doubles the number while the consumer waits and is served faster for it, and halves the interval between a
-number that is too small and one that is too large. Of numbers that it cannot tell apart it keeps the smallest. What
-counts is the consumer's own throughput: workers that take cores from the training step show there, not in its waiting.
-Workers that compute are never more than the cores; workers that mostly wait, for a disk perhaps, use little of a core,
-so there may be more of them.
+A search starts with one worker, and doubles the number as long as the consumer waits and each doubling raises its
+throughput. Then it bisects: between the largest number that was too small and the smallest that gained nothing. Of
+numbers with the same throughput it keeps the smallest.
+
+It compares the throughput, not the waiting: a worker that takes a core from the training step makes the step slower,
+though the consumer waits less. Workers that compute are never more than the cores. Workers that mostly wait, for a
+disk for example, use little of a core, so there may be more of them.
 """
 
 from __future__ import annotations
@@ -14,25 +16,27 @@ from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
-WAITS = 0.02  # share of its time that the consumer may wait before more workers are tried
-GAIN, LOSS = 0.03, 0.02  # what more workers have to gain, and what fewer may cost, as shares of the throughput
-WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts so long, and each worker has read so many batches in it
-TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial: the median of the first if it is clear, else of more
-LINEAR = 0.9  # if the throughput a worker is still this share of that with fewer, fewer need not be tried
-LOOK_SECONDS = 2.0  # of a look at the settled throughput, with as many windows as a trial
-CHANGED, WAITS_MORE = 0.25, 0.05  # a change of the throughput, or of the share of waiting, that calls for a new search
-PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show it; doubled after each search that changed nothing
-MOSTLY = 0.75  # share of its time that the consumer may wait before the number is quadrupled instead of doubled
-MOST_WAITING = 32  # as many workers are tried if they mostly wait, where there are fewer cores
-AGAIN = 4  # a consumer that still waits is tried with more workers after `patience` times so many looks
+# Shares are of the consumer's time, or of its throughput.
+WAITS = 0.02  # more workers are tried if the consumer waits more than this share
+GAIN, LOSS = 0.03, 0.02  # more workers have to raise the throughput by GAIN; fewer may lower it by LOSS
+WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts at least so long, and for so many batches per worker
+TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial, whose median counts; more are taken until the result is clear
+LINEAR = 0.9  # if the throughput per worker is at least this share of what it was with fewer, fewer are not tried
+# When a search has settled, it looks at the throughput from time to time, and begins again if that has changed.
+LOOK_SECONDS = 2.0  # a look lasts at least so long, and for TRIAL windows
+CHANGED, WAITS_MORE = 0.25, 0.05  # the throughput, or the share of waiting, has changed if it differs by so much
+PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show a change; doubled if a search found the same number
+AGAIN = 4  # if the consumer still waits, more workers are tried after AGAIN * patience looks
+MOSTLY = 0.75  # if the consumer waits more than this share, the number is quadrupled instead of doubled
+MOST_WAITING = 32  # so many workers may be tried on fewer cores, if they mostly wait
 
 
 class Window(NamedTuple):
-    """Some batches as their consumer got them."""
+    """How fast the consumer got some batches."""
 
     batches: int
     seconds: float
-    waited: float  # seconds of them
+    waited: float  # of these seconds, how many the consumer waited
 
     @property
     def rate(self) -> float:
@@ -41,24 +45,24 @@ class Window(NamedTuple):
 
     @property
     def waits(self) -> float:
-        """Share of the time that the consumer waited."""
+        """The share of the time that the consumer waited."""
         return self.waited / self.seconds
 
 
 class Search:
-    """Finds the number of workers that serves the consumer best: `workers` is to be used next.
+    """Finds the number of workers with the highest throughput. `workers` is the number to use until the next `note`.
 
-    The largest is `cores`, or `most` if they wait so much that they all fit on the cores.
+    At most it is `cores`; if workers use only a part of a core, as many as fit on the cores, up to `most`.
     """
 
     def __init__(self, cores: int, most: int) -> None:
         self.cores, self.most, self.workers = cores, most, 1
-        self.limit = cores  # the largest number for workers that compute as much as these did
+        self.limit = cores  # the largest number, given how much of a core a worker uses
         self._found, self._patience = 0, PATIENCE  # the number that the last search found
         self._begin()
 
     def note(self, window: Window, load: float) -> None:
-        """Takes a window that was measured with `workers` workers, and decides on `workers` anew.
+        """Takes a window that was measured with the current `workers`, and may change `workers`.
 
         `load` is the share of a core that a worker used while it read.
         """
@@ -71,8 +75,8 @@ class Search:
 
     def _begin(self) -> None:
         self.is_settled, self._is_shrinking, self._is_linear = False, False, False
-        self._number, self._best = self.workers, Window(0, 1.0, 0.0)  # the best number so far, and how it did
-        self._too_few, self._too_many = 0, self.most + 1  # numbers that did worse, or no better
+        self._number, self._best = self.workers, Window(0, 1.0, 0.0)  # the best number so far, and its window
+        self._too_few, self._too_many = 0, self.most + 1  # a smaller number that did worse, a larger one no better
         self._windows: list[Window] = []
 
     def _judge(self) -> None:
@@ -117,14 +121,15 @@ class Search:
             self._looks = self._odd_looks = 0
 
     def _look(self) -> None:
-        """Begins another search when the figures have changed for long, or now and then while the consumer waits."""
+        """Begins another search if the figures have changed for some time, or if more workers could help by now."""
         if len(self._windows) < TRIAL or sum(window.seconds for window in self._windows) < LOOK_SECONDS:
             return
         now, usual = _middle(self._windows), self._usual
         self._windows = []
         if not usual.batches:
             self._usual = now
-            # The trial saw no waiting, so no larger number was tried: there were batches loaded ahead, perhaps.
+            # The consumer waits after all. If there was no waiting in the trial, perhaps because batches had been
+            # loaded ahead, no larger number was tried.
             if now.waits > WAITS and self.workers < min(self._too_many, self.limit + 1) - 1:
                 self._begin()
             return
@@ -138,7 +143,7 @@ class Search:
 
 
 class Tuner:
-    """Measures windows for a search. Batches begun with another number of workers, or ahead, do not count."""
+    """Measures windows for a search. It leaves out batches that were begun with another number of workers."""
 
     def __init__(self, cores: int) -> None:
         self.most = max(cores, MOST_WAITING)
@@ -147,7 +152,7 @@ class Tuner:
         self.changes = 0  # of the number of workers
         self._settled = 0  # the number that the log was told last
         self._clock = 0.0  # when the last batch was delivered
-        self._skipped = 0  # batches still to be left out
+        self._to_skip = 0  # how many of the next batches are left out
         self._begin_window()
 
     @property
@@ -159,21 +164,21 @@ class Tuner:
         """A batch was delivered at `now`, after its consumer had waited for `waited` seconds.
 
         `ready`: further batches that could have been delivered. `in_flight`: these, and those not ready.
-        `is_first`: of an epoch, so what the consumer did since the last batch was perhaps an evaluation.
+        `is_first`: of an epoch: the time since the last batch may have been an evaluation's.
         `load`: the share of a core that a worker has used while it read.
         """
         began, seconds, self._clock = self._clock, now - self._clock, now
-        if self.new_workers or not began:  # the first steps are slow, and batches wait for them
-            self._skipped = in_flight
+        if self.new_workers or not began:  # the first steps are slow, and meanwhile batches are loaded ahead
+            self._to_skip = in_flight
         elif is_first:
-            self._skipped = max(self._skipped, ready)
-        elif self._skipped:
-            self._skipped -= 1
+            self._to_skip = max(self._to_skip, ready)
+        elif self._to_skip:
+            self._to_skip -= 1
         else:
             self._batches += 1
             self._seconds += seconds
             self._waited += waited
-            # Workers may answer in step, so only whole rounds can be compared.
+            # Workers may all answer at the same moment, so only whole rounds of them can be compared.
             rounds, part = divmod(self._batches, self.workers)
             if not part and rounds >= WINDOW_ROUNDS and self._seconds >= WINDOW_SECONDS:
                 self._end_window(in_flight, load)
@@ -187,17 +192,17 @@ class Tuner:
         self._search.note(window, load)
         if self.workers != before:
             self.new_workers = set(range(before, self.workers))
-            self._skipped = in_flight
+            self._to_skip = in_flight
             self.changes += 1
             figures = f"{window.rate:,.1f} batches/s, waiting {100 * window.waits:.0f} % of the time"
-            log.debug("num_workers=auto: %s with workers: %d; next: %d", figures, before, self.workers)
+            log.debug("num_workers=auto: %s with %d workers; next: %d workers", figures, before, self.workers)
         if self._search.is_settled and self.workers != self._settled:
             self._settled = self.workers
             log.info("num_workers=auto uses %d of at most %d workers", self.workers, self._search.limit)
 
 
 class FixedNumber:
-    """In place of a Tuner: the number of workers stays."""
+    """Replaces a Tuner where the number of workers is fixed."""
 
     def __init__(self, workers: int) -> None:
         self.workers, self.changes = workers, 0
@@ -208,5 +213,5 @@ class FixedNumber:
 
 
 def _middle(windows: list[Window]) -> Window:
-    """Returns the window with the median rate: a pause in one of them, for a checkpoint perhaps, does not matter."""
+    """Returns the window with the median rate, so that a pause in one of them (a checkpoint) does not matter."""
     return sorted(windows, key=lambda window: window.rate)[len(windows) // 2]

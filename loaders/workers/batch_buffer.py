@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import collate_tensor_fn as TORCHS_STACK
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from ..nested import is_dense
 from .shared_memory import Mapping, align, create_shared_memory, full_machine_explained, page_aligned
@@ -27,10 +26,9 @@ Reference = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class BatchBuffer:
-    """A slot's bytes, uint8 (capacity,), and the process's own memory where those are not enough.
+    """A slot's bytes, uint8 (capacity,), and the process's own memory for tensors that do not fit there.
 
-    Tensors are placed one after the other. `needed` counts the bytes of the whole batch, which tells how large slots
-    should be.
+    Tensors are placed one after the other. `needed` counts the bytes of the whole batch: how large a slot should be.
     """
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
@@ -46,14 +44,14 @@ class BatchBuffer:
         start, self.needed = self.needed, self.needed + align(size, ALIGNMENT)
         if start + size <= len(self._slot):
             return tensor_at(self._slot, start, dtype, shape)
-        self.overflowed = True  # and all later tensors overflow too, so that they stay in order
+        self.overflowed = True  # later tensors overflow too, as `needed` only grows
         return self._overflow(size, shape, dtype)
 
     def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
-        """Stacks tensors as default_collate does, directly into the buffer."""
+        """Stacks tensors as default_collate does, but into the buffer."""
         first = samples[0]
         if not is_plain(first):
-            stacked: torch.Tensor = TORCHS_STACK(samples)
+            stacked: torch.Tensor = collate_tensor_fn(samples)
             return stacked
         if not first.numel() or any(sample.dtype != first.dtype for sample in samples):
             return torch.stack(tuple(samples))  # mixed dtypes are promoted
@@ -73,11 +71,11 @@ class BatchBuffer:
 
 
 class SharedBatchBuffer(BatchBuffer):
-    """A buffer that another process reads. What does not fit into the slot lies in shared memory for this batch."""
+    """A buffer that another process reads. What does not fit into the slot goes into new shared memory."""
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
         super().__init__(slot)
-        self.is_pickled = False  # whether a tensor has to be sent inside the pickle
+        self.is_pickled = False  # an unusual tensor (sparse, nested, ...) is sent inside the pickle
         self.overflow_fd: int | None = None
         self._overflow_end = 0
         self._areas: list[tuple[int, np.ndarray]] = [(0, self._slot)]
@@ -85,7 +83,10 @@ class SharedBatchBuffer(BatchBuffer):
         self._placed: dict[int, tuple[torch.Tensor, Reference]] = {}
 
     def place(self, tensor: torch.Tensor) -> Reference | None:
-        """Returns where in the buffer the tensor lies, and copies it there if needed; None: it must be pickled."""
+        """Returns where in the buffer the tensor lies, after copying it there if needed; None: it must be pickled.
+
+        Raises TypeError for a CUDA tensor.
+        """
         if tensor.is_cuda:
             raise TypeError(
                 "a worker made a CUDA tensor: make CPU tensors there, and move the batch in the main process"
@@ -99,6 +100,7 @@ class SharedBatchBuffer(BatchBuffer):
         return self._placed[id(tensor)][1]
 
     def close(self) -> None:
+        """Closes this process's descriptor of the overflow."""
         if self.overflow_fd is not None:
             os.close(self.overflow_fd)
 
@@ -122,6 +124,7 @@ class SharedBatchBuffer(BatchBuffer):
         return tensor_at(area, 0, dtype, shape)
 
     def _find(self, tensor: torch.Tensor) -> int | None:
+        """Returns the offset (see Reference) of a tensor that lies in the buffer, else None."""
         address = tensor.data_ptr()
         for start, area in self._areas:
             distance = address - area.ctypes.data
@@ -136,7 +139,7 @@ def tensor_at(memory: np.ndarray, offset: int, dtype: torch.dtype, shape: Sequen
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is just strided CPU memory; also true for torchvision's tv_tensors."""
+    """Returns whether a tensor is nothing but strided CPU memory, as torchvision's tv_tensors are too."""
     kind = type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         return False
@@ -144,5 +147,5 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def stacks_as_torch_does() -> bool:
-    """Returns whether default_collate stacks tensors as torch does: users may replace the function in its map."""
-    return default_collate_fn_map.get(torch.Tensor) is TORCHS_STACK
+    """Returns whether default_collate stacks tensors with torch's function, which users may replace in its map."""
+    return default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn

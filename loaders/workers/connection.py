@@ -1,8 +1,8 @@
-"""Messages between the main process and a worker, each of them received whole or not at all.
+"""Messages between the main process and a worker; each is received whole or not at all.
 
-Otherwise a worker that is stopped or killed in the middle of a message could block its receiver. The
-kernel delivers a message of a SOCK_SEQPACKET socket in one piece; one too large for that travels in shared memory, and
-only its descriptor is sent.
+Otherwise a worker that is killed in the middle of a message could block its receiver. The kernel delivers a message of
+a SOCK_SEQPACKET socket in one piece; a message that is too large for that is put into shared memory, and only its
+descriptor is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor's memory; no 
 
 
 class Connection:
-    """One end of a pair of sockets. Only the worker's end is `blocking`: the main process must never block."""
+    """One end of a pair of sockets. Only the worker's end is `blocking`, because the main process must never block."""
 
     def __init__(self, end: socket.socket, blocking: bool) -> None:
         self.socket = end
@@ -27,7 +27,7 @@ class Connection:
 
     @classmethod
     def pair(cls) -> tuple[Connection, socket.socket]:
-        """Returns the main process's end, which never blocks, and the worker's socket."""
+        """Returns the main process's end, and the worker's socket, to be sent to the worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours, blocking=False), theirs
 
@@ -45,7 +45,7 @@ class Connection:
             os.close(fd)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Returns a message and its descriptors, or None if there is none now. Raises EOFError at the end."""
+        """Returns a message and its descriptors, or None if none has arrived. Raises EOFError at the end."""
         try:
             message, fds = self._receive()
         except BlockingIOError:
@@ -53,7 +53,7 @@ class Connection:
         if not message:
             raise EOFError
         if message == IN_SHARED_MEMORY:
-            if not fds:  # this process has no descriptor left: the message is lost
+            if not fds:  # this process has too many open files to receive it: the message is lost
                 raise EOFError
             message = read_shared(fds.pop(0)).tobytes()
         return message, fds
@@ -62,7 +62,7 @@ class Connection:
         self.socket.close()
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        # Not socket.recv_fds: it ignores its flags, and programs that this process starts would inherit descriptors.
+        # socket.recv_fds ignores its flags, and then programs that this process starts would inherit the descriptors.
         fds = array("i")
         room = socket.CMSG_LEN(2 * fds.itemsize)
         message, parts, *_ = self.socket.recvmsg(LARGEST, room, socket.MSG_CMSG_CLOEXEC)

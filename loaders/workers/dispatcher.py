@@ -1,7 +1,7 @@
 """Gives tasks to a pool's workers, puts their batches back in order, and retries the tasks of a worker that died.
 
 Invariant: every task in flight waits to be submitted, is with a worker, or has a result. At most `depth` wanted tasks
-are in flight. A task that is no longer wanted (the user left its epoch early) is answered all the same, and its
+are in flight. If a task is no longer wanted, because the user left its epoch early, its worker still reads it; its
 slot becomes free only then.
 """
 
@@ -32,20 +32,21 @@ from .tasks import SamplerError, Task
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. A
-# slot is made when it is first needed; if none is left, a batch is delivered as a copy.
+# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
+# these hold more batches than that, the next ones are delivered as copies.
 SPARE_SLOTS = 8
 
 
 class Dispatcher:
     """Keeps tasks in flight, and delivers their batches.
 
-    `depth`: how many, given the number of workers that get tasks; 0: submits a task when it is asked for its batch.
-    `tuner`: says how many of the pool's workers get tasks; None: all.
-    `round_robin`: task k goes to worker k modulo their number, as in torch; else to the one with the fewest tasks.
-    `in_order`: batches are delivered in the order of their tasks; else as soon as they are ready.
-    `max_restarts`: how often in a row a task is retried after a death. Then its sample is left out (`skips`), or a
-    WorkerFailure is delivered in place of its batch.
+    depth: given the number of workers that get tasks, returns how many tasks to keep in flight. 0: a task is submitted
+        when the consumer asks for its batch.
+    round_robin: task k goes to worker k modulo their number, as in torch; else to the worker with the fewest tasks.
+    in_order: batches are delivered in the order of their tasks; else as soon as they are ready.
+    max_restarts: how often in a row a task is retried after its worker died. After that the sample that the worker was
+        reading is left out (`skips`), or a WorkerFailure is delivered instead of the batch.
+    tuner: chooses how many of the pool's workers get tasks; None: all of them.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Dispatcher:
     ) -> None:
         self.stats = Stats()
         self.timeline = timeline
-        self.is_interrupted = False  # what is in flight may be wrong: this dispatcher has to be closed
-        self.deliveries = 0  # since `begin`; the consumer counts too, and so notices one that never reached it
+        self.is_interrupted = False  # the record of tasks in flight may be wrong: this dispatcher has to be closed
+        self.deliveries = 0  # since `begin`; the consumer counts too, and so notices a delivery that it did not get
         self._pool, self._ring, self._tuner = pool, ring, tuner or FixedNumber(pool.num_workers)
-        # The calling thread's own reading goes on in a forked child.
+        # Without workers, a forked child may go on with the loader.
         self._owner = os.getpid() if depth(self._tuner.workers) else None
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
         self._max_restarts, self._skips = max_restarts, skips
@@ -74,10 +75,10 @@ class Dispatcher:
         self._turns: Iterator[int] = iter(())
         self._loads = [0] * pool.num_workers  # tasks of each worker
         self._in_flight: dict[int, InFlight] = {}
-        self._queue: deque[int] = deque()  # those that are wanted, in the order of their tasks
-        self._waiting: deque[int] = deque()  # those to be submitted: retries, and one that its worker had no room for
+        self._queue: deque[int] = deque()  # numbers of the wanted ones, in the order of their tasks
+        self._waiting: deque[int] = deque()  # of those to submit: retries, or a task that its worker had no room for
         self._tasks: Iterator[Task] = iter(())
-        self._tasks_error: BaseException | None = None  # raised by the iterator of tasks
+        self._tasks_error: BaseException | None = None  # a sampler's error, delivered after the batches before it
 
     @property
     def processes(self) -> list[Any]:
@@ -88,7 +89,7 @@ class Dispatcher:
         self._guarded(self._begin, tasks)
 
     def continues_with(self, epoch: int, number: int) -> bool:
-        """Begins an epoch on the tasks in flight if its batch `number` is the next one, loaded ahead; else False."""
+        """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
         task = self._guarded(self._first_task)
         if task is None or (task.epoch, task.number) != (epoch, number):
             return False
@@ -96,14 +97,14 @@ class Dispatcher:
         return True
 
     def next(self, epoch: int | None = None) -> Delivery | None:
-        """Waits for the next batch, and returns it or its error; None if none is left of this epoch.
+        """Waits for the next batch, and returns it or its error; None if the epoch has no batch left.
 
-        Raises EngineError or MachineFull if no batch is to blame, and RuntimeError after an interruption.
+        Raises EngineError or MachineFull if the error belongs to no batch, and RuntimeError after an interruption.
         """
         return self._guarded(self._next, epoch)
 
     def close(self) -> None:
-        """Ends the workers and frees the memory; what was delivered stays valid."""
+        """Ends the workers and frees the memory; delivered batches stay valid."""
         self._pool.close()
         for number in list(self._in_flight):
             self._drop(number)
@@ -112,8 +113,8 @@ class Dispatcher:
         self._tasks = iter(())
         self._ring.close()
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # `sys` may be gone before
-        if not is_finalizing():  # by then the workers are gone
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # `sys` may be gone by then
+        if not is_finalizing():  # else stop_at_exit has ended the workers
             self.close()
 
     def check_process(self) -> None:
@@ -122,7 +123,7 @@ class Dispatcher:
             check_owner(self._owner, "workers")
 
     def _guarded(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Runs the action. If it is interrupted, the record of tasks may be wrong, and is_interrupted stays set."""
+        """Runs the action. If an exception interrupts it, is_interrupted stays set: the record may be wrong."""
         self.check_process()
         if self.is_interrupted:
             raise RuntimeError(INTERRUPTED)
@@ -150,10 +151,10 @@ class Dispatcher:
         self._submit()
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
-        """Submits tasks until `depth` are in flight, or `least` if that is more; those to be retried come first.
+        """Submits tasks, retries first, until `depth` of them are in flight, or `least` if that is more.
 
-        `sparing`: if the workers have enough to do and no slot is free, the last task is left for the next call and no
-        slot is made: by then the consumer has probably dropped a batch, and its slot is free.
+        `sparing`: leaves the last task for the next call if no slot is free and the workers have enough to do. By then
+        the consumer has probably dropped a batch, so that its slot can be used and no other has to be made.
         """
         active = self._tuner.workers
         depth = max(self._depth(active), least)
@@ -170,10 +171,10 @@ class Dispatcher:
             self._loads[flight.worker] += 1
 
     def _take(self) -> bool:
-        """Takes a task to be submitted; False if there is none left."""
+        """Takes a task to be submitted, and chooses its worker; False if there is none left."""
         try:
             task = next(self._tasks, None)
-        except SamplerError as error:  # raised after the batches that come before it are delivered
+        except SamplerError as error:
             self._tasks, self._tasks_error = iter(()), error.__cause__
             return False
         if task is None:
@@ -216,7 +217,7 @@ class Dispatcher:
         return delivery
 
     def _wait(self) -> int:
-        """Waits for the result that comes next, and returns its number."""
+        """Waits for the result to be delivered next, and returns the task's number."""
         while True:
             for number in self._queue:
                 if self._in_flight[number].result is not None:
@@ -281,7 +282,7 @@ class Dispatcher:
             self.stats.retry_wait_seconds += waited
         error = result.error
         if lease is not None and error is None and self._pool.writes_to_slots and not self._ring.has_spare():
-            # Its slot is free at once: nobody ever waits for one.
+            # No slot is left for another task: copy the batch out of its slot, instead of waiting for one.
             lease = Lease(lease.array[: result.needed].copy(), lease.place)
             self.stats.copied_batches += 1
         if not isinstance(error, BaseException):

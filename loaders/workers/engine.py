@@ -1,4 +1,4 @@
-"""Builds the engine behind a WorkerLoader, and runs its epochs: in our own way with a seed, else in torch's way."""
+"""Builds the engine behind a WorkerLoader, and runs its epochs: with a seed as we define them, else as torch does."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
-from .tasks import OwnTasks, SamplerTasks, choose_tasks, unseeded_task
+from .tasks import OwnTasks, choose_tasks, unseeded_task
 from .thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
 
 Loader = Any  # a WorkerLoader, which imports this file
-MEMORY_SHARE = 8  # batches that prefetch_factor="auto" loads ahead take at most this part of the memory: an eighth
+MEMORY_SHARE = 8  # prefetch_factor="auto" loads ahead as many batches as fit into an eighth of the available memory
+UNKNOWN_MEMORY = 4 << 30  # bytes assumed to be available where the system does not tell
 
 
 def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
-    """Builds the engine that the loader's arguments describe, and starts its workers; without any, the caller reads.
+    """Builds the engine that the loader's arguments describe, and starts its workers.
 
-    Worker i of a process pool starts with the seed `base_seed` + i; by default it is computed from the loader's seed.
+    Worker process i starts with the seed `base_seed` + i; None: it is computed from the loader's seed.
     """
     has_pool, batched = loader.has_pool, loader.batch_sampler is not None
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
@@ -48,40 +49,20 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     processes = loader.num_workers if has_pool and loader.worker_method == "multiprocessing" else 0
     page_locked = loader.pin_memory and loader.holds_batches_until_copied and torch.cuda.is_available()
     total, each = loader.prefetch_batches, loader.prefetch_factor or 0
-    memory = available_memory() // MEMORY_SHARE if loader.bounds_memory else None
+    memory = (available_memory() or UNKNOWN_MEMORY) // MEMORY_SHARE if loader.bounds_memory else None
     most_ahead = total or max(1, each * loader.num_workers)
     ring = SlotRing(most_ahead + SPARE_SLOTS if has_pool else 0, processes, page_locked)
 
     def depth(workers: int) -> int:
         ahead = total or max(1, each * workers)
-        if memory is not None:  # one for each worker until the size of a batch is known
+        if memory is not None:  # while the size of a batch is unknown, one batch per worker
             ahead = max(workers, min(ahead, memory // ring.capacity if ring.capacity else 0))
         return ahead if has_pool else 0
 
     if spec is not None:
         ring.fit(batch_bytes(spec, loader.batch_size or 1))
-    pool: Pool
-    if processes:
-        from .process_pool import ProcessPool  # needs Linux
-
-        if base_seed is None:
-            base_seed = int(fold(loader.seed or 0, loader.rank) >> np.uint64(2))
-        context = loader.multiprocessing_context or default_context()
-        assert ring.fd is not None
-        started = loader.tuner.workers if loader.tuner else processes
-        settings = loader.worker_init_fn, ring.fd, loader.timeout, started
-        pool = ProcessPool(reader, processes, context, base_seed, *settings)
-    elif has_pool:
-        pool = ThreadPool(reader, loader.num_workers, loader.worker_init_fn, loader.timeout)
-    else:
-        if loader.num_workers > 0:
-            warn_once(
-                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
-                "them in threads"
-            )
-        pool = InlinePool(reader)
     return Dispatcher(
-        pool,
+        _build_pool(loader, reader, ring.fd, base_seed),
         ring,
         depth,
         round_robin=loader.seed is None and loader.in_order,
@@ -93,24 +74,46 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     )
 
 
+def _build_pool(loader: Loader, reader: Reader, memory_fd: int | None, base_seed: int | None) -> Pool:
+    workers, init_fn, timeout = loader.num_workers, loader.worker_init_fn, loader.timeout
+    if not loader.has_pool:
+        if workers > 0:
+            warn_once(
+                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
+                "them in threads"
+            )
+        return InlinePool(reader)
+    if loader.worker_method == "thread":
+        return ThreadPool(reader, workers, init_fn, timeout)
+
+    from .process_pool import ProcessPool  # needs Linux
+
+    if base_seed is None:
+        base_seed = int(fold(loader.seed or 0, loader.rank) >> np.uint64(2))
+    context = loader.multiprocessing_context or default_context()
+    started = loader.tuner.workers if loader.tuner else workers
+    assert memory_fd is not None  # the ring's slots are shared with processes
+    return ProcessPool(reader, workers, context, base_seed, init_fn, memory_fd, timeout, started)
+
+
 @cache
 def warn_once(sentence: str) -> None:
     log.warning(sentence)
 
 
 class EpochRunner(Epochs):
-    """The epochs of a seeded loader, and the engine that runs them: one for all if workers persist, else one for each.
+    """Runs the epochs of a seeded loader. All epochs share one engine if workers persist, else each has one.
 
-    A shared engine loads the next epoch ahead, if batches come in order and the order is ours. A user's sampler is
-    iterated when its epoch begins, not before: a user may change a sampler between epochs. The runner must not refer
-    to the loader: else only the garbage collector would end the workers of an abandoned loader.
+    A shared engine loads the next epoch's first batches ahead, if batches come in order and the order is ours. A
+    user's sampler is iterated only when its epoch begins, because the user may change it between epochs. The runner
+    must not refer to the loader: else only the garbage collector would end the workers of an abandoned loader.
     """
 
     def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
         self.tasks = choose_tasks(loader, own_order)
         super().__init__(self.tasks.order, self.tasks.kind)
         self.engine: Dispatcher | None = None  # the shared one
-        self.one_at_a_time = one_at_a_time  # a new epoch's iterator ends the one before
+        self.one_at_a_time = one_at_a_time  # a new iterator ends the one before
         self._is_shared = one_at_a_time and loader.has_pool
         self._reads_ahead = self._is_shared and loader.in_order
 
@@ -118,23 +121,23 @@ class EpochRunner(Epochs):
     def is_running(self) -> bool:
         """Whether the newest epoch has batches left.
 
-        A sampler may give more samples than its length says, and then only its end tells.
+        If a sampler gives more samples than its length says, that is so until the sampler ends.
         """
-        position, tasks = self.position, self.tasks
-        overruns = isinstance(tasks, SamplerTasks) and tasks.overruns
-        return super().is_running or (overruns and position is not None and not position.finished)
+        position = self.position
+        overruns = self.tasks.overruns and position is not None and not position.finished
+        return super().is_running or overruns
 
     def samples_now(self, loader: Loader) -> int:
         """Returns the length that the dataset or the sampler has now."""
         return len(loader.dataset) if isinstance(self.tasks, OwnTasks) else length_of(self.tasks.sampler)
 
     def batches_now(self, loader: Loader, epoch: int) -> int | None:
-        """Returns an epoch's number of batches at that length, on this rank; None if the sampler has no length."""
+        """Returns the number of batches of an epoch of `samples_now`, on this rank; None without a known length."""
         length = self.samples_now(loader)
         return None if length == sys.maxsize else replace(self.order, length=length).batches_in(epoch)
 
     def change_length(self, loader: Loader, length: int) -> None:
-        """Uses the new length of a dataset or sampler that has grown or shrunk, as torch does."""
+        """Uses the new length of a dataset or sampler that has changed, as torch does."""
         before, self.order = self.order.length, replace(self.order, length=length)
         self.tasks.order = self.order
         if isinstance(self.tasks, OwnTasks):
@@ -155,7 +158,7 @@ class EpochRunner(Epochs):
         return EpochIterator(source, position, self.batches_now(loader, position.epoch))
 
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int, afresh: bool = False) -> Dispatcher:
-        """Returns an engine that delivers the epoch from batch `first` on; `afresh`: drop what was loaded ahead."""
+        """Returns an engine that delivers the epoch from batch `first` on; `afresh` drops what was loaded ahead."""
         if self.engine is not None:
             self.engine.check_process()
             if self.engine.is_interrupted:
@@ -170,7 +173,7 @@ class EpochRunner(Epochs):
         return engine
 
     def release(self, engine: Dispatcher) -> None:
-        """Is called at the end of an epoch: closes its engine unless later epochs share it."""
+        """Closes the engine of an epoch that has ended, unless later epochs share it."""
         if engine is not self.engine:
             engine.close()
 
@@ -190,14 +193,14 @@ class EpochSource:
     def __init__(self, loader: Loader, runner: EpochRunner, position: Position) -> None:
         self._loader, self._runner, self._position = loader, runner, position
         self.engine = runner.open(loader.build_engine, position.epoch, position.batch)
-        self.engine.timeline = loader.timeline  # an engine of several epochs may be older
+        self.engine.timeline = loader.timeline  # it may have been set since the engine was built
 
     @property
     def processes(self) -> list[Any]:
         return self.engine.processes
 
     def next(self) -> Delivery | None:
-        # An exception from a signal handler, which can come anywhere, may have lost a delivery or broken the engine.
+        # A signal handler can raise an exception anywhere: it may have lost a delivery, or interrupted the engine.
         if self.engine.is_interrupted or self.engine.deliveries != self._position.received:
             self._restart()
         delivery = self.engine.next(self._position.epoch)
@@ -246,7 +249,7 @@ class UnseededIterator(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         if self._is_closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self.engine.deliveries != self._received:  # an exception lost one between the engine and the consumer
+        if self.engine.deliveries != self._received:  # an exception lost a delivery on its way to the consumer
             raise RuntimeError(INTERRUPTED)
         with record_function(self._profile_name):
             delivery = self.engine.next()
@@ -265,9 +268,10 @@ class UnseededIterator(_BaseDataLoaderIter):
         if self._pins:
             batch = pin_memory(batch)
         self._num_yielded += 1
-        self._received += 1  # last: what an exception interrupts before is noticed by the next call
+        self._received += 1  # last, so that the next call notices if an exception has interrupted this one
         return batch
 
     def end(self) -> None:
+        """Ends the workers. A later next() raises RuntimeError."""
         self._is_closed = True
         self.engine.close()

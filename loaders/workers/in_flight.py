@@ -1,4 +1,4 @@
-"""A task on its way from the dispatcher to a worker and back, and what the death of its worker does to it."""
+"""A task on its way from the dispatcher to a worker and back, and what happens to it when its worker dies."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class InFlight:
     deaths: int = 0  # how many workers in a row died while reading it
 
     def count_death(self, death: Death, max_restarts: int, skips: bool) -> list[tuple[Any, str]]:
-        """Counts a death of the worker that read this task, and decides how the task goes on.
+        """Counts the death of the worker that was reading this task, and decides whether the task is retried.
 
-        It is retried `max_restarts` times, the last time sample by sample, so that the next death names its sample.
+        It is retried `max_restarts` times, the last time sample by sample, so that another death names its sample.
         That sample is then left out (`skips`) and the count begins again, or a WorkerFailure becomes the result. With
-        `skips` a task that was always read as a whole is retried once more, to find the sample.
+        `skips` a task that was never read sample by sample is retried once more, to find the sample.
 
-        Returns what is left out: (index, reason).
+        Returns the sample that is left out, if any: [(index, reason)].
         """
         self.deaths += 1
         task, next_is_last = self.task, self.deaths >= max_restarts

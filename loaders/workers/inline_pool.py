@@ -1,4 +1,4 @@
-"""num_workers=0: the thread that asks for a batch reads it."""
+"""num_workers=0: the thread that calls next() reads the batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from ..randomness import preserved_globals
 from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
 from .pool import Death, Pool, Result
-from .reader import Reader, Reading
+from .reader import Reader, Reading, warn_of_unseeded_reading
 from .slots import Lease
 from .tasks import Task
-from .thread_pool import warn_of_unseeded_reading
 
 
 class InlinePool(Pool):
-    """One worker, which is the calling thread. It reads a task when its result is asked for."""
+    """A pool whose one worker is the calling thread: `receive` reads the task."""
 
     num_workers = 1
 

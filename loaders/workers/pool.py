@@ -10,8 +10,7 @@ from .reader import Reading
 from .slots import Lease
 from .tasks import Task
 
-WHOLE_BATCH = -2  # the row of a worker that reads a batch as a whole
-NO_ROW = -1  # the row of a worker that reads nothing
+WHOLE_BATCH, NO_ROW = -2, -1  # what a worker is reading, if not a single row of a batch
 
 
 class WorkerFailure(RuntimeError):
@@ -23,53 +22,53 @@ class EngineError(RuntimeError):
 
 
 class PoolClosed(EngineError):
-    """Another thread closed the loader meanwhile."""
+    """Another thread closed the loader while this one used it."""
 
 
 class WorkerTimeout(EngineError):
-    """A thread exceeded the timeout for its task, and threads cannot be restarted."""
+    """A worker thread exceeded the timeout. Threads cannot be restarted."""
 
 
 class Result(NamedTuple):
-    """What a worker made of a task. `payload` is the pool's own; `Pool.open` turns it into the batch."""
+    """A worker's answer to a task."""
 
     number: int  # of the task
-    payload: Any = None
-    error: Any = None  # in place of the payload: an exception, or the pool's own form of one
+    payload: Any = None  # in a form that only the pool knows; `Pool.open` turns it into the batch
+    error: Any = None  # instead of a payload: an exception, perhaps also in such a form
     needed: int = 0  # bytes of the batch's tensors
-    overflowed: bool = False  # the slot was too small for all of them
-    is_pickled: bool = False  # some of them were sent inside the pickle
+    overflowed: bool = False  # the slot was too small for all of the tensors
+    is_pickled: bool = False  # some of the tensors were sent inside the pickle
     work: Work = Work()
 
 
 @dataclass
 class Death:
-    """A worker that died, or was killed because it hung. The dispatcher must retry its tasks that have no result."""
+    """Reports that a worker died, or was killed because it hung. Its tasks without a result have to be retried."""
 
     worker: int
     reason: str  # in torch's words
-    row: int  # that it was reading, or WHOLE_BATCH or NO_ROW
+    row: int  # what it was reading: a row, WHOLE_BATCH or NO_ROW
 
 
 class Pool(Protocol):
     """Workers that read tasks. One thread at a time drives a pool; another may close it."""
 
     num_workers: int
-    processes: list[Any] = []  # noqa: RUF012  # of a process pool
-    writes_to_slots: bool = False  # if true, a batch may have to be copied out of its slot, when slots run short
+    processes: list[Any] = []  # noqa: RUF012  # a process pool's
+    writes_to_slots: bool = False  # if true, batches have to be copied out of their slots when slots run short
 
     def begin(self) -> None:
-        """Is called when an epoch begins, in its consumer's thread."""
+        """Is called by the consumer's thread when an epoch begins."""
         return None
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
         """Sends a task to a worker, which writes its batch into the leased slot; False if its queue is full."""
 
     def receive(self) -> list[Result | Death]:
-        """Waits for results and deaths. A worker that exceeds its time limit is killed, and reported as dead."""
+        """Waits for results and deaths. The pool kills a worker that exceeds its time limit, and reports its death."""
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
-        """Returns the batch of a result, in the leased slot, or the error that reading it raised."""
+        """Returns a result's batch, whose tensors lie in the leased slot, or the error that reading it raised."""
         reading: Reading = result.payload
         return reading
 

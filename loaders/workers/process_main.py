@@ -1,4 +1,4 @@
-"""A worker process: answers tasks until it is told to stop or its parent is gone."""
+"""What a worker process runs: it answers tasks until it is told to stop, or its parent has exited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from ..timeline import WorkClock
 from .batch_buffer import SharedBatchBuffer, stacks_as_torch_does
@@ -31,14 +31,14 @@ from .serialize import dump
 from .shared_memory import Mapping, full_machine_explained
 from .slots import Control
 
-# Messages besides tasks and results; those are pickles, which begin with another byte.
+# The messages that are not tasks or results. Those are pickles, which begin with another byte.
 STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
-PARENT_SECONDS = 0.5  # how often a worker checks that its parent lives, where the system has no pidfd
+PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, where the system has no pidfd
 
 
 @dataclass
 class Setup:
-    """What a worker is told at its start."""
+    """The settings of a worker process."""
 
     worker_id: int
     num_workers: int
@@ -49,15 +49,15 @@ class Setup:
 
 
 def work(reader: Any, memory_fd: int, setup: Setup, end: socket.socket) -> None:
-    """The process's main function. `reader` is a Reader, or a pair (Reader, memory_fd) if it was not forked."""
-    gc.freeze()  # else the collector would write to memory that is shared with the parent, and so copy it
+    """Runs a worker process. If it was not forked, `reader` is a pair (Reader, memory_fd): see SpawnedReader."""
+    gc.freeze()  # else the collector would write to memory that is shared with the parent, which copies it
     _reset_signals(setup.signal_mask)
     connection = Connection(end, blocking=True)
     connection.send(STARTED)
     if isinstance(reader, tuple):
         reader, memory_fd = reader
     threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
-    with suppress(OSError, EOFError):  # the parent has closed the pool, or is gone
+    with suppress(OSError, EOFError):  # the parent has closed the pool, or has exited
         _Worker(reader, memory_fd, setup, connection).run()
 
 
@@ -69,7 +69,7 @@ class _Worker:
         self._control = Control(memory_fd, setup.num_workers)
 
     def run(self) -> None:
-        """Sets the process up, and answers tasks. If the set-up failed, its error is the answer to every task."""
+        """Sets up the process, and answers tasks. If the set-up failed, its error is the answer to every task."""
         failed_setup = None
         try:
             _set_up(self._setup, self._reader)
@@ -92,7 +92,7 @@ class _Worker:
             try:
                 buffer = SharedBatchBuffer(self._slots.array(place))
                 self._mark(WHOLE_BATCH)
-                with _stacking_into(buffer, self._reader):
+                with _stacking_into(buffer):
                     reading = self._reader.read(task, buffer, self._mark)
                     payload = dump((reading.batch, reading.skipped), buffer)
             except Exception:
@@ -106,21 +106,21 @@ class _Worker:
         buffer.close()
 
     def _mark(self, row: int) -> None:
-        """Tells the parent which row is read next; abandons the batch if the parent is closing the pool."""
+        """Tells the parent what is read next. Raises Stopping, to abandon the batch, if the parent closes the pool."""
         if self._control.is_stopping:
             raise Stopping
         self._control.rows[self._setup.worker_id] = row
 
 
 class _MappedSlots:
-    """The slots that this worker has mapped. When the parent replaces a slot, the old one is unmapped."""
+    """Maps slots into this process. When the parent has replaced a slot, the old one is unmapped."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._mapped: dict[int, tuple[int, Mapping]] = {}  # number -> offset, mapping
 
     def array(self, place: tuple[int, int, int] | None) -> np.ndarray | None:
-        """Returns the bytes of the slot at `place`. Raises MachineFull if the system has no memory for it."""
+        """Returns the bytes, uint8 (capacity,), of the slot at `place` (see Slot). Raises MachineFull."""
         if place is None:
             return None
         number, offset, capacity = place
@@ -132,23 +132,23 @@ class _MappedSlots:
 
 
 @contextmanager
-def _stacking_into(buffer: SharedBatchBuffer, reader: Reader) -> Iterator[None]:
-    """Makes default_collate, if the user's collate_fn calls it, stack into the buffer, not /dev/shm."""
+def _stacking_into(buffer: SharedBatchBuffer) -> Iterator[None]:
+    """Makes default_collate, if the user's collate_fn calls it, stack into the buffer instead of /dev/shm."""
     if not stacks_as_torch_does():
         yield
         return
-    torchs = default_collate_fn_map[torch.Tensor]
     default_collate_fn_map[torch.Tensor] = buffer.stack
     try:
         yield
     finally:
-        default_collate_fn_map[torch.Tensor] = torchs
+        default_collate_fn_map[torch.Tensor] = collate_tensor_fn
 
 
 def _reset_signals(mask: set[int]) -> None:
-    """Resets the parent's Python handlers, which a forked worker would run. SIGTERM then kills it, others do nothing.
+    """Removes the parent's Python handlers, which a forked worker would run.
 
-    Signals such as Ctrl-C reach the whole process group, and the parent handles them.
+    SIGTERM then kills the worker. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the
+    whole process group, and the parent handles it.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -172,14 +172,14 @@ def _set_up(setup: Setup, reader: Reader) -> None:
 
 
 def _exit_with(parent: int) -> None:
-    """Exits as soon as the parent has exited, even if others keep the socket open or a sample is being read."""
+    """Exits when the parent has exited, even while a sample is read, or while a sibling keeps the socket open."""
     try:
         fd = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
     except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
-        ours = os.getppid()  # a fork server's, if one started this process: it exits with the parent
-        while os.getppid() == ours:
+        starter = os.getppid()  # the parent, or the fork server that started this process: it exits with the parent
+        while os.getppid() == starter:
             time.sleep(PARENT_SECONDS)
         os._exit(1)
     poll = select.poll()
@@ -189,7 +189,7 @@ def _exit_with(parent: int) -> None:
 
 
 def _pickled_error(where: str) -> bytes:
-    """Returns the exception being handled, with its traceback, for the parent to raise."""
+    """Returns the exception that is being handled, with its traceback, as a pickle that the parent raises."""
     wrapper = ExceptionWrapper(where=where)
     try:
         return pickle.dumps(wrapper)

@@ -1,8 +1,8 @@
-"""Worker processes, as the main process sees them: each has a socket of its own, for tasks and for results.
+"""The main process's side of worker processes: sends tasks, receives results, notices deaths and hangs.
 
-There is no shared queue, lock or feeder thread, so nothing that one worker does can block or damage another. The main
-process never waits to send or to receive a part of a message. A worker that has died is restarted when a task is
-submitted to it. Time limits are enforced here: a worker that exceeds one is killed and reported as dead.
+Each worker has its own socket. Workers share no queue, lock or feeder thread, so that no worker can block or damage
+another, and the main process never waits in the middle of a message. A worker that has died is restarted when a task
+is submitted to it. A worker that exceeds its time limit is killed, and reported as dead.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ from .tasks import Task
 from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
 
 LONGEST_SECONDS = 1e6  # poll() accepts no longer timeout
-LOOK_SECONDS = 0.5  # how often to look whether workers live, where the system has no pidfd
-# How long a worker may take to report that it has started: one that was forked while another thread held a lock may
-# wait for that lock for ever. Workers that are not forked have to import this module first.
+LOOK_SECONDS = 0.5  # how often to check that workers are alive, where the system has no pidfd
+# How long a worker may take to report that it has started. One that was forked while another thread held a lock may
+# wait for that lock for ever; one that was not forked has to import modules first.
 START_SECONDS = {"fork": 30.0, "forkserver": 300.0, "spawn": 300.0}
 SETUP_FACTOR = 10  # the set-up of a restarted worker may take this many times as long as it took before
 
 
 class ProcessPool(Pool):
-    """Up to `num_workers` processes that read tasks, `started` of them from the beginning, the others when they get
-    their first task. One thread at a time drives the pool; another may close it.
+    """Up to `num_workers` processes that read tasks. `started` of them start at once, each other with its first task.
 
-    `timeout` (seconds, 0 for none) counts from when a worker began a task; while it reads sample by sample, from when
-    it began a sample.
+    One thread at a time drives the pool; another may close it. `timeout` (seconds, 0 for none) is the limit for a
+    task, or for a sample if the task is read sample by sample.
     """
 
     writes_to_slots = True
@@ -65,7 +64,7 @@ class ProcessPool(Pool):
         self.num_workers = num_workers
         self.processes: list[Any] = [None] * num_workers
         self._workers: list[WorkerProcess | None] = [None] * num_workers
-        self._taking = threading.Lock()  # held to take a worker out of the list, so that only one thread closes it
+        self._taking = threading.Lock()  # held while a worker is taken out of the list: one thread only may close it
         self._owner = os.getpid()
         self._closed = False
         self._timeout = timeout
@@ -97,7 +96,7 @@ class ProcessPool(Pool):
             while not events and not self._closed:
                 self._wait_and_receive(events)
         finally:
-            if self._closed:  # by another thread, which has taken the workers away
+            if self._closed:  # by another thread, which has ended the workers
                 raise PoolClosed("the loader was closed") from None
         return events
 
@@ -112,9 +111,13 @@ class ProcessPool(Pool):
         return Reading(*load(pickled, None if lease is None else lease.array, overflow, result.needed))
 
     def discard(self, result: Result) -> None:
-        if result.payload is not None and result.payload[1] is not None:
-            # In a forked child the memory is still its parent's.
-            (drop_shared if os.getpid() == self._owner else os.close)(result.payload[1])
+        _, overflow_fd = result.payload or (None, None)
+        if overflow_fd is None:
+            return
+        if os.getpid() == self._owner:
+            drop_shared(overflow_fd)
+        else:  # in a forked child, whose parent still uses the memory
+            os.close(overflow_fd)
 
     def stop(self, deadline: float) -> None:
         """Ends the workers at the interpreter's exit, by `deadline`."""
@@ -123,7 +126,7 @@ class ProcessPool(Pool):
     def close(self) -> None:
         """Ends and reaps all workers: an idle one may run its exit functions, a busy one is killed.
 
-        May be called while another thread waits in `receive`: the workers' exit wakes it.
+        It may be called while another thread waits in `receive`, which then raises PoolClosed.
         """
         self._close(time.monotonic() + EXIT_SECONDS)
 
@@ -147,7 +150,7 @@ class ProcessPool(Pool):
         return worker
 
     def _wait_and_receive(self, events: list[Result | Death]) -> None:
-        """Waits for a message, a death or the end of a time limit, and receives all messages that have arrived."""
+        """Waits for a message, a death or a time limit, and appends the results and deaths to `events`."""
         limits = [limit for worker in self._workers if worker and (limit := self._limit(worker)) is not None]
         if not all(worker.pidfd >= 0 for worker in self._workers if worker):
             limits.append(time.monotonic() + LOOK_SECONDS)
@@ -163,7 +166,7 @@ class ProcessPool(Pool):
             if worker.pidfd < 0 and not self._drain(worker_id, worker, events):
                 events.append(self._reap(worker_id))
             elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
-                self._kill_timed_out(worker_id, worker, events)
+                self._enforce_limit(worker_id, worker, events)
 
     def _limit(self, worker: WorkerProcess) -> float | None:
         """Returns the time (time.monotonic) at which the worker exceeds its limit, or None if it has none."""
@@ -171,8 +174,8 @@ class ProcessPool(Pool):
             return worker.start_by
         return worker.began + self._timeout if self._timeout and worker.tasks else None
 
-    def _kill_timed_out(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
-        """Kills a worker past its time limit, unless it reads sample by sample and has begun another sample."""
+    def _enforce_limit(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
+        """Kills a worker at its time limit, unless it reads sample by sample and has begun another sample."""
         row = int(self._control.rows[worker_id])
         if worker.is_ready and worker.reads_singly and row != worker.row:
             worker.row, worker.began = row, time.monotonic()
@@ -189,7 +192,7 @@ class ProcessPool(Pool):
 
     def _drain(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> bool:
         """Receives all messages that have arrived; False if the worker has died."""
-        is_dead = not worker.process.is_alive()  # asked first, so that what it sent before its death is still received
+        is_dead = not worker.process.is_alive()  # before receiving, so that no message from before its death is missed
         try:
             while (received := worker.connection.receive()) is not None:
                 if result := self._receive(worker_id, worker, *received):
@@ -201,7 +204,7 @@ class ProcessPool(Pool):
     def _receive(self, worker_id: int, worker: WorkerProcess, message: bytes, fds: list[int]) -> Result | None:
         now = time.monotonic()
         if message == STARTED:
-            # Next comes its set-up with worker_init_fn: unlimited the first time, later limited by the time it took.
+            # Its set-up, with worker_init_fn, has no limit the first time; later, several times the time that it took.
             known = self._setup_seconds.get(worker_id)
             worker.start_by = None if known is None else now + START_SECONDS[self._method] + SETUP_FACTOR * known
         elif message == READY:
@@ -219,12 +222,12 @@ class ProcessPool(Pool):
         return None
 
     def _reap(self, worker_id: int) -> Death:
-        """Reaps a dead worker."""
+        """Reaps a dead worker, and returns its death. Raises PoolClosed if another thread has closed the pool."""
         worker = self._take(worker_id)
         if worker is None:
             raise PoolClosed("the loader was closed")
         worker.process.join(BUSY_SECONDS)
-        self._forget(worker)
+        self._stop_polling(worker)
         worker.close()
         code = worker.process.exitcode
         if code is not None and code < 0:
@@ -239,7 +242,7 @@ class ProcessPool(Pool):
             worker, self._workers[worker_id] = self._workers[worker_id], None
         return worker
 
-    def _forget(self, worker: WorkerProcess) -> None:
+    def _stop_polling(self, worker: WorkerProcess) -> None:
         for fd in worker.descriptors():
             with suppress(KeyError):
                 self._poll.unregister(fd)
@@ -254,7 +257,7 @@ class ProcessPool(Pool):
             if workers:
                 self._control.stop()
                 wait_for_exit(workers, deadline)
-        finally:  # even if a second Ctrl-C interrupts the wait
+        finally:  # also if another Ctrl-C interrupts the wait
             for worker in workers:
                 worker.close()
             if isinstance(self._reader, SpawnedReader):

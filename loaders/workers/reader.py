@@ -1,13 +1,14 @@
-"""Reads a task's samples and writes them as a batch: what every worker does, in whatever process or thread it runs."""
+"""Reads a task's samples and makes a batch of them; every worker does this, in any process or thread."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import Any
 
@@ -22,18 +23,20 @@ from .shared_memory import align
 from .tasks import Task
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-Mark = Callable[[int], None]
+Mark = Callable[[int], None]  # gets the number of the row that is read next
 
-# With LOADERS_DEBUG=1 each batch is read twice more, into memory filled with either byte: a row that still holds both
-# fills was not written.
+log = logging.getLogger(__name__)
+
+# With LOADERS_DEBUG=1 each batch is read two more times, into memory that was filled with one of these bytes. A row
+# that keeps its fill both times was not written.
 DEBUG_FILLS = (0xA5, 0x5A)
 
 
 def offers(dataset: Any, method: str) -> bool:
-    """Returns whether the dataset's class has `method`, and it returns the same samples as `__getitem__`.
+    """Returns whether the dataset's class has `method`, and no subclass has overridden only `__getitem__`.
 
-    If a subclass overrides only `__getitem__` (or `__getitems__`), the inherited method would read other samples, so
-    it does not count. Neither do methods that a wrapper forwards by `__getattr__`.
+    If a subclass overrides `__getitem__` (or `__getitems__`) alone, the inherited method reads other samples, so it
+    does not count. Methods that a wrapper forwards by `__getattr__` do not count either.
     """
     owner = _owner(dataset, method)
     readers = [_owner(dataset, name) for name in ("__getitem__", "__getitems__")]
@@ -66,12 +69,12 @@ def spec_of(dataset: Any) -> Spec | None:
 
 
 def batch_bytes(spec: Spec, rows: int) -> int:
-    """Returns the bytes that a batch of the spec takes in a slot."""
+    """Returns how many bytes a batch of `rows` samples of the spec takes in a slot."""
     return sum(align(dtype.itemsize * math.prod(shape) * rows, ALIGNMENT) for shape, dtype in spec.values())
 
 
 class Stopping(BaseException):
-    """Is raised by `mark` to end the reading of a batch, as the worker has to exit."""
+    """Raised by `mark` to abandon a batch, because the worker has to exit."""
 
 
 @dataclass
@@ -87,24 +90,26 @@ class Reading:
 class Reader:
     """Reads tasks from a dataset. Workers get it by fork or as a pickle.
 
-    With a seed, it calls the dataset's `read_batch` if there is a spec. Else it calls `__getitem__`, and before each
-    sample seeds the global generators from (seed, epoch, position, index).
+    With a spec it calls the dataset's `read_batch`. With a seed alone it calls `__getitem__`, and before each call
+    seeds the global generators from (seed, epoch, position, index). Where it must not seed them, because there is no
+    seed or threads share them, it calls `__getitems__` if the dataset has that, else `__getitem__`.
     """
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
-    batched: bool
+    batched: bool  # a task's indices are a batch's; False: a single sample's, without automatic batching
     seed: int | None
-    spec: Spec | None  # of one sample; None: read by __getitem__ or __getitems__
-    skips: bool  # leaves out samples that raise
+    spec: Spec | None  # of one sample, if the dataset offers read_batch and there is a seed
+    skips: bool  # samples that raise are left out
 
     def read(
         self, task: Task, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
     ) -> Reading:
-        """Reads the task's batch, into `buffer` as far as possible.
+        """Reads the task's batch. Its tensors are written into `buffer` where that is possible.
 
-        Calls `mark(row)` before each row that is read singly. In a thread `seeds_globals` must be False, because all
-        threads share the global generators.
+        `mark(row)` is called before each row that is read on its own. In a thread `seeds_globals` must be False,
+        because all threads share the global generators.
+        Raises the dataset's error, or RuntimeError if the dataset raised StopIteration or no sample is left.
         """
         try:
             return self._read(task, buffer, mark, seeds_globals and self.seed is not None)
@@ -158,7 +163,7 @@ class Reader:
         return {name: tensor[:good] for name, tensor in out.items()} | joined
 
     def _write(self, key: tuple[Any, Any], indices: np.ndarray, out: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Has the dataset write into `out`. Returns the fields that it adds, which are not in the spec."""
+        """Calls read_batch, which writes into `out`. Returns the fields that it added, which are not in the spec."""
 
         def write() -> dict[str, Any]:
             assert self.seed is not None
@@ -170,7 +175,6 @@ class Reader:
                         f"read_batch has replaced out[{name!r}]: write into the existing tensor, for example "
                         f"out[{name!r}][:] = ...; the fields of sample_spec() are {', '.join(out)}"
                     )
-
             return {name: value for name, value in given.items() if name not in out}
 
         if os.environ.get("LOADERS_DEBUG") == "1":
@@ -212,8 +216,9 @@ class Reader:
         return self.dataset[index]
 
     def _keys(self, task: Task, indices: Sequence[Any]) -> list[int]:
+        """Returns the seed of each row's global generators."""
         numbers = _as_integers(indices)
-        if numbers is None:  # strings or tuples, say: the position alone tells samples apart
+        if numbers is None:  # strings or tuples, for example: the position alone distinguishes the samples
             numbers = np.zeros(len(indices), dtype=np.int64)
         assert self.seed is not None
         keys: list[int] = fold(self.seed, *task.random_key(), numbers).tolist()
@@ -221,6 +226,7 @@ class Reader:
 
 
 def _find_unwritten(write: Callable[[], Any], rows: int, out: dict[str, torch.Tensor]) -> None:
+    """Raises ValueError if `write` leaves rows of `out` unwritten: see DEBUG_FILLS."""
     fields = {name: _bytes(tensor) for name, tensor in out.items() if tensor.numel()}
     unwritten = {name: torch.ones(rows, dtype=torch.bool, device="cpu") for name in fields}
     for fill in DEBUG_FILLS:
@@ -233,6 +239,15 @@ def _find_unwritten(write: Callable[[], Any], rows: int, out: dict[str, torch.Te
         if missing.any():
             where = ", ".join(map(str, missing.nonzero().flatten().tolist()))
             raise ValueError(f"read_batch has not written out[{name!r}] in row {where} (rows are 0 to {rows - 1})")
+
+
+@cache
+def warn_of_unseeded_reading() -> None:
+    log.warning(
+        "samples are read in a thread, where the loader does not seed the global generators, as the model draws "
+        "from them too: random augmentation differs from run to run, unless the dataset has read_batch or worker "
+        "processes read it"
+    )
 
 
 def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:

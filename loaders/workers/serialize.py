@@ -1,7 +1,7 @@
-"""Sends a batch from a worker process: its tensors lie in shared memory, and the rest is a pickle that refers to them.
+"""Pickles a batch without its tensors, which lie in shared memory: the pickle has a reference to each of them.
 
-A reference to a tensor takes a few bytes, so the pickle of a batch takes a few hundred, whatever its structure. Only
-unusual tensors (sparse, nested, quantized, with gradients) are sent inside the pickle.
+So a batch of any structure is sent in a few hundred bytes. Only unusual tensors (sparse, nested, quantized, with
+gradients) are sent inside the pickle.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .batch_buffer import SMALL, Reference, SharedBatchBuffer, is_plain
 
 
 def dump(batch: Any, buffer: SharedBatchBuffer) -> bytes:
-    """Pickles a batch, with references in place of the tensors that lie in `buffer`."""
+    """Pickles a batch; the tensors that lie in `buffer`, or are copied there, are replaced by references."""
     file = io.BytesIO()
     _BatchPickler(file, buffer).dump(batch)
     return file.getvalue()
 
 
 def load(pickled: bytes, slot: np.ndarray | None, overflow: np.ndarray | None, batch_bytes: int) -> Any:
-    """Unpickles a batch of `batch_bytes`; its tensors lie in `slot` or `overflow`, each uint8 (size,).
+    """Unpickles a batch whose tensors take `batch_bytes`, in `slot` and `overflow`, both uint8 (size,).
 
-    A tensor that is a small part of the batch is cloned: see SMALL.
+    Its tensors share that memory, except those that are a small part of the batch: they are cloned, see SMALL.
     """
     return _BatchUnpickler(io.BytesIO(pickled), slot, overflow, batch_bytes).load()
 

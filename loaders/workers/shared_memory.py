@@ -47,6 +47,7 @@ class MachineFull(RuntimeError):
 
 
 def align(size: int, to: int) -> int:
+    """Rounds up to a multiple of `to`."""
     return -(-size // to) * to
 
 
@@ -56,7 +57,7 @@ def page_aligned(size: int) -> int:
 
 @contextmanager
 def full_machine_explained(doing: str) -> Iterator[None]:
-    """Replaces an OSError that says the system is out of memory, descriptors or processes by MachineFull."""
+    """Raises MachineFull for an OSError which says that memory, descriptors or processes are used up."""
     try:
         yield
     except OSError as error:
@@ -66,7 +67,7 @@ def full_machine_explained(doing: str) -> Iterator[None]:
 
 
 def create_shared_memory(size: int) -> int:
-    """Returns a descriptor of `size` bytes. They are sparse: Mapping(provide=True) allocates the pages."""
+    """Returns a descriptor of `size` bytes, which take no memory until they are mapped or written."""
     fd = _create_memfd()
     if fd is None:
         fd = _create_unlinked_file()
@@ -94,7 +95,7 @@ def _create_memfd() -> int | None:
 
 
 def _create_unlinked_file() -> int:
-    """Creates a file without a name, in /dev/shm or in the temporary folder, whichever has more room."""
+    """Returns a descriptor of a file without a name, in /dev/shm or the temporary folder, whichever has more room."""
     folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if os.access(folder, os.W_OK)]
     with tempfile.TemporaryFile(dir=max(folders, key=_free_bytes, default=None)) as file:
         return os.dup(file.fileno())
@@ -108,9 +109,9 @@ def _free_bytes(folder: str) -> int:
 class Mapping:
     """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
 
-    `provide` allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
-    when it is first touched. `is_last`: nobody reads the memory after this mapping, so the end of the mapping frees
-    the pages, even if a process that was forked meanwhile has them mapped. Raises OSError if no memory is left.
+    `provide`: allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
+    when it is first touched. `is_last`: nobody reads the memory after this process, so unmapping it frees its pages,
+    even if a process that was forked meanwhile has them mapped. Raises OSError if no memory is left.
     """
 
     def __init__(self, fd: int, offset: int, size: int, provide: bool = False, is_last: bool = False) -> None:
@@ -156,7 +157,7 @@ def write_shared(data: bytes | np.ndarray) -> int:
 
 
 def drop_shared(fd: int) -> None:
-    """Closes a descriptor and frees its memory, though processes forked meanwhile may have the descriptor too."""
+    """Closes a descriptor and frees its memory, even if a process that was forked meanwhile has the descriptor too."""
     try:
         with suppress(OSError):
             os.ftruncate(fd, 0)
@@ -165,7 +166,7 @@ def drop_shared(fd: int) -> None:
 
 
 def read_shared(fd: int, is_last: bool = False) -> np.ndarray:
-    """Returns all bytes of a descriptor's memory, uint8 (size,), and closes the descriptor; see Mapping."""
+    """Maps all of a descriptor's memory, uint8 (size,), and closes the descriptor. `is_last`: see Mapping."""
     try:
         return Mapping(fd, 0, os.fstat(fd).st_size, is_last=is_last).array()
     finally:

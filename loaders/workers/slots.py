@@ -1,9 +1,10 @@
 """A ring of slots: each is memory for one batch, allocated once and reused.
 
-Invariant: a slot is either free, or leased: to a task that writes it, then to the batch that lies in it. A lease ends
-when the last tensor on its memory dies, in whatever thread that is: the finaliser only appends to a deque.
+Invariant: a slot is either free or leased, first to the task that writes it, then to the batch that lies in it. A
+lease ends when the last tensor on its memory dies. That may happen in any thread, so the finaliser takes no lock: it
+only appends to a deque.
 
-Slots of worker processes lie in shared memory; those of threads are the process's own memory.
+Slots of worker processes lie in shared memory; those of threads in the process's private memory.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .shared_memory import Mapping, create_shared_memory, full_machine_explained
 
 log = logging.getLogger(__name__)
 
-GROWTH = 1.25  # slots grow by at least this factor, so that batches of growing size seldom need new slots
-OUTLIER = 2  # slots do not grow for a single batch that is more than this many times as large as they are
+GROWTH = 1.25  # slots grow by at least this factor, so that growing batches seldom need new slots
+OUTLIER = 2  # slots do not grow for a single batch that is more than this many times as large as a slot
 LATEST = 16  # how many of the latest batches decide the size of slots
 
 
 @dataclass(eq=False)
 class Slot:
-    """The memory of one batch. `place` names it to worker processes: (number, offset, capacity) in shared memory."""
+    """Memory for one batch. `place` tells worker processes where it is: (number, offset, capacity), in bytes."""
 
     memory: Mapping | np.ndarray
     capacity: int
@@ -51,7 +52,10 @@ class Lease:
 
 
 class Control:
-    """Shared memory that tells the parent what each worker reads, and the workers when to stop."""
+    """Shared memory that tells the parent which row each worker is reading, and the workers when to stop.
+
+    `rows` is int64 (num_workers + 1,): each worker's row (see Death.row), and then 1 if the workers have to stop.
+    """
 
     def __init__(self, fd: int, num_workers: int) -> None:
         self.rows = Mapping(fd, 0, control_bytes(num_workers)).array().view(np.int64)
@@ -70,10 +74,10 @@ def control_bytes(num_workers: int) -> int:
 
 
 class SlotRing:
-    """At most `count` slots, made when first needed, each large enough for the latest batches.
+    """At most `count` slots, each made when it is first needed, and large enough for the latest batches.
 
-    They are shared with `num_workers` processes; if that is 0, `fd` is None. `page_locked` slots can be copied to
-    a GPU without blocking; whoever copies from them must hold the lease until the copy is done.
+    They are shared with `num_workers` processes; if that is 0, `fd` is None. Copies from `page_locked` slots to a GPU
+    do not block the host; whoever copies must hold the lease until the copy is done.
     """
 
     def __init__(self, count: int, num_workers: int, page_locked: bool = False) -> None:
@@ -95,7 +99,7 @@ class SlotRing:
         self._closed = False
 
     def fit(self, size: int) -> None:
-        """Adapts the capacity of slots that are leased from now on to a batch of `size` bytes."""
+        """Notes the size of a batch, in bytes; slots that are leased from now on are made to fit the latest sizes."""
         self._latest.append(size)
         if not size:
             return
@@ -135,7 +139,7 @@ class SlotRing:
         return self.has_free() or self._made < self._count
 
     def close(self) -> None:
-        """Frees the memory; leased slots stay valid until their tensors die."""
+        """Frees the memory of all slots that are not leased; leased ones stay valid until their tensors die."""
         if self._closed:
             return
         self._closed = True
@@ -150,6 +154,7 @@ class SlotRing:
             self.close()
 
     def _give_back(self, slot: Slot) -> None:
+        """Ends a lease; called by a finaliser, in any thread."""
         self._returned.append(slot)
         if self._closed:
             with suppress(IndexError):
@@ -162,7 +167,7 @@ class SlotRing:
     def _make(self) -> Slot:
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
             if self.fd is None and self._page_locked:
-                # Whole pages that no other slot shares, and that keep their place when this process forks.
+                # Not np.empty: page-locked slots must not share pages, and a fork must not move their memory.
                 slot = Slot(np.frombuffer(mmap.mmap(-1, self.capacity), np.uint8), self.capacity)
             elif self.fd is None:
                 slot = Slot(np.empty(self.capacity, np.uint8), self.capacity)
@@ -181,7 +186,7 @@ class SlotRing:
         self._made -= 1
         if slot.place is not None:
             self._numbers.append(slot.place[0])
-        if os.getpid() != self._owner:  # in a forked child: the memory is the parent's
+        if os.getpid() != self._owner:  # in a forked child, whose parent still uses the memory
             return
         if slot.is_page_locked:
             torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)
@@ -189,7 +194,7 @@ class SlotRing:
             slot.memory.free_pages()
 
     def _lock(self, slot: Slot) -> None:
-        """Page-locks the slot. Without that, copies to a GPU are only slower."""
+        """Page-locks the slot. If that fails, copies to a GPU are slower; the log says so once."""
         try:
             address = slot.array().ctypes.data
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, slot.capacity, 0))
@@ -197,5 +202,5 @@ class SlotRing:
         except RuntimeError as error:
             self._page_locked = False
             log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
-            with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let that be this one
+            with suppress(RuntimeError):  # CUDA reports the failure again at its next call: make a call that may fail
                 torch.zeros(1, device="cuda")

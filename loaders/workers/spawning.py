@@ -14,13 +14,14 @@ import numpy as np
 from .reader import Reader
 from .shared_memory import read_shared, write_shared
 
-LARGE = 1 << 20  # bytes from which an array is shared and not pickled
+LARGE = 1 << 20  # arrays of at least so many bytes are shared instead of pickled
 
 
 class SpawnedReader:
-    """A reader in a form that Process.start() can pickle for each worker of a pool.
+    """Wraps a reader, so that Process.start() can pickle it for each worker of a pool.
 
-    A large array is put into shared memory once, when the first worker starts. (Tensors are shared by torch itself.)
+    A large array is put into shared memory once, when the first worker starts. (Torch itself shares tensors.) In the
+    worker it is unpickled as a pair: the Reader, and the descriptor of the slots' memory.
     """
 
     def __init__(self, reader: Reader, memory_fd: int, init_fn: Callable[[int], None] | None) -> None:
@@ -39,6 +40,7 @@ class SpawnedReader:
         return _unpickle, (buffer.getvalue(), reduction.DupFd(self._memory_fd))
 
     def close(self) -> None:
+        """Closes the descriptors of the shared arrays."""
         for _, fd in self._shared.values():
             os.close(fd)
         self._shared.clear()

@@ -1,4 +1,4 @@
-"""Counts what a loader has done so far; always on, because it costs almost nothing."""
+"""Counts what a loader's workers and its consumer do. It is always on, because it costs almost nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ KEPT = 100  # how many skipped samples are listed; all are counted
 
 @dataclass
 class Stats:
-    """Totals since the start; seconds are summed over workers."""
+    """Totals since the workers were started; the workers' seconds are summed over all of them."""
 
-    batches: int = 0  # delivered, including errors
-    bytes: int = 0  # of their tensors
+    batches: int = 0  # delivered, errors included
+    bytes: int = 0  # of the delivered batches' tensors
     overflowed_batches: int = 0  # too large for their slot: the first ones, and those larger than all before
-    pickled_batches: int = 0  # with tensors that only a pickle can carry
+    pickled_batches: int = 0  # with tensors that had to be pickled
     copied_batches: int = 0  # copied out of their slot because all slots were leased
-    read_batches: int = 0  # by workers, including those that nobody wanted any more
-    worker_busy_seconds: float = 0.0
-    worker_busy_squares: float = 0.0  # the sum of squares, without queueing for a core: the spread of a batch's time
-    worker_cpu_seconds: float = 0.0  # the part of being busy in which the worker's thread computed
-    worker_queued_seconds: float = 0.0  # the part of being busy in which it was ready to compute and had no core
-    worker_collate_seconds: float = 0.0  # the part of being busy that collate_fn took
-    worker_wait_seconds: float = 0.0
-    wait_seconds: float = 0.0  # of the consumer
-    retry_wait_seconds: float = 0.0  # the part of it in which a batch was read again because a worker had died
+    read_batches: int = 0  # read by workers, including those of an epoch that the consumer left early
+    worker_busy_seconds: float = 0.0  # in which workers read batches
+    worker_busy_squares: float = 0.0  # squares of each batch's busy seconds without the queued ones, summed
+    worker_cpu_seconds: float = 0.0  # the part of the busy seconds in which the worker's thread computed
+    worker_queued_seconds: float = 0.0  # the part of the busy seconds in which it waited for a core
+    worker_collate_seconds: float = 0.0  # the part of the busy seconds in which it collated
+    worker_wait_seconds: float = 0.0  # in which workers waited for tasks
+    wait_seconds: float = 0.0  # in which the consumer waited for batches
+    retry_wait_seconds: float = 0.0  # the part of wait_seconds for batches that were retried because a worker had died
     queued: int = 0  # further batches that were ready at each delivery, summed
-    active_workers: int = 0  # how many get tasks now
+    active_workers: int = 0  # how many workers get tasks now
     worker_changes: int = 0  # how often num_workers="auto" changed that number
-    deaths: int = 0  # of workers, including those killed because they hung
+    deaths: int = 0  # of workers, including those that were killed because they hung
     skipped_samples: int = 0  # left out by on_error="skip"
-    skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first of them: (index, what went wrong)
+    skipped: list[tuple[Any, str]] = field(default_factory=list)  # the first KEPT of them: (index, what went wrong)
 
     def count_work(self, work: Work) -> None:
         self.read_batches += 1
@@ -50,7 +50,7 @@ class Stats:
 
     @property
     def worker_load(self) -> float:
-        """The share of a core that a worker has used while it read: less than 1 if it waits, for a disk perhaps."""
+        """The share of a core that a worker uses while it reads: less than 1 if it waits, for a disk for example."""
         seconds = self.worker_busy_seconds - self.worker_queued_seconds
         return min(1.0, self.worker_cpu_seconds / seconds) if seconds > 0 else 1.0
 
@@ -69,4 +69,5 @@ class Stats:
         self.skipped += skipped[: KEPT - len(self.skipped)]
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the totals, and `mean_queued`: how many batches were ready at a delivery, on average."""
         return {**asdict(self), "mean_queued": self.queued / max(1, self.batches)}

@@ -1,4 +1,4 @@
-"""The tasks of each epoch of a seeded WorkerLoader: in our own order, or in that of a user's sampler.
+"""Makes the tasks of each epoch of a seeded WorkerLoader, in our own order or in that of a user's sampler.
 
 A user's sampler is never changed. It is iterated once per epoch, when that epoch begins.
 """
@@ -24,36 +24,40 @@ from ..samplers import length_of
 
 log = logging.getLogger(__name__)
 
+END = object()  # what next() returns at the end of a sampler
+
 
 @dataclass(frozen=True)
 class Task:
     """A batch to read. Without a seed it has indices only, and samples draw from the worker's own generators."""
 
-    indices: Any  # a sequence of dataset indices, or without automatic batching a single one
+    indices: Any  # a sequence of dataset indices; a single one without automatic batching
     epoch: int | None = None
-    number: int | None = None  # of the batch in its epoch
-    positions: np.ndarray | None = None  # of its rows in the epoch, int64
-    singly: bool = False  # read sample by sample: reading the whole batch crashed a worker
-    without: frozenset[int] = frozenset()  # rows to leave out: reading them crashed workers
-    row_epochs: np.ndarray | None = None  # of its rows, int64, where `positions` are in several epochs
+    number: int | None = None  # the batch's number in the epoch
+    positions: np.ndarray | None = None  # the rows' positions in the epoch, int64
+    singly: bool = False  # read sample by sample, because reading the whole batch crashed a worker
+    without: frozenset[int] = frozenset()  # rows to leave out, because reading them crashed workers
+    row_epochs: np.ndarray | None = None  # the rows' epochs, int64, if `positions` are in more than one
 
     def random_key(self, rows: slice = slice(None)) -> tuple[Any, Any]:
-        """Returns the epochs of rows and their positions in them, by which their random numbers are keyed."""
+        """Returns the rows' epochs and their positions there, which are part of the key of their random numbers."""
         assert self.epoch is not None and self.positions is not None
         return self.epoch if self.row_epochs is None else self.row_epochs[rows], self.positions[rows]
 
 
 def unseeded_task(indices: Any) -> Task:
     """Returns the task of a batch, or sample, of a loader without a seed."""
-    return Task(kept(indices))
+    return Task(snapshot(indices))
 
 
 class SamplerError(RuntimeError):
-    """Its cause is an error that a user's sampler raised. (Other exceptions here come from signal handlers.)"""
+    """Wraps, as its cause, an error that a user's sampler raised, to tell it from a signal handler's exception."""
 
 
 class OwnTasks:
     """Tasks in our own order."""
+
+    overruns = False  # an epoch has as many samples as its order says
 
     def __init__(self, order: Order, batched: bool) -> None:
         self.order = order
@@ -63,7 +67,7 @@ class OwnTasks:
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
         """Yields the epoch's tasks from batch number `first` on."""
         for number, relative, indices in self.order.batches(epoch, first):
-            epochs, positions = self.order.places(epoch, relative)
+            epochs, positions = self.order.origins(epoch, relative)
             rows = indices.tolist() if self._batched else int(indices[0])
             yield Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
 
@@ -82,24 +86,24 @@ class SamplerTasks:
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
         self.sampler = sampler
-        self.overruns = False  # the newest epoch's sampler gives more than its length
+        self.overruns = False  # in the newest epoch the sampler may give more items than its length says
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
         """Yields the epoch's tasks from batch number `first` on."""
-        items = drawn(self.sampler, self.order.seed, epoch)
-        self.overruns = isinstance(items, chain)  # with what has not been drawn yet
-        return self._made_of(items, epoch, first)
+        items, self.overruns = draw(self.sampler, self.order.seed, epoch)
+        return self._tasks(items, epoch, first)
 
-    def _made_of(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+    def _tasks(self, items: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         order, number = self.order, 0
-        head: list[Any] = []
+        head: list[Any] = []  # the first global batch, which pads the last one
         size = order.global_batch_size
-        while batch := list(islice(indices, size)):
+        while batch := list(islice(items, size)):
             if len(batch) < size and order.drop_last:
                 return
             head = head or batch
             if number >= first:
-                start = number * size  # the sampler's length is not asked: it may have none, or a wrong one
+                start = number * size
+                # Not the sampler's own length: it may have none, or a wrong one.
                 positions = replace(order, length=start + len(batch)).positions(number)
                 rows = [batch[at - start] if at >= start else head[at] for at in positions.tolist()]
                 if rows:
@@ -116,9 +120,9 @@ class BatchSamplerTasks(SamplerTasks):
         super().__init__(sampler, order)
         self._batched = batched
 
-    def _made_of(self, indices: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
+    def _tasks(self, items: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
         position = 0
-        for number, batch in enumerate(indices):
+        for number, batch in enumerate(items):
             rows = len(batch) if self._batched else 1
             if number >= first:
                 yield Task(batch, epoch, number, np.arange(position, position + rows))
@@ -126,7 +130,7 @@ class BatchSamplerTasks(SamplerTasks):
 
 
 def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTasks:
-    """Returns the tasks of a seeded WorkerLoader: in our own order if there is one, else in its sampler's."""
+    """Returns the tasks of a seeded WorkerLoader: in `own_order`, or if that is None in the order of its sampler."""
     batched = loader.batch_sampler is not None
     if own_order is not None:
         return OwnTasks(own_order, batched)
@@ -139,14 +143,15 @@ def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTask
     return BatchSamplerTasks(sampler, order, batched) if gives_batches else SamplerTasks(sampler, order)
 
 
-def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
-    """Draws all items from a user's sampler now, with the global generators seeded from (seed, epoch) meanwhile.
+def draw(sampler: Any, seed: int, epoch: int) -> tuple[Iterator[Any], bool]:
+    """Returns the items of a user's sampler, and whether it may give more of them than its length says.
 
-    Its error comes out after the items before it. What it gives beyond its length is drawn as it is needed, as
-    everything is of a sampler without a length: many samplers never end.
+    As many items as its length says are drawn now, with the global generators seeded from (seed, epoch). Items after
+    that, and all items of a sampler without a length, are drawn when they are needed, because many samplers never end.
+    If the sampler raises an error, the iterator raises a SamplerError after the items before it.
     """
     length = length_of(sampler)
-    most = 0 if length == sys.maxsize else length + 1  # with one more a sampler of that length comes to its end
+    most = 0 if length == sys.maxsize else length + 1  # one more, to see whether the sampler ends there
     items: list[Any] = []
     error = None
     with preserved_globals():
@@ -154,17 +159,17 @@ def drawn(sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
         try:
             given = iter(sampler)
             for item in islice(given, most):
-                items.append(kept(item))
+                items.append(snapshot(item))
         except Exception as raised:
             error = raised
         states = global_states()
     if error is not None or len(items) < most:
-        return _replay(items, error)
-    return chain(items, _drawn_on_demand(given, states, threading.get_ident()))
+        return _replay(items, error), False
+    return chain(items, _draw_on_demand(given, states, threading.get_ident())), True
 
 
-def kept(indices: Any) -> Any:
-    """Returns the indices as they are now: some samplers fill the same list or array again for each batch."""
+def snapshot(indices: Any) -> Any:
+    """Returns a copy of the indices, because some samplers fill the same list or array again for each batch."""
     if isinstance(indices, torch.Tensor):
         return indices.clone()
     return copy(indices) if isinstance(indices, (list, dict, np.ndarray)) else indices
@@ -176,23 +181,26 @@ def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
         raise SamplerError from error
 
 
-def _drawn_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator[Any]:
-    # Another thread, a preloader's, must not touch the global generators, which the training loop draws from.
+def _draw_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator[Any]:
+    """Yields the items; in the given thread, each is drawn with the global generators continuing from `states`.
+
+    Another thread, such as a preloader's, must not touch the global generators: the training loop draws from them.
+    """
     while True:
         try:
             if threading.get_ident() != thread:
                 _warn_of_unseeded_drawing()
-                item = next(items, drawn)
+                item = next(items, END)
             else:
                 with preserved_globals():
                     restore_globals(states)
-                    item = next(items, drawn)
+                    item = next(items, END)
                     states = global_states()
         except Exception as error:
             raise SamplerError from error
-        if item is drawn:  # the default of next(): no sampler yields this function
+        if item is END:
             return
-        yield kept(item)
+        yield snapshot(item)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Worker threads: nothing is sent or mapped, a thread writes a batch into memory that the consumer gets.
+"""Worker threads. A thread writes its batch into memory that the consumer then gets: nothing is sent.
 
-They never touch the global generators, which all threads share. A thread that hangs cannot be stopped: it is left
+They never touch the global generators, which all threads share. A thread that hangs cannot be stopped. It is left
 behind, but as a daemon it does not block the interpreter's exit.
 """
 
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,21 +19,21 @@ from ..nested import move
 from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
 from .pool import Death, Pool, PoolClosed, Result, WorkerTimeout
-from .reader import Reader, Stopping
+from .reader import Reader, Stopping, warn_of_unseeded_reading
 from .slots import Lease
 from .tasks import Task
 
 log = logging.getLogger(__name__)
 
-# close() waits for a thread JOIN_FACTOR times as long as the longest batch took, and at least JOIN_SECONDS; if no
-# batch is done yet, FIRST_SECONDS.
+# close() waits for the threads JOIN_FACTOR times as long as the longest batch took, and at least JOIN_SECONDS; or
+# FIRST_SECONDS, if no batch is done yet.
 JOIN_FACTOR, JOIN_SECONDS, FIRST_SECONDS = 3, 0.5, 5.0
 
 
 class ThreadPool(Pool):
-    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) counts from the start of a task.
+    """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) is the limit for a task.
 
-    A batch without a slot gets its own memory.
+    A batch without a slot gets new memory.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class ThreadPool(Pool):
         return results
 
     def stop(self, deadline: float) -> None:
-        """Tells the threads to exit, at the interpreter's exit, and waits for them until `deadline`."""
+        """Stops the threads at the interpreter's exit, and waits for them until `deadline` (time.monotonic)."""
         self._shared.stop(deadline)
 
     def close(self) -> None:
@@ -93,13 +92,13 @@ class ThreadPool(Pool):
 
 
 class _Shared:
-    """What a pool and its threads share. The threads do not refer to the pool, so they may outlive it."""
+    """What a pool and its threads share. The threads do not refer to the pool, so that they may outlive it."""
 
     def __init__(self, num_workers: int) -> None:
         self.threads: list[threading.Thread] = []
         self.tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
         self.results: SimpleQueue[Result | None] = SimpleQueue()
-        self.began: list[float | None] = [None] * num_workers  # when each began its task
+        self.began: list[float | None] = [None] * num_workers  # when each thread began its task; None: it is idle
         self.longest_seconds: float | None = None
         self.is_stopping = False
 
@@ -109,12 +108,12 @@ class _Shared:
         for queue in (*self.tasks, self.results):
             queue.put(None)  # wakes whoever waits
         for thread in self.threads:
-            # The garbage collector may run a finaliser in the thread itself.
+            # The garbage collector may have called this in the thread itself.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def mark(self, row: int) -> None:
-        """Is called before each sample, so that a thread exits without reading the rest of its batch."""
+        """Is called before each sample. Raises Stopping if the thread has to exit, to abandon its batch."""
         if self.is_stopping:
             raise Stopping
 
@@ -149,12 +148,3 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
         shared.longest_seconds = max(shared.longest_seconds or 0.0, work.seconds)
         shared.results.put(Result(number, reading, failure, buffer.needed, buffer.overflowed, False, work))
         del message, slot, buffer, reading, failure  # the consumer owns them now
-
-
-@cache
-def warn_of_unseeded_reading() -> None:
-    log.warning(
-        "samples are read in a thread, where the loader does not seed the global generators, as the model draws "
-        "from them too: random augmentation differs from run to run, unless the dataset has read_batch or worker "
-        "processes read it"
-    )

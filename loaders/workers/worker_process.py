@@ -1,4 +1,4 @@
-"""A worker process as the main process sees it: starts it, sends it tasks, and ends it."""
+"""The main process's side of one worker process: starts it, sends it tasks, and ends it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from ..background import forget, leave_to_us
+from ..background import forget, protect_from_children
 from .connection import Connection
 from .pool import NO_ROW
 from .process_main import LEAVING, STOP, Setup, work
 from .shared_memory import ADVICE, drop_shared
 from .tasks import Task
 
-BUSY_SECONDS = 0.3  # how long a worker that is told to stop may go on with its sample, before it is killed
+BUSY_SECONDS = 0.3  # after it was told to stop, a worker may go on reading a sample so long before it is killed
 
 
 class WorkerProcess:
-    """A worker process: its socket, its unanswered tasks, and when it began what it is doing."""
+    """A worker process, its socket, and its unanswered tasks. Times are those of time.monotonic."""
 
     def __init__(self, context: Any) -> None:
         self.tasks: dict[int, Task] = {}  # unanswered, by number
-        self.is_ready = False
-        self.is_leaving = False
-        self.row = NO_ROW  # that it was reading when its time limit was last checked
-        self.began = time.monotonic()
-        self.start_by: float | None = None
-        self.pidfd = -1
+        self.is_ready = False  # it has been set up, and answers tasks
+        self.is_leaving = False  # it has sent LEAVING: it only runs its exit functions
+        self.row = NO_ROW  # what it was reading when its time limit was last checked
+        self.began = time.monotonic()  # when it was started, or began its task or sample
+        self.start_by: float | None = None  # when it has to report its next step, until it is ready; None: no limit
+        self.pidfd = -1  # -1 where the system has none
         self.process: Any = None
         self._context = context
         self.connection, self._end = Connection.pair()
 
     @property
     def reads_singly(self) -> bool:
+        """Whether it reads one of its tasks sample by sample."""
         return any(task.singly for task in self.tasks.values())
 
     def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
+        """Starts the process. Raises OSError if the system has no process or descriptor left."""
         # The worker inherits the mask, so no signal reaches it before it has reset its parent's handlers.
         forks = self._context.get_start_method() == "fork"
         blocked = signal.valid_signals() if forks else {signal.SIGINT}
@@ -47,7 +49,7 @@ class WorkerProcess:
             arguments = reader, memory_fd, setup, self._end
             self.process = self._context.Process(target=work, args=arguments, daemon=True)
             self.process.start()
-            leave_to_us(self.process)
+            protect_from_children(self.process)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
             self._end.close()
@@ -60,22 +62,26 @@ class WorkerProcess:
                 raise
 
     def descriptors(self) -> tuple[int, int]:
-        """Returns what becomes readable when the worker answers, and when it dies: a child may hold its socket."""
+        """Returns the descriptors that become readable when the worker answers, and when it exits.
+
+        The socket alone does not tell its exit: a child of the worker may keep it open.
+        """
         return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
 
     def submit(self, number: int, task: Task, message: bytes) -> bool:
+        """Sends a task as the pickle `message`; False if there is no room for it in the socket."""
         try:
             if not self.connection.send(message):
                 return False
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has died: receive() will report that, and the task is retried
+            pass  # it has died: the pool's receive() reports that, and the task is retried
         if self.is_ready and not self.tasks:
             self.began = time.monotonic()
         self.tasks[number] = task
         return True
 
     def kill(self) -> None:
-        """Kills the process: by its pidfd, because another process may have got its number if it was reaped."""
+        """Kills the process. A pidfd is safer than its number, which another process may have if it was reaped."""
         if self.pidfd < 0:
             self.process.kill()
         else:
@@ -97,7 +103,7 @@ class WorkerProcess:
             self.pidfd = -1
 
     def discard_messages(self) -> None:
-        """Receives what has arrived, so that a worker that is blocked in send() can continue."""
+        """Receives and drops all messages, so that a worker that is blocked in send() can continue."""
         while (received := self.connection.receive()) is not None:
             message, fds = received
             self.is_leaving |= message == LEAVING
@@ -106,13 +112,13 @@ class WorkerProcess:
 
 
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
-    """Asks workers to exit, and waits: until `deadline` for one that is exiting, BUSY_SECONDS for a busy one."""
+    """Asks workers to exit, and waits: until `deadline` for those that are leaving, BUSY_SECONDS for busy ones."""
     for worker in workers:
         with suppress(OSError):
             worker.connection.send(STOP)
     kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
     while workers:
-        # Whether a worker is leaving is looked at now and then: another thread may have received its message.
+        # The timeout is short because another thread, in the pool's receive(), may get LEAVING and set is_leaving.
         exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):
@@ -121,7 +127,7 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
         workers = [
             worker
             for worker in workers
-            # One that the program's own SIGCHLD handler has reaped is alive for ever to multiprocessing.
+            # multiprocessing takes a worker for alive for ever if the program's SIGCHLD handler has reaped it.
             if worker.process.sentinel not in exited
             and worker.process.is_alive()
             and now < (deadline if worker.is_leaving else kill_busy_at)

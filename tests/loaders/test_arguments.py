@@ -55,10 +55,10 @@ def test_arguments_that_make_sense_are_taken(settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_restarts": True}, "max_restarts=True: give a number from 0"),
-        ({"max_restarts": "3"}, "max_restarts='3': give a number from 0"),
-        ({"prefetch_batches": 3, "prefetch_factor": 1}, "leave out prefetch_factor, which counts each worker's"),
-        ({"prefetch_batches": 3, "prefetch_factor": 3}, "leave out prefetch_factor, which counts each worker's"),
+        ({"max_restarts": True}, "max_restarts=True: give an integer from 0"),
+        ({"max_restarts": "3"}, "max_restarts='3': give an integer from 0"),
+        ({"prefetch_batches": 3, "prefetch_factor": 1}, "leave out prefetch_factor, which is the number per worker"),
+        ({"prefetch_batches": 3, "prefetch_factor": 3}, "leave out prefetch_factor, which is the number per worker"),
         ({"rank": 1}, "rank=1 and world_size=1 need a seed, from which all ranks compute the same order"),
         ({"world_size": 2}, "rank=0 and world_size=2 need a seed, from which all ranks compute the same order"),
     ],

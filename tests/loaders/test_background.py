@@ -53,7 +53,7 @@ def test_a_forked_child_stops_nothing_of_its_parents(monkeypatch):
     item, worker, other = Running(), threading.Event(), threading.Event()
     monkeypatch.setattr(multiprocessing.process, "_children", {worker, other})
     stop_at_exit(item)
-    background.leave_to_us(worker)
+    background.protect_from_children(worker)
     child = os.fork()
     if child == 0:
         background._stop_all()

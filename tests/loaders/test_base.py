@@ -4,6 +4,7 @@ from copy import copy
 
 import pytest
 
+from loaders.arguments import check_choice, did_you_mean
 from loaders.base import (
     ENDED,
     VERSION,
@@ -12,8 +13,6 @@ from loaders.base import (
     Epochs,
     OptionalMethods,
     Position,
-    check_choice,
-    did_you_mean,
     missing_attribute,
 )
 from loaders.order import Order

@@ -139,8 +139,9 @@ import ctypes, logging, os, signal, socket, sys
 import torch, torch.utils.data, numpy
 
 sys.platform = "win32"
-for module, name in ((os, "register_at_fork"), (os, "memfd_create"), (signal, "pthread_sigmask"), (socket, "AF_UNIX")):
-    delattr(module, name)
+for name in ("register_at_fork", "memfd_create", "pread", "sched_getaffinity"):
+    delattr(os, name)
+del signal.pthread_sigmask, socket.AF_UNIX
 
 def refuse(*_, **__):
     raise OSError("there is no C library of that name")

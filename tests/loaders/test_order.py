@@ -4,7 +4,8 @@ from math import ceil
 import numpy as np
 import pytest
 
-from loaders.order import Order, checked_seed, permute
+from loaders.arguments import checked_seed
+from loaders.order import Order, permute
 from loaders.randomness import fold
 
 
@@ -196,7 +197,7 @@ def delivered(order: Order, epoch: int, first: int = 0) -> list[list[tuple[int, 
     for at, (number, relative, indices) in enumerate(order.batches(epoch, first), first):
         assert number == at
         assert relative.tolist() == order.positions(number, epoch).tolist()
-        epochs, positions = order.places(epoch, relative)
+        epochs, positions = order.origins(epoch, relative)
         epochs = np.broadcast_to(epochs, positions.shape)
         batches.append(list(zip(epochs.tolist(), positions.tolist(), indices.tolist(), strict=True)))
     return batches

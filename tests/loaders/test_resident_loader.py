@@ -300,19 +300,19 @@ def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
     dataset = images()
     loader = make(dataset)
     next(loader)
-    assert loader._set["image"].data_ptr() == dataset.images.ctypes.data
+    assert loader._samples["image"].data_ptr() == dataset.images.ctypes.data
 
 
-def test_where_the_system_does_not_tell_nothing_is_refused(make, monkeypatch, tmp_path):
+def test_on_the_cpu_the_free_memory_is_what_this_process_may_use(monkeypatch):
     assert module.free_bytes(torch.device("cpu")) > 0
-    monkeypatch.setattr(module, "MEMINFO", tmp_path / "meminfo")
-    assert module.free_bytes(torch.device("cpu")) is None
-    (tmp_path / "meminfo").write_text("MemFree: 3 kB\n")
-    assert module.free_bytes(torch.device("cpu")) is None
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:      2 kB\n")
+    monkeypatch.setattr(module, "available_memory", lambda: 2048)
     assert module.free_bytes(torch.device("cpu")) == 2048
-    free_now = module.free_bytes(torch.device("meta"))
-    assert free_now is None
+
+
+def test_where_the_system_does_not_tell_nothing_is_refused(make, free):
+    assert module.free_bytes(torch.device("meta")) is None
+    free(None)
+    assert contents(make(Numbers(2), shuffle=False)) == [[0, 1]]
 
 
 def test_a_device_that_is_not_there_is_refused_in_words(make, monkeypatch):

@@ -16,7 +16,7 @@ from example_datasets import Augmented, Faulty, Numbers, contents
 from torch.utils.data import IterableDataset
 
 from loaders import TorchLoader
-from loaders.workers.inline_pool import warn_of_unseeded_reading
+from loaders.workers.reader import warn_of_unseeded_reading
 
 
 class Processes(Numbers):

@@ -382,8 +382,8 @@ def test_a_loader_can_be_pickled_while_it_runs():
         ({"worker_method": "threads"}, "worker_method=threads: did you mean thread"),
         ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "starts no processes"),
         ({"on_error": "ignore"}, "on_error=ignore: it is one of raise, skip"),
-        ({"max_restarts": -1}, "max_restarts=-1: give a number from 0"),
-        ({"prefetch_batches": 0}, "prefetch_batches=0: give the number of batches"),
+        ({"max_restarts": -1}, "max_restarts=-1: give an integer from 0"),
+        ({"prefetch_batches": 0}, "prefetch_batches=0: give the total number of batches"),
         ({"prefetch_batches": 3, "prefetch_factor": 4, "num_workers": 1}, "leave out prefetch_factor"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 
 from loaders import Preloader
 from loaders.preload import device_copy
-from loaders.preload.device_copy import DeviceCopier, present_device
+from loaders.preload.device_copy import DeviceCopier, checked_device
 from loaders.randomness import Random
 
 
@@ -108,13 +108,13 @@ def copier(side_stream: bool = True, transform=None) -> DeviceCopier:
 
 
 def test_a_gpu_without_a_number_is_the_current_one_and_the_last_number_exists(gpu):
-    assert present_device("cuda") == torch.device("cuda:1")
-    assert present_device("cuda:1") == torch.device("cuda:1")
-    assert present_device("cuda:0") == torch.device("cuda:0")
+    assert checked_device("cuda") == torch.device("cuda:1")
+    assert checked_device("cuda:1") == torch.device("cuda:1")
+    assert checked_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(
         RuntimeError, match="device='cuda:2', but torch finds 2 CUDA devices here: use a number below 2"
     ):
-        present_device("cuda:2")
+        checked_device("cuda:2")
 
 
 def test_the_side_stream_waits_for_what_the_calling_thread_has_queued(gpu):

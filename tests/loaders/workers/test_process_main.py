@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from loaders import timeline
 from loaders.randomness import preserved_globals
 from loaders.workers import process_main
-from loaders.workers.batch_buffer import TORCHS_STACK, SharedBatchBuffer
+from loaders.workers.batch_buffer import SharedBatchBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
 from loaders.workers.process_main import LEAVING, PARENT_SECONDS, READY, STARTED, STOP, Setup
@@ -249,8 +249,8 @@ def test_a_collate_fn_that_calls_torchs_stacks_into_the_slot_too(worker, bound):
     result, _ = one.answer(0, task(4, 5), lease.place)
     assert result.needed == 2 * PAGE
     assert lease.array[0] == 4
-    assert stacks[0] is not TORCHS_STACK
-    assert default_collate_fn_map[torch.Tensor] is TORCHS_STACK
+    assert stacks[0] is not collate_tensor_fn
+    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
     stop(one, bound)
 
 
@@ -358,5 +358,5 @@ def test_a_forked_workers_handlers_are_reset_and_its_mask_is_its_parents():
 def test_where_a_user_replaced_torchs_stacking_it_is_left_alone(monkeypatch):
     own = lambda samples, **_: samples  # noqa: E731
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, own)
-    with process_main._stacking_into(SharedBatchBuffer(), None):
+    with process_main._stacking_into(SharedBatchBuffer()):
         assert default_collate_fn_map[torch.Tensor] is own

@@ -10,7 +10,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, drawn
+from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, draw
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -119,8 +119,8 @@ def test_without_automatic_batching_an_item_is_one_row():
 
 def test_a_sampler_with_a_length_is_drawn_from_at_once_and_one_without_as_needed():
     sized, endless = Sized(), Endless()
-    drawn(sized, 0, 0)
-    items = drawn(endless, 0, 0)
+    draw(sized, 0, 0)
+    items = draw(endless, 0, 0)[0]
     assert (sized.given, endless.given) == (5, 0)
     for count in (1, 2, 3):
         next(items)
@@ -135,7 +135,7 @@ def states() -> list:
 def test_what_a_sampler_draws_depends_on_seed_and_epoch_alone(sampler):
     def first_five(seed: int, epoch: int) -> list[float]:
         items = []
-        for item in itertools.islice(drawn(sampler, seed, epoch), 5):
+        for item in itertools.islice(draw(sampler, seed, epoch)[0], 5):
             random.random(), np.random.random(), torch.rand(())  # the training loop draws too
             items.append(item)
         return items
@@ -148,12 +148,12 @@ def test_what_a_sampler_draws_depends_on_seed_and_epoch_alone(sampler):
 @pytest.mark.parametrize("sampler", [Sized(), Endless()], ids=["sized", "endless"])
 def test_drawing_leaves_the_global_generators_as_they_were(sampler):
     before = states()
-    list(itertools.islice(drawn(sampler, 1, 2), 5))
+    list(itertools.islice(draw(sampler, 1, 2)[0], 5))
     assert states() == before
 
 
 def test_a_sized_and_an_endless_sampler_draw_the_same():
-    assert list(drawn(Sized(), 1, 2)) == list(itertools.islice(drawn(Endless(), 1, 2), 5))
+    assert list(draw(Sized(), 1, 2)[0]) == list(itertools.islice(draw(Endless(), 1, 2)[0], 5))
 
 
 def test_another_thread_does_not_seed_the_global_generators(in_thread, bound):
@@ -165,7 +165,7 @@ def test_another_thread_does_not_seed_the_global_generators(in_thread, bound):
                 seeds.append((threading.get_ident(), states()))
                 yield 0
 
-    items = drawn(Noting(), 1, 2)
+    items = draw(Noting(), 1, 2)[0]
     next(items)
     before = states()
     in_thread(next, items).result(bound)
@@ -190,7 +190,7 @@ class FailingSized(Failing):
 @pytest.mark.parametrize("sampler", [Failing(), FailingSized()], ids=["endless", "sized"])
 def test_a_samplers_error_comes_after_the_items_before_it(sampler):
     before = states()
-    items = drawn(sampler, 0, 0)
+    items = draw(sampler, 0, 0)[0]
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(SamplerError) as error:
         next(items)
@@ -204,7 +204,7 @@ def test_a_task_without_a_seed_has_indices_only():
 
 def test_a_sampler_that_another_thread_iterates_without_seeding_is_logged_once(in_thread, bound, caplog):
     module._warn_of_unseeded_drawing.cache_clear()
-    items = drawn(Endless(), 1, 2)
+    items = draw(Endless(), 1, 2)[0]
     next(items)
     assert not caplog.records
     for _ in range(2):

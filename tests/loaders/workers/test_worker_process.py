@@ -50,7 +50,7 @@ class Context:
 def noted(monkeypatch):
     """What is done beside the process, in order; the signals that a pidfd gets are not sent."""
     calls: list = []
-    monkeypatch.setattr(module, "leave_to_us", lambda process: calls.append(("leave to us", process)))
+    monkeypatch.setattr(module, "protect_from_children", lambda process: calls.append(("leave to us", process)))
     monkeypatch.setattr(module, "forget", lambda process: calls.append(("forget", process)))
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *given: calls.append(given), raising=False)
     return calls
