@@ -54,8 +54,9 @@ def offers(dataset: Any, method: str) -> bool:
 
 
 def _owner(dataset: Any, name: str) -> type | None:
-    """The class that defines the dataset's method `name`."""
-    return next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None)
+    """The class that defines the dataset's method `name`; None if there is none, or if it sets it to None."""
+    owner = next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None)
+    return None if owner is None or vars(owner)[name] is None else owner
 
 
 def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:

@@ -30,7 +30,7 @@ class LoaderConfigError(ValueError):
 
 @dataclass
 class LoaderConfig:
-    """The keys of conf/loader/*.yaml, the same for every loader; checked when made.
+    """The keys of conf/loader/*.yaml, the same for every loader.
 
     Raises LoaderConfigError for a value out of range.
     """

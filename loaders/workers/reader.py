@@ -44,8 +44,9 @@ def offers(dataset: Any, method: str) -> bool:
 
 
 def _owner(dataset: Any, method: str) -> type | None:
-    """Returns the class that defines `method` for the dataset."""
-    return next((kind for kind in type(dataset).__mro__ if vars(kind).get(method) is not None), None)
+    """Returns the class that defines `method` for the dataset; None if there is none, or if it sets it to None."""
+    owner = next((kind for kind in type(dataset).__mro__ if method in vars(kind)), None)
+    return None if owner is None or vars(owner)[method] is None else owner
 
 
 def spec_of(dataset: Any) -> Spec | None:

@@ -86,9 +86,14 @@ class Overridden(Written):
         return "another sample"
 
 
-def test_a_method_counts_unless_a_subclass_reads_other_samples():
+class Disabled(Written):
+    read_batch = None
+
+
+def test_a_method_counts_unless_a_subclass_reads_other_samples_or_sets_it_to_none():
     assert offers(Written(), "read_batch") is True
-    assert offers(Plain(), "read_batch") is offers(Overridden(), "read_batch") is False
+    for kind in (Plain, Overridden, Disabled):
+        assert offers(kind(), "read_batch") is False
     assert spec_of(Written()) == SPEC
     assert spec_of(Plain()) is spec_of(Overridden()) is None
 
