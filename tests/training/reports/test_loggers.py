@@ -6,9 +6,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from train import CONF
+from tests.configs import composed
 from training.config import ConfigError, checked
 from training.reports import loggers
 from training.reports.record import Record
@@ -17,8 +16,7 @@ LINE = {"step": 1, "loss": 2.0, "images_per_second": 3.0}
 
 
 def config(*overrides: str):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return checked(compose("config", overrides=list(overrides)))
+    return checked(composed(*overrides))
 
 
 @pytest.fixture

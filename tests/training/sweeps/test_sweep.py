@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from matplotlib.figure import Figure
 
 from training.sweeps.sweep import Sweep, main, write_report
 
@@ -38,14 +37,6 @@ def sweep(tmp_path):
     add_job(folder, 2, "loader=prefetch loader.num_workers=0 train.epochs=1", speed=9876.5)
     add_job(folder, 3, "loader=prefetch loader.num_workers=2 train.epochs=1")
     return folder
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were drawn, as matplotlib objects."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    return figures
 
 
 @pytest.fixture
