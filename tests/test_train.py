@@ -145,7 +145,7 @@ def two_threads():
 
 def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader(tmp_path, two_threads):
     for loader in ("torch", "prefetch"):
-        train(tmp_path / loader, f"loader={loader}", "loader.num_workers=2", "train.max_steps=4")
+        train(tmp_path / loader, f"loader={loader}", "loader.num_workers=2", "train.max_steps=2", "data.test_length=8")
     assert_equal_weights(tmp_path / "torch", tmp_path / "prefetch")
 
 

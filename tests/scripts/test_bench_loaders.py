@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from torchvision.io import decode_jpeg, read_file
 
 from scripts import bench_loaders as bench
@@ -64,16 +65,17 @@ def test_all_rows_of_cifar_deliver_the_same_kind_of_batch():
 
 def test_made_up_pictures_are_as_large_as_photographs_and_every_row_reads_them(tmp_path, monkeypatch, python):
     def start_quickly(command, **_):
-        return python.run(*command[1:], timeout=100, quick_exit=True)
+        return python.run(*command[1:], "--workers", 0, timeout=100, quick_exit=True)
 
     monkeypatch.setattr(bench_workloads.subprocess, "run", start_quickly)
-    bench.make_pictures(tmp_path, count=20)
+    bench.make_pictures(tmp_path, count=10)
     files = list(tmp_path.rglob("*.jpg"))
-    assert len(files) == 20
+    assert len(files) == 10
     assert all(40_000 <= path.stat().st_size <= 120_000 for path in files)
     assert decode_jpeg(read_file(str(files[0]))).shape == (3, 375, 500)
-    for path in files:  # enough for one batch of each split
-        for copy in range(3 if path.is_relative_to(tmp_path / "train") else 7):
+    for path in files:  # enough for one batch of each split, and small, to be read quickly
+        Image.open(path).resize((50, 38)).save(path)
+        for copy in range(7 if path.is_relative_to(tmp_path / "train") else 15):
             path.with_name(f"{path.stem}-{copy}.jpg").hardlink_to(path)
     for workload, batch_size in (("jpeg", 64), ("packed", 64), ("evaluation", 16)):
         for make in bench.WORKLOADS[workload](tmp_path, tmp_path).values():
