@@ -232,7 +232,7 @@ def test_what_cannot_train_ends_in_a_sentence_before_training(tmp_path, dataset,
     assert "\n" not in str(error.value)
 
 
-def test_a_score_of_ones_own_may_be_a_function_and_choose_the_best(tmp_path):
+def test_a_custom_score_may_be_a_function_and_choose_the_best_checkpoint(tmp_path):
     overrides = [f"task.scores={{sure: {{_target_: {HERE}.sure}}}}", "task.metric=sure"]
     summary = train(tmp_path, *overrides)
     assert summary["score"] == "test_sure" and 0.5 <= summary["test_sure"] <= 1

@@ -169,7 +169,7 @@ def test_jobs_that_differ_in_the_seed_only_are_one_setting_with_the_median_of_it
     assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its standard deviation"
 
 
-def test_of_settings_that_overlap_the_simplest_is_recommended_and_no_seed_is(noisy):
+def test_the_simplest_of_settings_that_overlap_is_recommended_without_a_seed(noisy):
     report = Sweep(noisy).text()
     assert "Fastest, and equal within their spread: loader=workers (3 runs); loader=prefetch (3 runs).\n" in report
     assert "The simplest of them: jobs 3, 4, 5, 1,100 images/s" in report
