@@ -2,11 +2,13 @@
 
 Importing these takes seconds, most of the time of a short program. A program started here differs from a fresh one in
 one way: the modules in PRELOADED are imported already, with the server's environment variables. It imports this
-repository's modules itself, is its own `__main__`, and exits as any interpreter does.
+repository's modules itself, is its own `__main__`, and exits as any interpreter does, unless it has a quick exit.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import json
 import os
@@ -43,12 +45,15 @@ class PythonServer:
         env: dict[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
         output: TextIO | None = None,
+        quick_exit: bool = False,
     ) -> Program:
         """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments.
 
         Its stdout and stderr go to `output` if that is given, else to pipes that `communicate` reads.
+        `quick_exit` saves 0.3 s of CPU time in tests that are not about how a program exits: see `exit_quickly`.
         """
         request = {
+            "quick_exit": quick_exit,
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd),
             "env": dict(os.environ) if env is None else env,
@@ -191,6 +196,8 @@ def become(request: dict, fds: list[int]) -> tuple[object, dict]:
     os.environ.update(request["env"])
     multiprocessing.process.ORIGINAL_DIR, tempfile.tempdir = os.getcwd(), None
     numpy.random.seed()  # or all programs would draw the same numbers
+    if request["quick_exit"]:
+        atexit.register(exit_quickly, dict(sys.modules))  # the first to be registered is the last to be called
     main = types.ModuleType("__main__")
     first, *rest = request["arguments"]
     if first == "-c":
@@ -201,6 +208,15 @@ def become(request: dict, fds: list[int]) -> tuple[object, dict]:
     sys.path[0:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
     return compile(source, file, "exec"), main.__dict__
+
+
+def exit_quickly(preloaded: dict[str, object]) -> None:
+    """Lets the interpreter exit without clearing the preloaded modules, and without destructors of C++ libraries."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # called before the destructors, with the program's exit code
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(preloaded))  # never freed
+    for name in preloaded.keys() - set(sys.builtin_module_names):
+        sys.modules.pop(name, None)
 
 
 if __name__ == "__main__":

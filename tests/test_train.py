@@ -2,20 +2,19 @@ import json
 import os
 import signal
 import threading
-from functools import cache
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import train as train_module
 from data.array_dataset import ArrayDataset
 from loaders import timing
-from train import CONF, run
+from tests.configs import composed
+from train import run
 from training.config import ConfigError
 from training.launch import is_expected
 from training.reports.verdict import Verdict
@@ -37,16 +36,7 @@ SMALL = [
 
 def compose_small(*overrides: str) -> DictConfig:
     given = {text.partition("=")[0]: text for text in [*SMALL, *overrides]}
-    structure = {key: text for key, text in given.items() if key.startswith("~") or (CONF / key).is_dir()}
-    values = [text for key, text in given.items() if key not in structure]
-    return OmegaConf.merge(composed(*structure.values()), OmegaConf.from_dotlist(values))
-
-
-@cache
-def composed(*overrides: str) -> DictConfig:
-    """Composing takes longer than a small run."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+    return composed(*given.values())
 
 
 def train(folder: Path, *overrides: str) -> dict:
@@ -153,43 +143,38 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("loader", ["torch", "prefetch"])
-def test_the_same_seed_gives_bit_equal_weights(tmp_path, two_threads, loader):
-    for name in ("one", "other"):
-        train(tmp_path / name, f"loader={loader}", "loader.num_workers=2", "train.max_steps=4")
-    assert_equal_weights(tmp_path / "one", tmp_path / "other")
+def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader(tmp_path, two_threads):
+    for loader in ("torch", "prefetch"):
+        train(tmp_path / loader, f"loader={loader}", "loader.num_workers=2", "train.max_steps=2", "data.test_length=8")
+    assert_equal_weights(tmp_path / "torch", tmp_path / "prefetch")
 
 
-def test_another_seed_gives_other_weights(tmp_path):
-    for seed in (0, 1):
-        train(tmp_path / str(seed), f"seed={seed}", "train.epochs=1")
+def test_another_seed_gives_other_weights(tmp_path, undisturbed):
+    train(tmp_path, "seed=1")
     with pytest.raises(AssertionError):
-        assert_equal_weights(tmp_path / "0", tmp_path / "1")
+        assert_equal_weights(undisturbed, tmp_path)
 
 
 @pytest.mark.parametrize("stop_after", [8, 11], ids=["between two epochs", "inside an epoch"])
-def test_a_resumed_run_ends_with_the_weights_of_one_that_did_not_stop(tmp_path, monkeypatch, stop_after):
+def test_a_resumed_run_ends_with_the_weights_of_one_that_did_not_stop(tmp_path, monkeypatch, undisturbed, stop_after):
     # The learning rate depends on the run's length, so the first part is interrupted instead of made shorter.
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    train(whole)
     interrupt_after(monkeypatch, stop_after)
-    train(part)
+    train(tmp_path)
     monkeypatch.undo()
-    train(part, f"train.resume={part}", "loader=prefetch", "loader.num_workers=2")
-    assert_equal_weights(whole, part)
+    train(tmp_path, f"train.resume={tmp_path}", "loader=prefetch", "loader.num_workers=2")
+    assert_equal_weights(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("first, then", [("resident", "prefetch"), ("prefetch", "resident"), ("resident", "resident")])
-def test_a_run_resumed_with_another_loader_ends_with_the_same_weights_augmentation_included(
-    tmp_path, monkeypatch, first, then
-):
-    whole, part, data = tmp_path / "whole", tmp_path / "part", "data._target_=tests.test_train.augmented_images"
+def test_a_run_resumed_with_another_loader_ends_with_the_same_weights_augmentation_included(tmp_path, monkeypatch):
+    whole, data = tmp_path / "whole", "data._target_=tests.test_train.augmented_images"
     train(whole, data, "loader=workers")
-    interrupt_after(monkeypatch, 11)
-    train(part, data, f"loader={first}")
-    monkeypatch.undo()
-    train(part, data, f"train.resume={part}", f"loader={then}")
-    assert_equal_weights(whole, part)
+    for first, then in (("resident", "prefetch"), ("prefetch", "resident"), ("resident", "resident")):
+        part = tmp_path / f"{first}-{then}"
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 11)
+            train(part, data, f"loader={first}")
+        train(part, data, f"train.resume={part}", f"loader={then}")
+        assert_equal_weights(whole, part)
 
 
 def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDataset:
@@ -208,8 +193,8 @@ def test_a_cached_run_can_be_resumed_and_its_verdict_says_what_it_measured(tmp_p
 
 
 def test_a_dataset_that_does_not_fit_into_memory_ends_the_run_with_the_reason(tmp_path):
-    with pytest.raises(RuntimeError, match=r"loader=resident needs .* on cpu for 10,000,000 samples.* free") as caught:
-        train(tmp_path, "loader=resident", "data.length=10000000", "data.image_size=1024")
+    with pytest.raises(RuntimeError, match=r"loader=resident needs .* on cpu for 1,000,000 samples.* free") as caught:
+        train(tmp_path, "loader=resident", "data.length=1000000", "data.image_size=1024")
     assert is_expected(caught.value), "the run ends with this sentence, not with a traceback"
 
 
@@ -261,7 +246,7 @@ def test_a_resumed_run_uses_its_own_learning_rate(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["a new folder", "the same folder"])
-def test_after_a_resume_too_best_is_the_best_of_its_folder(tmp_path, monkeypatch, where):
+def test_best_is_the_best_checkpoint_of_its_folder_after_a_resume_too(tmp_path, monkeypatch, where):
     # In a new folder, the checkpoint that the run starts from is evaluated first.
     accuracies = iter([0.8, 0.9, *([0.5] if where == "a new folder" else []), 0.7, 0.6, 0.6])
     monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: ({"accuracy": next(accuracies)}, 0))
@@ -310,10 +295,9 @@ def test_a_run_goes_on_after_its_metrics_were_damaged(tmp_path):
     assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
 
 
-def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_path):
-    summary = train(tmp_path / "run", "train.epochs=1")
-    again = train(tmp_path / "on", "train.epochs=1", f"train.resume={tmp_path}/run")
-    assert again["test_accuracy"] == summary["test_accuracy"]
+def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_path, undisturbed):
+    again = train(tmp_path, f"train.resume={undisturbed}")
+    assert again["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
     assert again["verdict"] == "nothing was left to train: the checkpoint was evaluated"
 
 
@@ -332,18 +316,15 @@ def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
         assert [line["step"] for line in metrics(tmp_path) if "loss" in line] == [1, 4, 8]
 
 
-def test_an_evaluation_that_fails_loses_no_training(tmp_path, monkeypatch):
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    train(whole)
+def test_an_evaluation_that_fails_loses_no_training(tmp_path, monkeypatch, undisturbed):
     monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train(part)
+        train(tmp_path)
     monkeypatch.undo()
-    train(part)
-    assert [line for line in metrics(part) if "test_accuracy" in line] == [
-        line for line in metrics(whole) if "test_accuracy" in line
-    ]
-    assert_equal_weights(whole, part)
+    train(tmp_path)
+    ours, theirs = metrics(tmp_path), metrics(undisturbed)
+    assert [line for line in ours if "test_accuracy" in line] == [line for line in theirs if "test_accuracy" in line]
+    assert_equal_weights(undisturbed, tmp_path)
 
 
 def test_checkpoints_are_saved_inside_an_epoch_and_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
@@ -410,10 +391,9 @@ def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
         ("optim=adamw", "was trained with SGD and this run has AdamW"),
     ],
 )
-def test_resuming_another_run_is_refused_with_the_difference(tmp_path, override, reason):
-    train(tmp_path, "train.max_steps=1")
+def test_resuming_another_run_is_refused_with_the_difference(tmp_path, undisturbed, override, reason):
     with pytest.raises(ConfigError, match=reason):
-        train(tmp_path / "second", override, f"train.resume={tmp_path}")
+        train(tmp_path, override, f"train.resume={undisturbed}")
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_erasing_sets_one_box_to_the_mean_in_the_given_share_of_the_images():
         assert (box == 0).all() and mask.sum() <= box[0].numel()
 
 
-@pytest.mark.parametrize("size", [(20, 30), (224, 224), (8, 8)])
+@pytest.mark.parametrize("size", [(20, 30), (8, 8)])
 def test_erased_boxes_have_the_distribution_of_torchvisions(size):
     torch.manual_seed(0)
     theirs = v2.RandomErasing(p=1.0)

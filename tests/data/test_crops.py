@@ -55,7 +55,7 @@ def test_a_test_sample_is_that_share_of_the_resized_image(
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_what_is_left_open_is_the_same_as_the_defaults(train: bool) -> None:
+def test_settings_that_are_none_take_their_defaults(train: bool) -> None:
     given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
     samples = []
     for dataset in (OneImage(train), OneImage(train, **dict.fromkeys(given)), OneImage(train, **given)):

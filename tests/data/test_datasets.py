@@ -88,10 +88,11 @@ def test_changing_a_sample_in_place_does_not_change_the_dataset(make):
     assert torch.equal(dataset[0]["image"], original)
 
 
-def test_a_pickled_copy_reads_the_same(make):
+def test_a_pickled_copy_of_a_dataset_that_was_read_reads_the_same(make):
     dataset = make(False)
+    expected = dataset[1]["image"]
     copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == len(dataset) and torch.equal(copy[1]["image"], dataset[1]["image"])
+    assert len(copy) == len(dataset) and torch.equal(copy[1]["image"], expected)
 
 
 def test_an_error_from_a_worker_keeps_its_type_and_message(tmp_path, write_images):

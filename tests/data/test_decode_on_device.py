@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from PIL import ExifTags, Image
 
@@ -23,6 +22,7 @@ from data.packed import Packed
 from data.subset import subset
 from data.webdataset import WebDataset
 from loaders import Preloader, WorkerLoader
+from tests.configs import composed
 from training.config import ConfigError, checked
 from training.finished.finished_run import configure
 
@@ -172,8 +172,7 @@ def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size)
 def config_of(images: Path, *overrides: str) -> DictConfig:
     small = ["model=linear", "train.batch_size=4", "train.epochs=2", "timing.trial_seconds=0", "augment.mixup=0.2"]
     folder = ["data=image_folder", f"data.root={images}", "data.image_size=8", "data.val_fraction=0.2"]
-    with initialize_config_dir(str(train.CONF), version_base="1.3"):
-        return compose("config", overrides=[*small, *folder, *overrides])
+    return composed(*small, *folder, *overrides)
 
 
 def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monkeypatch):

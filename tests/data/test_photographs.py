@@ -19,7 +19,7 @@ def files_of(root):
     return {path.relative_to(root): path.read_bytes() for path in root.rglob("*.jpg")}
 
 
-def test_they_are_made_at_first_use_and_not_again(tmp_path, few_photographs, monkeypatch):
+def test_photographs_are_made_at_first_use_and_not_again(tmp_path, few_photographs, monkeypatch):
     def copy(root):
         assert not root.exists()
         shutil.copytree(few_photographs, root)
@@ -29,19 +29,19 @@ def test_they_are_made_at_first_use_and_not_again(tmp_path, few_photographs, mon
     assert len(train) == 20 and len(test) == 10 and len(train.classes) == 10
 
 
-def test_they_are_as_large_as_photographs_and_no_two_are_the_same(few_photographs):
+def test_photographs_are_as_large_as_real_ones_and_no_two_are_the_same(few_photographs):
     files = files_of(few_photographs)
     assert len(set(files.values())) == 30
     assert all(50_000 < len(data) < photographs.BYTES for data in files.values())
     assert all(Image.open(few_photographs / name).size == (500, 375) for name in files)
 
 
-def test_each_making_writes_the_same_files(few_photographs, tmp_path):
+def test_photographs_that_are_made_again_are_the_same_files(few_photographs, tmp_path):
     photographs.make(tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(few_photographs)
 
 
-def test_an_interrupted_making_leaves_no_folder_and_is_done_again(tmp_path, monkeypatch):
+def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_again(tmp_path, monkeypatch):
     root, partial = tmp_path / "photographs", tmp_path / ".photographs.partial"
 
     def interrupted(folder, count):
@@ -58,7 +58,7 @@ def test_an_interrupted_making_leaves_no_folder_and_is_done_again(tmp_path, monk
     assert len(files_of(root)) == 30 and not partial.exists()
 
 
-def test_of_two_processes_at_once_one_makes_them_and_the_other_finds_them(tmp_path, bound):
+def test_of_two_processes_at_once_one_makes_the_photographs_and_the_other_finds_them(tmp_path, bound):
     root, made = tmp_path / "photographs", tmp_path / "made"
     context = multiprocessing.get_context("fork")
     ready = context.Barrier(2)

@@ -76,7 +76,7 @@ def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, write_tar, jpeg, l
     assert dataset.path(1) == f"{shard}/1.JPG"
 
 
-def test_a_number_is_found_among_names(tmp_path, write_tar, jpeg):
+def test_a_number_may_be_the_name_of_a_class(tmp_path, write_tar, jpeg):
     urls = {"urls": {"7": b"7", "cat": b"cat"}, "test_urls": {"7": b"7"}}
     for key, labels in urls.items():
         files = {f"{name}.jpg": jpeg for name in labels} | {f"{name}.cls": label for name, label in labels.items()}

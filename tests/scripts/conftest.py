@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from train import CONF, run
+from tests.configs import composed
+from train import run
 
 SMALL = [
     *("data=synthetic", "data.length=256", "data.test_length=40", "data.image_size=8", "data.num_classes=6"),
@@ -17,6 +17,5 @@ SMALL = [
 def trained(tmp_path_factory) -> Path:
     """The folder of a run on 8x8 images with six classes; tests write elsewhere, with --out."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        run(compose("config", overrides=SMALL), folder)
+    run(composed(*SMALL), folder)
     return folder

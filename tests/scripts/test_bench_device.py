@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
 
 
 def test_a_device_that_is_not_there_ends_the_bench_with_one_line(python):
-    done = python.run(bench.__file__, "--device", "cuda:99", timeout=100)
+    done = python.run(bench.__file__, "--device", "cuda:99", timeout=100, quick_exit=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --device cuda:99: torch cannot use it (")
     assert done.stderr.count("\n") == 1

@@ -233,6 +233,6 @@ def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
 
 
 def test_on_the_command_line_an_error_is_one_sentence(python, tmp_path):
-    result = python.run(SCRIPT, tmp_path / "none", tmp_path / "pack", timeout=100)
+    result = python.run(SCRIPT, tmp_path / "none", tmp_path / "pack", timeout=100, quick_exit=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

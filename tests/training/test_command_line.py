@@ -105,6 +105,13 @@ def test_only_the_process_that_writes_needs_a_folder(monkeypatch):
         check_folder(complete([]))
 
 
+def test_a_folder_inside_a_file_is_refused_with_the_key_that_chooses_another(tmp_path):
+    (tmp_path / "file").touch()
+    for key, sweep in (("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])):
+        with pytest.raises(ConfigError, match=rf"/file cannot be written to: {key}=FOLDER chooses another folder"):
+            check_folder([*sweep, f"{key}={tmp_path}/file/out"])
+
+
 def test_if_a_runs_settings_are_lost_the_sentence_says_what_to_do(earlier_run):
     (earlier_run / ".hydra" / "overrides.yaml").unlink()
     with pytest.raises(ConfigError, match=r"settings cannot be read .*overrides.yaml: give them all, with hydra.run"):

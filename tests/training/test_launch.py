@@ -15,11 +15,16 @@ def train(python, tmp_path):
     """Calls train.py in the folder tmp_path, with little data."""
     small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8"]
     short = ["train.batch_size=16", "train.epochs=1", "loader.num_workers=0"]
-    return lambda *arguments: python.run(ROOT / "train.py", *arguments, *small, *short, cwd=tmp_path, timeout=100)
+
+    def run(*arguments, quick_exit=True):
+        command = [ROOT / "train.py", *arguments, *small, *short]
+        return python.run(*command, cwd=tmp_path, timeout=100, quick_exit=quick_exit)
+
+    return run
 
 
 def test_a_run_writes_its_files_and_exits_with_0(train, tmp_path):
-    done = train("hydra.run.dir=out")
+    done = train("hydra.run.dir=out", quick_exit=False)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"train.log", "metrics.jsonl", "summary.json", "report.md", "checkpoints", ".hydra"}
@@ -58,19 +63,11 @@ def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
     assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
-@pytest.mark.parametrize("arguments", [["hydra.run.dir=file/out"], ["-m", "seed=0,1", "hydra.sweep.dir=file/out"]])
-def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(train, tmp_path, arguments):
+def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(train, tmp_path):
     (tmp_path / "file").touch()
-    done = train(*arguments)
-    key = arguments[-1].partition("=")[0]
+    done = train("-m", "seed=0,1", "hydra.sweep.dir=file/out")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: {key}=FOLDER chooses another folder")
-
-
-def test_an_unknown_launcher_ends_with_a_sentence(train):
-    done = train("-m", "hydra/launcher=jobib", "seed=0,1")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: hydra/launcher=jobib: did you mean joblib?")
+    assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: hydra.sweep.dir=FOLDER")
 
 
 def test_a_mistake_in_resuming_leaves_the_run_its_own_settings(train, tmp_path):
@@ -83,11 +80,11 @@ def test_a_mistake_in_resuming_leaves_the_run_its_own_settings(train, tmp_path):
 
 def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, monkeypatch):
     command = [ROOT / "train.py", "data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
-    short = python.run(*command, cwd=tmp_path, timeout=100)
+    short = python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True)
     assert short.returncode == 1 and "Traceback" not in short.stdout + short.stderr
     assert "/no/such/folder" in (tmp_path / "out" / "error.txt").read_text()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100).stderr
+    assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True).stderr
 
 
 def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(train, tmp_path):

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch import nn
 
 from data.errors import DataError
-from train import CONF, run
+from tests.configs import composed
+from train import run
 from training.config import ConfigError
 from training.trainer import Trainer
 
@@ -81,8 +81,7 @@ class Wide(nn.Sequential):
 
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
     small = ["model=linear", "train.batch_size=16", "train.epochs=2", "timing.trial_seconds=0", "loader.num_workers=0"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=[*small, *overrides])
+    config = composed(*small, *overrides)
     config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
     return run(config, folder)
 
@@ -97,8 +96,7 @@ def test_a_dataset_of_tuples_trains_without_describing_them(tmp_path, loader):
 
 
 def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=["model=linear", "train.batch_size=16", "train.epochs=2", *overrides])
+    config = composed("model=linear", "train.batch_size=16", "train.epochs=2", *overrides)
     config.data = {"_target_": f"{HERE}.Plain", "fault": fault, "val_fraction": 0.0, "collate": None}
     return run(config, folder)
 
@@ -234,7 +232,7 @@ def test_what_cannot_train_ends_in_a_sentence_before_training(tmp_path, dataset,
     assert "\n" not in str(error.value)
 
 
-def test_a_score_of_ones_own_may_be_a_function_and_choose_the_best(tmp_path):
+def test_a_custom_score_may_be_a_function_and_choose_the_best_checkpoint(tmp_path):
     overrides = [f"task.scores={{sure: {{_target_: {HERE}.sure}}}}", "task.metric=sure"]
     summary = train(tmp_path, *overrides)
     assert summary["score"] == "test_sure" and 0.5 <= summary["test_sure"] <= 1

@@ -64,7 +64,7 @@ def test_regression_takes_labels_with_and_without_a_dimension_of_their_own():
         task.check(outputs, labels)
 
 
-def test_a_loss_and_scores_of_ones_own_replace_and_add():
+def test_a_custom_loss_replaces_the_tasks_own_and_custom_scores_are_added():
     far = {"far": lambda outputs, labels: (outputs - labels) > 3}
     task = Regression(THREE, loss=torch.nn.L1Loss(reduction="none"), scores=far, metric="far", higher_is_better=True)
     outputs, labels = torch.tensor([[1.0], [6.0]]), torch.tensor([2.0, 2.0])

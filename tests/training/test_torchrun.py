@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -79,6 +80,7 @@ class Run:
                 cwd=folder,
                 env={**os.environ, **{name: str(value) for name, value in rank.items()}},
                 output=self._output,
+                quick_exit=True,
             )
             for rank in ranks
         ]
@@ -218,12 +220,11 @@ def test_after_a_rank_was_killed_the_run_goes_on_to_the_same_weights(python, tmp
     assert steps == sorted(set(steps)), "no step is in metrics.jsonl twice"
 
 
-def test_a_run_killed_between_its_last_evaluation_and_its_summary_writes_that(python, tmp_path):
-    run = Run(python, tmp_path, "data.length=160").finish()
-    summary = run.out / "summary.json"
+def test_a_run_killed_between_its_last_evaluation_and_its_summary_writes_that(python, tmp_path, undisturbed):
+    summary = shutil.copytree(undisturbed.out, tmp_path / "out", symlinks=True) / "summary.json"
     accuracy = json.loads(summary.read_text())["test_accuracy"]
     summary.unlink()
-    Run(python, tmp_path, "data.length=160").finish()
+    Run(python, tmp_path).finish()
     assert json.loads(summary.read_text())["test_accuracy"] == accuracy
 
 

@@ -6,9 +6,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from train import CONF
+from tests.configs import composed
 from training.config import ConfigError, checked
 from training.reports import loggers
 from training.reports.record import Record
@@ -17,8 +16,7 @@ LINE = {"step": 1, "loss": 2.0, "images_per_second": 3.0}
 
 
 def config(*overrides: str):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return checked(compose("config", overrides=list(overrides)))
+    return checked(composed(*overrides))
 
 
 @pytest.fixture
@@ -115,7 +113,7 @@ def test_a_resumed_run_continues_its_own_and_a_new_run_in_its_folder_does_not(tm
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_run_that_ends_without_a_summary_is_told_to_have_failed(tmp_path, wandb):
+def test_the_logger_is_told_that_a_run_without_a_summary_has_failed(tmp_path, wandb):
     with pytest.raises(KeyboardInterrupt), Record(tmp_path, config=config("logger=wandb")) as record:
         record.begin(0)
         raise KeyboardInterrupt

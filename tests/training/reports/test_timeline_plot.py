@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from matplotlib.figure import Figure
 
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
 from training.reports.timeline_plot import MOST_STEPS, draw_timeline, lanes_of, trace
@@ -17,14 +16,6 @@ SPANS = [
     Span(TRAINING, "wait", 10.05, 10.06, (0, 1)),
     Span(TRAINING, "compute", 10.06, 10.07, (0, 1)),
 ]
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were drawn, as matplotlib objects."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    return figures
 
 
 def test_lanes_are_in_the_order_in_which_a_batch_passes_through_them():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from matplotlib.figure import Figure
 
 from training.sweeps.sweep import Sweep, main, values_of, write_report
 
@@ -38,14 +37,6 @@ def sweep(tmp_path):
     add_job(folder, 2, "loader=prefetch loader.num_workers=0 train.epochs=1", speed=9876.5)
     add_job(folder, 3, "loader=prefetch loader.num_workers=2 train.epochs=1")
     return folder
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were drawn, as matplotlib objects."""
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    return figures
 
 
 @pytest.fixture
@@ -178,7 +169,7 @@ def test_jobs_that_differ_in_the_seed_only_are_one_setting_with_the_median_of_it
     assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its standard deviation"
 
 
-def test_of_settings_that_overlap_the_simplest_is_recommended_and_no_seed_is(noisy):
+def test_the_simplest_of_settings_that_overlap_is_recommended_without_a_seed(noisy):
     report = Sweep(noisy).text()
     assert "Fastest, and equal within their spread: loader=workers (3 runs); loader=prefetch (3 runs).\n" in report
     assert "The simplest of them: jobs 3, 4, 5, 1,100 images/s" in report
