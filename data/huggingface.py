@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from data.crops import CroppedDataset
-from data.decoders import choose
-from data.decoding import image_errors
 from data.errors import DataError, did_you_mean
+from data.images.crops import CroppedDataset
+from data.images.decoders import choose
+from data.images.decoding import image_errors
 from data.labels import class_indices
 
 INTEGERS = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.crops import CroppedDataset, resize
-from data.decoders import choose
-from data.decoding import Box, Size, image_errors
 from data.errors import DataError
 from data.image_folder import SUFFIXES
+from data.images.crops import CroppedDataset, resize
+from data.images.decoders import choose
+from data.images.decoding import Box, Size, image_errors
 
 GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # Pillow's weights of red, green and blue, times 65536
 

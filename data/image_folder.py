@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from data.crops import CroppedDataset
-from data.decoders import choose
-from data.decoding import image_errors
 from data.errors import DataError
+from data.images.crops import CroppedDataset
+from data.images.decoders import choose
+from data.images.decoding import image_errors
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    decoder: "auto", or the first of the decoders to try (data.decoders.choose). For the samples and the arguments in
+    decoder: "auto", or the first of the decoders to try (decoders.choose). For the samples and the arguments in
     `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the EXIF orientation of photographs.
     It ignores hidden files, and files without one of SUFFIXES.
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.

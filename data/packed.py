@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.crops import CroppedDataset
-from data.decoders import choose
-from data.decoding import Crop
 from data.errors import DataError
+from data.images.crops import CroppedDataset
+from data.images.decoders import choose
+from data.images.decoding import Crop
 
 VERSION = 1
 HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"

@@ -42,8 +42,8 @@ class Photographs(ImageFolder):
     """1,600 training and 320 test photographs of ten kinds of clothing.
 
     root: the folder that has them, or where they are made at first use; that takes seconds and 170 MB. None:
-    downloads/photographs in the current folder. For the samples and the other arguments see data.crops.CroppedDataset.
-    Raises DataError if they cannot be written.
+    downloads/photographs in the current folder. For the samples and the other arguments see CroppedDataset in
+    data/images/crops.py. Raises DataError if they cannot be written.
     """
 
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:

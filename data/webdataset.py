@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.crops import CroppedDataset
-from data.decoders import choose
-from data.decoding import image_errors
 from data.errors import DataError
+from data.images.crops import CroppedDataset
+from data.images.decoders import choose
+from data.images.decoding import image_errors
 from data.labels import class_indices
 
 IMAGES = ("jpg", "jpeg", "png", "webp")

@@ -23,11 +23,11 @@ from PIL import Image, JpegImagePlugin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.crops import CroppedDataset
-from data.decoders import DECODERS, choose
-from data.decoding import decode, image_errors
 from data.errors import DataError
 from data.image_files import image_files
+from data.images.crops import CroppedDataset
+from data.images.decoders import DECODERS, choose
+from data.images.decoding import decode, image_errors
 from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
 
 SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}

@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.crops import resized, with_shorter_side
-from data.decoding import Box, Size
 from data.errors import DataError, check_choice
 from data.image_folder import ImageFolder
+from data.images.crops import resized, with_shorter_side
+from data.images.decoding import Box, Size
 from data.packed import VERSION, Packed, check_size, damaged, entry_type, shard_name
 from loaders import WorkerLoader
 from training.files import replacing, write_whole

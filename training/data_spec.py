@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.crops import CroppedDataset
+from data.images.crops import CroppedDataset
 from training.config import ConfigError
 
 
@@ -16,8 +16,8 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. test_crop: side of a test image's center crop, as a share of its shorter side (data.crops); None for
-    images that are not cropped.
+    normalised. test_crop: side of a test image's center crop, as a share of its shorter side; None for images that are
+    not cropped.
     """
 
     model_options: dict[str, int]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from data.augment import Augment
-from data.decode_on_device import DecodeOnDevice
 from data.errors import DataError
+from data.images.decode_on_device import DecodeOnDevice
 from data.samples import Samples
 from data.subset import split
 from data.transform import Normalize

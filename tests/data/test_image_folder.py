@@ -9,10 +9,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps, features
 from torchvision.transforms import v2
 
-from data import decoding
-from data.crops import CROP_ATTEMPTS, DRAWS, random_crop, resize
 from data.errors import DataError
 from data.image_folder import ImageFolder
+from data.images import decoding
+from data.images.crops import CROP_ATTEMPTS, DRAWS, random_crop, resize
 from loaders.randomness import Random
 
 

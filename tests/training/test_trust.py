@@ -20,7 +20,7 @@ REFUSED_TARGETS = [
     "torch.hub.load_state_dict_from_url",
     "data.image_folder.os.system",  # reached by a path through this repository
     "data.packed.np.load",
-    "data.decoding.Image.open",
+    "data.images.decoding.Image.open",
     "torch.nn.functional.torch.load",
     "torchvision.datasets.mnist.shutil.rmtree",
     "torchvision.datasets.utils.download_and_extract_archive",  # writes anywhere

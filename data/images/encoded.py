@@ -1,4 +1,4 @@
-"""EncodedImages: a batch of image files as they were read, for data/decode_on_device.py."""
+"""EncodedImages: a batch of image files as they were read, for data/images/decode_on_device.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.decoders import END, jpeg_header
+from data.images.decoders import END, jpeg_header
 
 
 @dataclass

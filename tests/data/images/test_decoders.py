@@ -1,4 +1,4 @@
-"""data/decoders.py: every decoder gives the same pixels, and what one cannot read goes to the next."""
+"""data/images/decoders.py: every decoder gives the same pixels, and what one cannot read goes to the next."""
 
 import io
 import logging
@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from data import decoders
-from data.crops import random_crop
-from data.decoding import decode
 from data.errors import DataError
 from data.image_folder import ImageFolder
+from data.images import decoders
+from data.images.crops import random_crop
+from data.images.decoding import decode
 from loaders import WorkerLoader
 
 KINDS = {
@@ -244,7 +244,7 @@ def test_the_fastest_decoder_that_is_installed_comes_first(installed, names, nam
 
 def test_the_choice_is_logged_once_with_its_reason(installed, caplog):
     installed("torchvision")
-    with caplog.at_level(logging.INFO, "data.decoders"):
+    with caplog.at_level(logging.INFO, "data.images.decoders"):
         decoders.choose("auto")
         decoders.choose("auto")
     assert caplog.messages == [
@@ -268,7 +268,7 @@ def test_importing_nvimgcodec_is_quiet_and_leaves_the_environment(python):
     needs("nvimgcodec")
     program = """
 import os
-from data.decoders import import_nvimgcodec, nvimgcodec
+from data.images.decoders import import_nvimgcodec, nvimgcodec
 def loaded():
     return "libcuda.so" in open("/proc/self/maps").read()
 before = os.environ.copy(), loaded()

@@ -2,7 +2,7 @@
 
 A decoder takes a file's bytes and a function that chooses a box in an upright image. It returns the box's pixels, RGB,
 uint8 (3, H, W), or None for a file that another decoder must read. All return the same pixels for a JPEG, because each
-uses libjpeg-turbo. Pillow comes last (data/decoding.py): it reads the other files and raises the errors.
+uses libjpeg-turbo. Pillow comes last (data/images/decoding.py): it reads the other files and raises the errors.
 """
 
 import functools
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 
-from data.decoding import JPEG, Box, Crop, Decoder, Size
 from data.errors import DataError, check_choice
+from data.images.decoding import JPEG, Box, Crop, Decoder, Size
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Decodes a box of an image file with the first decoder that reads it (data/decoders.py), else with Pillow."""
+"""Decodes a box of an image file with the first decoder that reads it (data/images/decoders.py), else with Pillow."""
 
 import io
 import math
@@ -18,7 +18,7 @@ LARGE = 1 << 18  # bytes of a JPEG from which reading its size first, with Pillo
 Size = tuple[int, int]  # width, height
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 Crop = Callable[[Size], Box]  # chooses a box in an upright image of that size; the same box at each call
-Decoder = Callable[[bytes, Crop], torch.Tensor | None]  # see data/decoders.py
+Decoder = Callable[[bytes, Crop], torch.Tensor | None]  # see data/images/decoders.py
 
 
 def decode(data: bytes, crop: Crop, enough: float = math.inf, decoders: Sequence[Decoder] = ()) -> torch.Tensor:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from data.decoding import Box, Crop, Decoder, Size, decode, image_errors
-from data.encoded import EncodedImages
 from data.errors import DataError, check_choice
+from data.images.decoding import Box, Crop, Decoder, Size, decode, image_errors
+from data.images.encoded import EncodedImages
 from data.policy import Policy
 
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
@@ -43,7 +43,7 @@ class CroppedDataset:
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
     array (N,), and defines `encoded`, or `read`. With decode_on="device" `read_batch` only reads the files, and
-    data/decode_on_device.py decodes them. Raises DataError for a value out of range.
+    data/images/decode_on_device.py decodes them. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect

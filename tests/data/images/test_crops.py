@@ -1,4 +1,4 @@
-"""data/crops.py: interpolation and the size of test images; tests/data/test_image_folder.py has the rest."""
+"""data/images/crops.py: interpolation and the size of test images; tests/data/test_image_folder.py has the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from data.crops import CroppedDataset, resize
-from data.decoding import Box, Size
 from data.errors import DataError
+from data.images.crops import CroppedDataset, resize
+from data.images.decoding import Box, Size
 
 
 class OneImage(CroppedDataset):

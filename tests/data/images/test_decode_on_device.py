@@ -1,4 +1,4 @@
-"""data/decode_on_device.py, with a CPU's decoder in the place of the GPU's: the pixels are those that workers make."""
+"""data/images/decode_on_device.py, with a CPU's decoder in the place of the GPU's: it makes the pixels of workers."""
 
 import io
 from pathlib import Path
@@ -10,14 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import ExifTags, Image
 
 import train
-from data import decode_on_device
-from data.crops import resize, resized_as_floats
-from data.decode_on_device import DecodeOnDevice
-from data.decoders import upright
-from data.encoded import EncodedImages
 from data.errors import DataError
 from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
+from data.images import decode_on_device
+from data.images.crops import resize, resized_as_floats
+from data.images.decode_on_device import DecodeOnDevice
+from data.images.decoders import upright
+from data.images.encoded import EncodedImages
 from data.packed import Packed
 from data.subset import subset
 from data.webdataset import WebDataset

@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.crops import CroppedDataset
-from data.decoders import import_torchcodec, upright
-from data.decoding import Crop
-from data.encoded import EncodedImages
 from data.errors import DataError
+from data.images.crops import CroppedDataset
+from data.images.decoders import import_torchcodec, upright
+from data.images.decoding import Crop
+from data.images.encoded import EncodedImages
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class DecodeOnDevice:
         crop: Crop,
         enough: float,
     ) -> Tensor:
-        """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See data.crops.Read."""
+        """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See crops.Read."""
         if pixels is not None:
             left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
             return pixels[:, top:bottom, left:right]
