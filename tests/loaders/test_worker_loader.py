@@ -46,6 +46,17 @@ class Written(Images):
         out["label"].copy_(torch.from_numpy(indices))
 
 
+class Large(Written):
+    """The same from an array so large that spawned workers get it in shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = np.arange(1 << 18)
+
+    def read_batch(self, indices, out, random) -> None:
+        super().read_batch(self.numbers[indices], out, random)
+
+
 class Ragged(Images):
     """Batches of all sizes, from a collate_fn that stacks nothing."""
 
@@ -87,8 +98,7 @@ def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
         (Images, {"num_workers": 2, "prefetch_factor": 5}),
         (Written, {"num_workers": 3, "persistent_workers": False}),
         (Images, {"num_workers": 2, "prefetch_batches": 1}),
-        (Written, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-        (Images, {"num_workers": 1, "multiprocessing_context": "forkserver"}),
+        (Large, {"num_workers": 1, "multiprocessing_context": "spawn"}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -102,7 +112,7 @@ def test_a_preloader_gives_the_batches_of_its_loader(depth):
     assert epochs(Preloader(seeded(Written(), 2), "cpu", depth)) == epochs(seeded(Written(), 0))
 
 
-@pytest.mark.parametrize("delivered", [1, 6, 7, 9])
+@pytest.mark.parametrize("delivered", [6, 9])
 def test_a_resume_goes_on_exactly_with_another_number_of_workers_and_reads_nothing_again(delivered):
     whole = [batch for epoch in epochs(seeded(Written(), 0)) for batch in epoch]
     with seeded(Written(), 2) as loader:
@@ -312,20 +322,6 @@ def test_what_cannot_be_pickled_for_spawned_workers_is_named():
     assert multiprocessing.active_children() == []
 
 
-class Large(Images):
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.pixels = np.arange(1 << 20, dtype=np.int32)
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.pixels[-1 - index])
-
-
-def test_large_arrays_reach_spawned_workers_whole():
-    with seeded(Large(), 1, shuffle=False, multiprocessing_context="spawn") as loader:
-        assert torch.cat(list(loader)).tolist() == [(1 << 20) - 1 - index for index in range(4)]
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_close_ends_the_workers_though_somebody_holds_the_iterator(seed, persistent):
@@ -343,7 +339,7 @@ def test_breaking_off_and_closing_leaves_no_process_and_no_descriptor():
         return len(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    for number in range(10):
+    for number in range(4):
         with seeded(Written(), 2, persistent_workers=bool(number % 2)) as loader:
             next(iter(loader))
     assert multiprocessing.active_children() == []

@@ -6,10 +6,7 @@ import gc
 import itertools
 import logging
 import multiprocessing
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import traceback
 import weakref
@@ -17,7 +14,6 @@ from collections import Counter, OrderedDict, UserDict, defaultdict, deque, name
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -32,7 +28,6 @@ from loaders import Preloader, TorchLoader
 from loaders.nested import move
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-ROOT = Path(__file__).parents[3]
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
 
@@ -266,8 +261,7 @@ def test_an_epoch_of_no_batches_is_over_at_once(make, depth):
         assert list(loader) == []
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@DEPTHS
+@pytest.mark.parametrize(("depth", "num_workers"), [(0, 2), (1, 0), (3, 2)])
 def test_the_stock_dataloader_is_a_loader(make, depth, num_workers):
     stock = DataLoader(Numbers(10), batch_size=3, num_workers=num_workers)
     loader = make(stock, depth)
@@ -1006,20 +1000,18 @@ def test_an_interpreter_that_ends_without_close_ends_at_once_and_well(python, do
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_preloading_leaves_the_number_of_torchs_threads_alone():
-    # A thread takes over torch's number when it first needs it, so the main one must not have asked before.
-    script = """
-list(Preloader([torch.zeros(1)] * 3, "cpu", 2))
-seen = [torch.get_num_threads()]
-thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-thread.start()
-thread.join()
-print(*seen)
-"""
-    # The variable is read when torch is imported, so the server of `python` has ignored it.
-    command, environment = [sys.executable, "-c", PREAMBLE + script], {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.returncode) == ("2 2\n", 0)
+def test_preloading_leaves_the_number_of_torchs_threads_alone(make, in_thread, bound):
+    # A thread takes over torch's number when it first needs it, so each is a new one, the preloading one too.
+    def preload() -> int:
+        list(make([torch.zeros(1)] * 3))
+        return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert [in_thread(run).result(bound) for run in (preload, torch.get_num_threads)] == [2, 2]
+    finally:
+        torch.set_num_threads(before)
 
 
 # Figures
