@@ -236,7 +236,9 @@ def two_epochs_among_draws(loader, seed: int) -> tuple[list, list]:
     return epochs, drawn
 
 
-def test_a_random_samplers_order_depends_on_seed_and_epoch_and_takes_no_global_draw(random_sampler, given, reader):
+def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_global_generators_alone(
+    random_sampler, given, reader
+):
     epochs, drawn = two_epochs_among_draws(seeded(**given(random_sampler()), **reader), 1)
     inline, drawn_inline = two_epochs_among_draws(seeded(**given(random_sampler()), num_workers=0), 2)
     assert epochs == inline

@@ -225,7 +225,7 @@ def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
         assert named == [plain(batch) for batch in other]
 
 
-def test_an_epoch_begins_anew_while_large_tasks_of_the_old_one_fill_the_pipes():
+def test_a_new_epoch_starts_while_large_tasks_of_the_old_one_fill_the_pipes():
     with seeded(range(24_000), 2, batch_size=4000) as loader:
         next(iter(loader))
         assert [len(batch) for batch in loader] == [4000] * 6
@@ -309,7 +309,7 @@ def test_a_bad_sample_is_the_error_of_its_batch_and_the_epoch_goes_on(num_worker
     assert num_workers == 0 or "Original Traceback" in str(raised.value)
 
 
-def test_an_index_out_of_range_comes_out_as_the_datasets_own_error():
+def test_an_index_out_of_range_raises_the_datasets_own_error():
     with pytest.raises(IndexError):
         list(WorkerLoader(list(range(3)), sampler=[0, 1, 7], num_workers=1, seed=0))
 

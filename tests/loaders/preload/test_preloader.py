@@ -419,7 +419,7 @@ def needs_too_much(batch: torch.Tensor, random) -> torch.Tensor:
 
 
 @DEPTHS
-def test_out_of_memory_says_of_which_device_and_what_to_lower(make, depth):
+def test_an_out_of_memory_error_names_the_device_and_what_to_lower(make, depth):
     batches = [torch.full((5,), number) for number in (1, 2, 3)]
     iterator = iter(make(batches, depth, transform=needs_too_much))
     next(iterator)
@@ -665,7 +665,7 @@ def test_depth_0_keeps_no_batch_alive(make):
 
 
 @THREADED
-def test_close_lets_go_of_the_batches_that_were_prepared(make, bound, depth):
+def test_close_frees_the_batches_that_were_prepared(make, bound, depth):
     alive = []
 
     class Watched(Counting):
@@ -683,7 +683,7 @@ def test_close_lets_go_of_the_batches_that_were_prepared(make, bound, depth):
 
 
 @THREADED
-def test_breaking_off_ends_the_generator_of_the_loader(make, bound, depth):
+def test_close_closes_the_generator_that_a_broken_off_epoch_was_reading(make, bound, depth):
     ended = threading.Event()
 
     class Tidy:
@@ -893,7 +893,7 @@ def one_at_a_time():
 
 
 @THREADED
-def test_nobody_else_uses_the_loader_while_the_thread_does(make, one_at_a_time, bound, depth):
+def test_only_one_thread_uses_the_loader_at_a_time(make, one_at_a_time, bound, depth):
     loader = make(one_at_a_time, depth)
     iter(loader)
     assert one_at_a_time.entered.wait(bound)
@@ -995,7 +995,7 @@ next(iterator)
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("doing", LEFT_RUNNING)
-def test_an_interpreter_that_ends_without_close_ends_at_once_and_well(python, doing):
+def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_closed(python, doing):
     done = python.run("-c", PREAMBLE + LEFT_RUNNING[doing], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -1149,7 +1149,7 @@ def test_epochs_share_one_stream(make, depth):
 
 @pytest.mark.cuda
 @pytest.mark.timeout(90)
-def test_an_interpreter_that_ends_without_close_ends_well_with_a_device(python):
+def test_an_interpreter_exits_without_an_error_though_batches_are_on_a_device(python):
     script = """
 loader = Preloader([torch.zeros(1 << 20)] * 1000, "cuda", 2, lambda batch, random: batch * 2)
 iterator = iter(loader)

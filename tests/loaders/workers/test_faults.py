@@ -564,7 +564,7 @@ class Careless(Written):
         ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 \(rows are 0 to 3\)"),
     ],
 )
-def test_a_careless_read_batch_is_told_what_it_did(how, message, monkeypatch):
+def test_a_read_batch_that_misuses_its_arguments_gets_an_error_in_words(how, message, monkeypatch):
     monkeypatch.setenv("LOADERS_DEBUG", "1")
     with loader_over(Careless(how)) as loader, pytest.raises((ValueError, RuntimeError), match=message):
         next(iter(loader))
