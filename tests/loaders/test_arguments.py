@@ -68,7 +68,7 @@ def test_arguments_that_make_no_sense_are_refused(settings, message):
         WorkerLoader(Numbers(8), 2, num_workers=1, **settings)
 
 
-def test_arguments_can_be_read_back_as_libraries_do_that_build_a_loader_anew():
+def test_libraries_that_rebuild_a_loader_can_read_its_arguments():
     given = {
         "seed": 3,
         "rank": 1,

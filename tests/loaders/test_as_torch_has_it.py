@@ -64,8 +64,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(("depth", "given"), list(zip([0, 2], GIVEN.values(), strict=True)), ids=GIVEN)
 def test_set_epoch_of_a_preloader_without_a_seed_reaches_the_sampler(depth, given, reader):
     sampler = distributed()
     with Preloader(WorkerLoader(Numbers(LENGTH), **given(sampler), **reader), "cpu", depth) as preloader:

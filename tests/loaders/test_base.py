@@ -183,7 +183,7 @@ def test_an_iterator_returns_batches_and_counts_what_was_received():
     assert (iterator.is_running, iterator._workers, source.closed) == (False, [], 1)
 
 
-def test_what_has_no_number_moves_no_position():
+def test_a_batch_without_a_number_does_not_move_the_position():
     position = Position(0)
     iterator = EpochIterator(Scripted(Delivery(None, "a"), Delivery(None, error=ValueError("bad"))), position)
     assert next(iterator) == "a"

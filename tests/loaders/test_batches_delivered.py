@@ -1,6 +1,7 @@
 """What a delivered batch is: as torch collates it, on the CPU, and no larger than its own tensors."""
 
 import copy
+import importlib.util
 import io
 import subprocess
 
@@ -63,7 +64,7 @@ def over(dataset, batch_size: int = 8, depth: int | None = None, **settings):
     return loader if depth is None else Preloader(loader, "cpu", depth)
 
 
-preloaded = pytest.mark.parametrize("depth", [None, 0, 2], ids=lambda depth: f"preloader-{depth}")
+preloaded = pytest.mark.parametrize("depth", [None, 2], ids=lambda depth: f"preloader-{depth}")
 
 
 # Memory
@@ -73,12 +74,12 @@ preloaded = pytest.mark.parametrize("depth", [None, 0, 2], ids=lambda depth: f"p
 @pytest.mark.parametrize("kind", [Images, Written])
 @pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
 def test_keeping_the_labels_does_not_keep_the_images(workers, kind, depth):
-    with over(kind(200 * 8), seed=0, shuffle=True, depth=depth, **workers) as loader:
+    with over(kind(60 * 8), seed=0, shuffle=True, depth=depth, **workers) as loader:
         labels = [batch["label"] for batch in loader]
         stats = loader.stats()["workers"]
-    assert len(labels) == 200
+    assert len(labels) == 60
     assert all(label.untyped_storage().nbytes() == label.nbytes for label in labels)
-    assert sorted(torch.cat(labels).tolist()) == list(range(200 * 8))
+    assert sorted(torch.cat(labels).tolist()) == list(range(60 * 8))
     # The slots are used again and again: no batch is copied for want of one, and only the first ones find none.
     assert stats["copied_batches"] == stats["pickled_batches"] == 0
     assert stats["overflowed_batches"] <= 4
@@ -122,7 +123,7 @@ class Images:
     def __init__(self, kind):
         self.kind = kind
     def __len__(self):
-        return 32 * 6
+        return 32 * 4
     def __getitem__(self, index):
         return self.kind(torch.full((3, 128, 128), index % 256, dtype=torch.uint8)), index
 
@@ -130,24 +131,29 @@ def mix(samples):
     images, labels = default_collate(samples)
     return images.float() + 1, labels
 
-for kind, collate_fn, more in ((torch.Tensor.clone, mix, 1), (tv_tensors.Image, None, 0), (tv_tensors.Image, mix, 1)):
-    for seed in (0, None):
-        with WorkerLoader(
-            Images(kind), 32, num_workers=2, seed=seed, collate_fn=collate_fn, persistent_workers=True
-        ) as loader:
-            for _ in range(2):
-                for images, labels in loader:
-                    assert type(images) is torch.Tensor
-                    assert (images == (labels % 256)[:, None, None, None] + more).all()
-            stats = loader.stats()["workers"]
-            assert stats["batches"] == 12 and stats["pickled_batches"] == 0, stats
-            assert stats["overflowed_batches"] <= 4, stats
+for kind, collate_fn, seed in (
+    (torch.Tensor.clone, mix, 0),
+    (torch.Tensor.clone, mix, None),
+    (tv_tensors.Image, None, 0),
+    (tv_tensors.Image, mix, None),
+):
+    with WorkerLoader(
+        Images(kind), 32, num_workers=2, seed=seed, collate_fn=collate_fn, persistent_workers=True
+    ) as loader:
+        for _ in range(2):
+            for images, labels in loader:
+                assert type(images) is torch.Tensor
+                assert (images == (labels % 256)[:, None, None, None] + bool(collate_fn)).all()
+        stats = loader.stats()["workers"]
+        assert stats["batches"] == 8 and stats["pickled_batches"] == 0, stats
+        assert stats["overflowed_batches"] <= 4, stats
 print("whole")
 """
 
 
 def test_collating_in_a_worker_needs_no_dev_shm(python, bound):
-    pytest.importorskip("torchvision")
+    if importlib.util.find_spec("torchvision") is None:  # importing it would slow down all forks after this test
+        pytest.skip("needs torchvision")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("unshare -m is not allowed here")
     assert python.run("-c", SMALL_SHM, timeout=bound, check=True).stdout == "whole\n"
@@ -221,9 +227,7 @@ def default_device(request):
     torch.set_default_device(None)
 
 
-@pytest.mark.parametrize(
-    ("default_device", "depth"), [("meta", None), ("cuda", 0), ("meta", 2)], indirect=["default_device"]
-)
+@pytest.mark.parametrize(("default_device", "depth"), [("cuda", None), ("meta", 2)], indirect=["default_device"])
 @pytest.mark.parametrize("kind", [Images, Written])
 def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader, default_device):
     with over(kind(40), seed=0, shuffle=True, depth=depth, **reader) as loader:

@@ -86,7 +86,7 @@ def test_the_loader_inside_is_closed_once_the_batches_are_there_and_with_the_out
             iter(one)
 
 
-def test_an_error_of_the_dataset_comes_out_of_iter(make):
+def test_iter_raises_an_error_of_the_dataset(make):
     loader = make(Faulty(4, 0, 1, 2, 3))
     with pytest.raises(ValueError, match="is bad"):
         iter(loader)
@@ -128,7 +128,7 @@ def test_the_transform_runs_once_for_each_batch_that_is_kept(device):
     assert len(calls) == COUNT
 
 
-def test_close_lets_go_of_the_batches_and_ends_the_epoch(make):
+def test_close_frees_the_batches_and_ends_the_epoch(make):
     loader = make(Numbers(50))
     iterator = iter(loader)
     loader.close()

@@ -60,7 +60,7 @@ def test_the_arguments_decide_the_order_which_the_samplers_have_too():
     assert plain.pad is True
 
 
-def test_next_runs_the_epoch_that_runs_and_begins_one_if_none_does():
+def test_next_continues_the_running_epoch_or_starts_one():
     loader = make(8)
     assert [next(loader), next(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(StopIteration):

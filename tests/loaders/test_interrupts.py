@@ -24,7 +24,7 @@ from loaders import Preloader, WorkerLoader
 
 PACKAGE = str(Path(loaders.__file__).parent)
 BATCHES = 12
-MANY = pytest.mark.parametrize("count", [10, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+MANY = pytest.mark.parametrize("count", [6, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 
 # An interrupt that comes inside a finaliser is printed by Python, and goes no further.
 pytestmark = [
@@ -221,7 +221,8 @@ def test_after_real_signals_a_fresh_epoch_is_whole(kind, count, send_after):
         began = time.perf_counter()
         list(loader)
         longest = time.perf_counter() - began
-        for epoch in range(count):
+        for number in range(50 * count):
+            epoch = number % count
             name_epoch(loader, epoch)
             iterator = iter(loader)
             try:
@@ -232,4 +233,6 @@ def test_after_real_signals_a_fresh_epoch_is_whole(kind, count, send_after):
                 interrupts += 1
             name_epoch(loader, epoch)
             assert contents(loader) == expected[epoch]
-    assert interrupts
+            if interrupts and number + 1 >= count:
+                return
+    pytest.fail("no signal came inside of loaders/")

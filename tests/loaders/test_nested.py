@@ -147,7 +147,7 @@ def test_sequences_keep_their_type(kind):
     assert is_one(moved[2])
 
 
-def test_containers_keep_what_else_they_carry():
+def test_containers_keep_their_other_attributes():
     by_default = move(defaultdict(list, image=zero()), add_one)
     assert by_default["unheard of"] == []
     assert is_one(by_default["image"])
@@ -292,7 +292,7 @@ def test_every_tensor_is_found_wherever_it_is():
     assert len(found) == len(hidden)
 
 
-def test_the_leaves_are_what_is_moved_in_order():
+def test_leaves_are_found_in_the_order_in_which_they_are_moved():
     first, second, movable = zero(), zero(), Movable(zero())
     found = leaves({"views": [first, "text", movable], "example": Example(second, "")})
     assert [id(leaf) for leaf in found] == [id(leaf) for leaf in (first, movable, second)]

@@ -106,9 +106,9 @@ def test_without_shuffling_indices_are_positions():
 SHARINGS = list(itertools.product(range(18), (1, 3), (1, 2, 3, 5)))
 
 
-def shares(length: int, batch_size: int, world_size: int, **settings) -> list[list[list[int]]]:
+def shares(length: int, batch_size: int, world_size: int, shuffle: bool = False, **settings) -> list[list[list[int]]]:
     return [
-        batches(Order(length, batch_size, shuffle=True, seed=0, rank=rank, world_size=world_size, **settings))
+        batches(Order(length, batch_size, shuffle, seed=0, rank=rank, world_size=world_size, **settings))
         for rank in range(world_size)
     ]
 
@@ -117,7 +117,7 @@ def shares(length: int, batch_size: int, world_size: int, **settings) -> list[li
 def test_full_global_batches_are_those_of_a_single_rank(drop_last):
     for length, batch_size, world_size in SHARINGS:
         whole = batches(Order(length, batch_size * world_size, shuffle=True, seed=0, drop_last=drop_last))
-        parts = shares(length, batch_size, world_size, drop_last=drop_last)
+        parts = shares(length, batch_size, world_size, shuffle=True, drop_last=drop_last)
         together = [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
         full = length // (batch_size * world_size)
         assert together[:full] == whole[:full]

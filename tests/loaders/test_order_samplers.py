@@ -78,7 +78,7 @@ def test_an_epoch_is_passed_on_to_samplers_inside_samplers_once():
         assert sampler.epochs == [3]
 
 
-def test_a_sampler_that_holds_itself_is_told_once():
+def test_set_epoch_is_called_once_on_a_sampler_that_contains_itself():
     sampler = Sampler()
     sampler.sampler = sampler
     pass_on_epoch(1, sampler)

@@ -328,7 +328,7 @@ def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make
         make(number for number in range(4))
 
 
-def test_stats_tell_what_the_set_takes(make):
+def test_stats_include_the_bytes_that_the_dataset_takes(make):
     loader = make(Counted(10))
     assert loader.stats() == {"resident": {"bytes": 0}}
     next(loader)

@@ -124,51 +124,28 @@ class Numbers:
     def __getitem__(self, index):
         return index
 
-over, seed, persistent = sys.argv[1:]
-loader = WorkerLoader(
-    Numbers(), 4, num_workers=2, seed=0 if seed == "seeded" else None, persistent_workers=persistent == "persistent"
-)
-batches = iter(Preloader(loader, "cpu", 2) if over == "preloader" else loader)
-for _ in range(3):
+loaders = [
+    WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=persistent)
+    for seed in (0, None) for persistent in (True, False)
+]
+epochs = [iter(Preloader(loader, "cpu", 2) if sys.argv[1] == "preloader" else loader) for loader in loaders]
+for batches in 3 * epochs:
     next(batches)
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 sys.stdin.read()  # until the test has noted the processes
 """
 
-PROGRAMS = [
-    ("loader", "seeded", "persistent"),
-    ("loader", "seeded", "independent"),
-    ("loader", "unseeded", "persistent"),
-    ("loader", "unseeded", "independent"),
-    ("preloader", "seeded", "persistent"),
-    ("preloader", "unseeded", "independent"),
-]
 
-
-def test_a_program_that_handles_sigterm_and_never_closes_its_loader_exits_and_leaves_no_process(python, bound):
-    programs = [python.start("-c", NEVER_CLOSES, *how, stdin=subprocess.PIPE) for how in PROGRAMS]
-    try:
-        pids = [[int(pid) for pid in program.stdout.readline().split()] for program in programs]
-        assert [len(workers) for workers in pids] == [2] * len(PROGRAMS)
-        pidfds = [[os.pidfd_open(pid) for pid in workers] for workers in pids]
-        for program in programs:
-            program.stdin.close()
-            program.stdin = None
-        outcomes = {}
-        for how, program in zip(PROGRAMS, programs, strict=True):
-            try:
-                _, errors = program.communicate(timeout=bound / 4)
-                outcomes[how] = program.returncode, errors
-            except subprocess.TimeoutExpired:
-                outcomes[how] = "does not exit"
-        assert outcomes == dict.fromkeys(PROGRAMS, (0, ""))
-        for fd in (fd for workers in pidfds for fd in workers):
+@pytest.mark.parametrize("over", ["loader", "preloader"])
+def test_a_program_that_handles_sigterm_and_closes_no_loader_exits_and_leaves_no_process(python, over, bound):
+    with python.start("-c", NEVER_CLOSES, over, stdin=subprocess.PIPE) as program:
+        pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
+        assert len(pidfds) == 8
+        _, errors = program.communicate(timeout=bound)
+        assert (program.returncode, errors) == (0, "")
+        for fd in pidfds:
             assert select.select([fd], [], [], bound)[0], "a worker was left behind"
             os.close(fd)
-    finally:
-        for program in programs:
-            program.kill()
-            program.communicate()
 
 
 REAPER = """

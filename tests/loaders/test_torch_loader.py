@@ -202,7 +202,7 @@ def test_pinned_batches_are_page_locked(make):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_running_loader_stands_where_it_stands_and_runs_epochs_of_its_own(make, num_workers, duplicate):
+def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, duplicate):
     loader = make(Numbers(8), 2, shuffle=True, seed=3, num_workers=num_workers)
     expected = [contents(loader) for _ in range(2)]
     loader.set_epoch(0)

@@ -46,6 +46,17 @@ class Written(Images):
         out["label"].copy_(torch.from_numpy(indices))
 
 
+class Large(Written):
+    """The same from an array so large that spawned workers get it in shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = np.arange(1 << 18)
+
+    def read_batch(self, indices, out, random) -> None:
+        super().read_batch(self.numbers[indices], out, random)
+
+
 class Ragged(Images):
     """Batches of all sizes, from a collate_fn that stacks nothing."""
 
@@ -87,8 +98,7 @@ def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
         (Images, {"num_workers": 2, "prefetch_factor": 5}),
         (Written, {"num_workers": 3, "persistent_workers": False}),
         (Images, {"num_workers": 2, "prefetch_batches": 1}),
-        (Written, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-        (Images, {"num_workers": 1, "multiprocessing_context": "forkserver"}),
+        (Large, {"num_workers": 1, "multiprocessing_context": "spawn"}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -102,7 +112,7 @@ def test_a_preloader_gives_the_batches_of_its_loader(depth):
     assert epochs(Preloader(seeded(Written(), 2), "cpu", depth)) == epochs(seeded(Written(), 0))
 
 
-@pytest.mark.parametrize("delivered", [1, 6, 7, 9])
+@pytest.mark.parametrize("delivered", [6, 9])
 def test_a_resume_goes_on_exactly_with_another_number_of_workers_and_reads_nothing_again(delivered):
     whole = [batch for epoch in epochs(seeded(Written(), 0)) for batch in epoch]
     with seeded(Written(), 2) as loader:
@@ -215,7 +225,7 @@ def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
         assert named == [plain(batch) for batch in other]
 
 
-def test_an_epoch_begins_anew_while_large_tasks_of_the_old_one_fill_the_pipes():
+def test_a_new_epoch_starts_while_large_tasks_of_the_old_one_fill_the_pipes():
     with seeded(range(24_000), 2, batch_size=4000) as loader:
         next(iter(loader))
         assert [len(batch) for batch in loader] == [4000] * 6
@@ -299,7 +309,7 @@ def test_a_bad_sample_is_the_error_of_its_batch_and_the_epoch_goes_on(num_worker
     assert num_workers == 0 or "Original Traceback" in str(raised.value)
 
 
-def test_an_index_out_of_range_comes_out_as_the_datasets_own_error():
+def test_an_index_out_of_range_raises_the_datasets_own_error():
     with pytest.raises(IndexError):
         list(WorkerLoader(list(range(3)), sampler=[0, 1, 7], num_workers=1, seed=0))
 
@@ -310,20 +320,6 @@ def test_what_cannot_be_pickled_for_spawned_workers_is_named():
     with pytest.raises(TypeError, match=r"dataset\.transform \(.*lambda.*cannot be pickled"):
         iter(seeded(dataset, 1, multiprocessing_context="spawn"))
     assert multiprocessing.active_children() == []
-
-
-class Large(Images):
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.pixels = np.arange(1 << 20, dtype=np.int32)
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.pixels[-1 - index])
-
-
-def test_large_arrays_reach_spawned_workers_whole():
-    with seeded(Large(), 1, shuffle=False, multiprocessing_context="spawn") as loader:
-        assert torch.cat(list(loader)).tolist() == [(1 << 20) - 1 - index for index in range(4)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -343,7 +339,7 @@ def test_breaking_off_and_closing_leaves_no_process_and_no_descriptor():
         return len(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    for number in range(10):
+    for number in range(4):
         with seeded(Written(), 2, persistent_workers=bool(number % 2)) as loader:
             next(iter(loader))
     assert multiprocessing.active_children() == []

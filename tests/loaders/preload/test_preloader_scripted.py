@@ -70,7 +70,7 @@ def test_the_length_of_an_epoch_is_its_iterators_if_it_knows_one():
         len(iter(Preloader((number for number in range(3)), "cpu", 0)))
 
 
-def test_a_batch_that_an_exception_lost_on_its_way_is_missed(monkeypatch):
+def test_next_raises_after_an_interrupt_lost_a_batch(monkeypatch):
     def interrupted(*_) -> None:
         raise KeyboardInterrupt
 

@@ -106,7 +106,7 @@ def test_a_transforms_stop_iteration_does_not_end_the_epoch():
     assert not item.is_end
 
 
-def test_out_of_memory_says_where_how_many_samples_and_what_to_lower():
+def test_an_out_of_memory_error_names_the_device_the_number_of_samples_and_what_to_lower():
     full = torch.OutOfMemoryError("full")
 
     def transform(batch, random):
@@ -118,7 +118,7 @@ def test_out_of_memory_says_where_how_many_samples_and_what_to_lower():
     assert error.__cause__ is full
 
 
-def test_other_exceptions_than_errors_are_not_made_items():
+def test_a_keyboard_interrupt_is_raised_and_not_queued():
     with pytest.raises(KeyboardInterrupt):
         maker(Script(KeyboardInterrupt()))()
 

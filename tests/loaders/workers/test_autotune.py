@@ -84,7 +84,7 @@ def test_the_best_number_is_found_and_kept(model, most, best, noise):
     simulation = Simulation(model, most, noise)
     simulation.run(20)
     changes = simulation.tuner.changes
-    assert simulation.run(600) >= 0.95 * simulation.best
+    assert simulation.run(200) >= 0.95 * simulation.best
     if not noise:
         assert 0.95 * best <= simulation.used[-1] <= best
         assert simulation.tuner.changes - changes <= 30  # a look at more workers, while it waits

@@ -125,8 +125,7 @@ def outcomes(loader) -> list:
 # Workers that die or hang
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
-@pytest.mark.parametrize("kind", [Plain, Written])
+@pytest.mark.parametrize(("kind", "how"), [(Plain, "SIGSEGV"), (Written, "SIGKILL"), (Written, "exit")])
 def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, how, caplog):
     with loader_over(failing(kind, how, (7,), times=2)) as loader:
         assert contents(loader) == undisturbed(kind)
@@ -142,8 +141,9 @@ def test_a_worker_that_hangs_past_the_timeout_is_replaced(how):
         assert contents(loader) == undisturbed(Plain)
 
 
-@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
-@pytest.mark.parametrize("kind", [Plain, Written])
+@pytest.mark.parametrize(
+    ("kind", "over"), [(Plain, lambda loader: Preloader(loader, "cpu", 2)), (Written, lambda loader: loader)]
+)
 def test_workers_killed_at_any_moment_change_nothing(kind, over):
     draw = random.Random(1)
     base = loader_over(kind(), 3, max_restarts=100)
@@ -234,21 +234,23 @@ def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog
 
 
 class Forking(Plain):
-    """Each sample starts a process of its own, and leaves one behind that holds the worker's descriptors."""
+    """Each sample starts a process. One leaves it behind with the worker's descriptors, and kills the worker."""
+
+    left_behind = multiprocessing.RawValue("i")
 
     def before(self, index: int) -> None:
         subprocess.run(["true"], check=True)
         if index == 7:
-            subprocess.Popen(["sleep", "30"], close_fds=False)
+            self.left_behind.value = subprocess.Popen(["sleep", "60"], close_fds=False).pid
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
     with loader_over(Forking(12), shuffle=False, max_restarts=0) as loader:
         seen = outcomes(loader)
+    os.kill(Forking.left_behind.value, signal.SIGKILL)
     assert "is killed by signal" in seen[1]
     assert seen[2] == [8, 9, 10, 11]
-    subprocess.run(["pkill", "-f", "sleep 30"], check=False)
 
 
 # The parent
@@ -562,7 +564,7 @@ class Careless(Written):
         ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 \(rows are 0 to 3\)"),
     ],
 )
-def test_a_careless_read_batch_is_told_what_it_did(how, message, monkeypatch):
+def test_a_read_batch_that_misuses_its_arguments_gets_an_error_in_words(how, message, monkeypatch):
     monkeypatch.setenv("LOADERS_DEBUG", "1")
     with loader_over(Careless(how)) as loader, pytest.raises((ValueError, RuntimeError), match=message):
         next(iter(loader))
