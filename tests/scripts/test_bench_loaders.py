@@ -44,7 +44,7 @@ def test_every_row_is_measured_and_listed_in_the_order_that_was_asked_for(tmp_pa
 
 def test_each_row_is_compared_with_the_stock_loader_at_its_batch_size_if_that_was_measured(monkeypatch):
     rates = {"torch": 100.0, "workers": 300.0, "torch-1": 10.0, "workers-1": 50.0}
-    monkeypatch.setattr(bench, "measure_apart", lambda name, *_: {"images_per_second": rates[name]})
+    monkeypatch.setattr(bench, "measure_in_child", lambda name, *_: {"images_per_second": rates[name]})
 
     def ratios(*names: str) -> list[float | None]:
         return [row["ratio_to_torch"] for row in bench.bench(dict.fromkeys(names), 1, 0.1)]
