@@ -20,7 +20,9 @@ MADV_COLLAPSE = 25  # of Linux 6.1; older ones refuse it
 BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "tests/loaders/" not in item.nodeid)  # these first: see later.py
     if torch.cuda.is_available():
         return
     for item in items:

@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import v2
+from later import Later
 
 from data.augment import Augment, random_boxes
 from data.errors import DataError
 from data.transform import Normalize
 from loaders.randomness import Random
+
+v2 = Later("torchvision.transforms.v2")
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 

@@ -2,11 +2,13 @@ import pickle
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from later import Later
 
 from data.errors import DataError
 from data.huggingface import HuggingFace
@@ -14,7 +16,8 @@ from data.image_folder import ImageFolder
 from loaders import WorkerLoader
 from loaders.randomness import Random
 
-datasets = pytest.importorskip("datasets")
+datasets = Later("datasets")
+pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 
 
 def read_batch(dataset, count):
@@ -46,7 +49,8 @@ def save_rows(tmp_path, write_images):
     return save
 
 
-LABEL = {"label": datasets.ClassLabel(names=["cat", "dog"])}
+def cat_or_dog():
+    return {"label": datasets.ClassLabel(names=["cat", "dog"])}
 
 
 @pytest.mark.parametrize("form", ["saved", "parquet", "files"])
@@ -101,7 +105,7 @@ def test_images_may_be_paths_or_bytes_in_a_plain_column(tmp_path, save_rows, wri
 
 
 def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
-    path = save_rows(LABEL, train={"label": [0, 1, 1, 0]}, validation={"label": [1]}, test={"label": [0, 0]})
+    path = save_rows(cat_or_dog(), train={"label": [0, 1, 1, 0]}, validation={"label": [1]}, test={"label": [0, 0]})
     lengths = {None: 2, "validation": 1, "train+test": 6, "train[:75%]": 3, "train[3:]+validation": 2}
     for split, length in lengths.items():
         assert len(HuggingFace(False, path, test_split=split)) == length
@@ -133,7 +137,7 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
     ],
 )
 def test_settings_that_cannot_work_are_refused(save_rows, arguments, words):
-    features = LABEL | {"note": datasets.Value("float64")}
+    features = cat_or_dog() | {"note": datasets.Value("float64")}
     path = save_rows(features, train={"label": [0, 1], "note": [0.5, 1]}, unlabelled={"label": [-1], "note": [0.5]})
     with pytest.raises(DataError, match=re.escape(words.replace("PATH", str(path)))):
         HuggingFace(**{"train": True, "path": path} | arguments)
@@ -150,7 +154,7 @@ def test_settings_that_cannot_work_are_refused(save_rows, arguments, words):
     ],
 )
 def test_columns_that_do_not_fit_are_named(save_rows, columns, words):
-    kinds = {"label": LABEL["label"], "a": datasets.Value("int64")}
+    kinds = {"label": cat_or_dog()["label"], "a": datasets.Value("int64")}
     path = save_rows({name: kinds[name] for name in columns}, train=columns)
     with pytest.raises(DataError, match=re.escape(words.replace("PATH", str(path)))):
         HuggingFace(True, path)
@@ -165,7 +169,7 @@ def test_columns_that_do_not_fit_are_named(save_rows, columns, words):
 )
 def test_a_damaged_or_empty_image_is_named_by_its_row(save_rows, image, reason):
     good = {"bytes": b"", "path": None}
-    dataset = HuggingFace(True, save_rows(LABEL, train={"label": [0, 1], "image": [good, image]}))
+    dataset = HuggingFace(True, save_rows(cat_or_dog(), train={"label": [0, 1], "image": [good, image]}))
     with pytest.raises(DataError, match=re.escape(f"train split, row 1{reason}")):
         dataset[1]
     assert isinstance(dataset.encoded(1)[0], bytes)
@@ -185,11 +189,11 @@ def test_a_file_that_was_deleted_is_named(tmp_path, write_images):
     ("error", "words"),
     [
         (
-            datasets.exceptions.DatasetNotFoundError("Dataset 'a/b' is a gated dataset on the Hub. You must be au..."),
+            ("Dataset 'a/b' is a gated dataset on the Hub. You must be au..."),
             "is a gated dataset on the Hub. You must be au; ask for access on its page on the hub, then log in",
         ),
         (
-            datasets.exceptions.DatasetNotFoundError("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed."),
+            ("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed."),
             "doesn't exist on the Hub or cannot be accessed; check its name, or set data.path to a local folder",
         ),
         (
@@ -204,9 +208,9 @@ def test_a_file_that_was_deleted_is_named(tmp_path, write_images):
 )
 def test_why_a_dataset_of_the_hub_cannot_be_loaded_is_told_in_a_sentence(monkeypatch, error, words):
     def refuse(*_):
-        raise error
+        raise datasets.exceptions.DatasetNotFoundError(error) if isinstance(error, str) else error
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(DataError, match=r"data.path=a/b cannot be loaded: .*" + re.escape(words)):
         HuggingFace(True, "a/b")
 

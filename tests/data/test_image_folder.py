@@ -6,14 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from later import Later
 from PIL import ExifTags, Image, ImageOps, features
-from torchvision.transforms import v2
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, DRAWS, random_crop, resize
 from loaders.randomness import Random
+
+v2 = Later("torchvision.transforms.v2")
 
 
 def smooth_image(width, height):

@@ -3,12 +3,14 @@ import pickle
 
 import pytest
 import torch
-from torchvision.transforms import InterpolationMode, v2
+from later import Later
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from data.policy import Policy
 from loaders.randomness import Random
+
+v2 = Later("torchvision.transforms.v2")
 
 
 def image(channels=3):
@@ -36,7 +38,7 @@ def test_trivial_augment_gives_the_pixels_of_torchvisions(operation, sign, chann
     for strength in (0, 13, 30):
         has_strength = name not in ("Identity", "AutoContrast", "Equalize")
         scripted([operation, strength] if has_strength else [operation], [sign])
-        theirs = v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR)(source)
+        theirs = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)(source)
         ours = Policy("trivial")(source, [(operation + 0.5) / 14, (strength + 0.5) / 31, sign])
         assert torch.equal(ours, theirs)
     assert name == "Identity" or channels == 1 or not torch.equal(theirs, source)
@@ -49,7 +51,7 @@ def test_rand_augment_gives_the_pixels_of_torchvisions(scripted):
         names = list(v2.RandAugment._AUGMENTATION_SPACE)
         signed = [v2.RandAugment._AUGMENTATION_SPACE[names[chosen]][1] for chosen in (first, second)]
         scripted([first, second], [0.2] * signed[0] + [0.7] * signed[1])
-        theirs = v2.RandAugment(interpolation=InterpolationMode.BILINEAR)(source)
+        theirs = v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR)(source)
         ours = Policy("rand")(source, [(first + 0.5) / 14, 0.0, 0.2, (second + 0.5) / 14, 0.0, 0.7])
         assert torch.equal(ours, theirs)
 

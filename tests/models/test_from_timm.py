@@ -1,15 +1,18 @@
 """models/from_timm.py, with timm's smallest networks and with weights in a local folder."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from later import Later
 
 from models.from_timm import from_timm, preprocessing
 from models.pretrained import Preprocessing
 
-timm = pytest.importorskip("timm")
+timm = Later("timm")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
 
 @pytest.mark.parametrize(("name", "size", "channels"), [("test_resnet", 64, 4), ("test_vit", 48, 1)])
@@ -75,7 +78,7 @@ def test_a_failed_download_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_version_that_could_execute_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timm, "__version__", "1.0.25")
+    monkeypatch.setattr("timm.__version__", "1.0.25")
     with pytest.raises(ValueError, match=r"timm 1\.0\.25 could execute code in a file of weights: pip install"):
         from_timm("test_vit", True, num_classes=7, in_channels=3)
 

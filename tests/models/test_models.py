@@ -1,21 +1,21 @@
 """What every network of models/ promises: shapes, learning, memory layout."""
 
-from functools import partial
 from itertools import product
 
 import pytest
 import torch
+from later import Later
 from torch.nn import functional as F
 
 from models.linear import linear
-from models.resnet import resnet
 from models.small_cnn import SmallCNN
 
+resnets = Later("models.resnet")
 MODELS = {
     "linear": linear,
     "small_cnn": SmallCNN,
-    "resnet18": partial(resnet, "resnet18", small_images=True),
-    "resnet50": partial(resnet, "resnet50", small_images=False),
+    "resnet18": lambda **options: resnets.resnet("resnet18", small_images=True, **options),
+    "resnet50": lambda **options: resnets.resnet("resnet50", small_images=False, **options),
 }
 
 

@@ -1,12 +1,15 @@
 """scripts/bench_device.py with almost no work: what it writes, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from later import Later
 
-from scripts import bench_device as bench
+bench = Later("scripts.bench_device")
 
+ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {"loader", "steps_per_second", "images_per_second", "ratio_to_limit", "idle"}
 
 
@@ -64,7 +67,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, message):
 
 
 def test_a_device_that_is_not_there_ends_the_bench_with_one_line(python):
-    done = python.run(bench.__file__, "--device", "cuda:99", timeout=100, quick_exit=True)
+    done = python.run(ROOT / "scripts" / "bench_device.py", "--device", "cuda:99", timeout=100, quick_exit=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --device cuda:99: torch cannot use it (")
     assert done.stderr.count("\n") == 1

@@ -2,13 +2,14 @@ from typing import Any
 
 import pytest
 import torch
+from later import Later
 from torch import nn
-from torchvision.models import resnet18, vit_b_16
 
 from models.small_cnn import SmallCNN
 from training.config import ConfigError
 from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
 
+torchvision = Later("torchvision")
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
 
 
@@ -46,7 +47,9 @@ def test_each_earlier_layer_learns_at_a_share_of_the_next_ones_rate() -> None:
 
 def test_the_blocks_of_residual_networks_and_transformers_are_layers() -> None:
     with torch.device("meta"):
-        residual, transformer = rates(resnet18(), 0.5), rates(vit_b_16(), 0.5)
+        residual, transformer = (
+            rates(make(), 0.5) for make in (torchvision.models.resnet18, torchvision.models.vit_b_16)
+        )
     assert residual["conv1.weight"] == residual["bn1.weight"] == 0.5**10
     assert residual["layer1.0.conv1.weight"] == residual["layer1.0.bn2.bias"] == 0.5**9
     assert residual["layer4.1.conv2.weight"] == 0.5**2 and residual["fc.bias"] == 0.5

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from later import Later
 from PIL import Image
-from torchvision.transforms import v2
 
 from data.errors import DataError
 from data.images.crops import CroppedDataset, resize
 from data.images.decoding import Box, Size
+
+v2 = Later("torchvision.transforms.v2")
 
 
 class OneImage(CroppedDataset):
