@@ -24,7 +24,8 @@ from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_
 from .timeline import Timeline
 from .workers.autotune import Tuner
 from .workers.dispatcher import Dispatcher
-from .workers.engine import EpochRunner, UnseededIterator, build_engine, warn_once
+from .workers.engine import build_engine, warn_once
+from .workers.epochs import EpochRunner, UnseededIterator
 from .workers.stats import Stats
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
@@ -287,8 +288,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def _end_epoch(self) -> None:
         """Ends the newest iterator, unless iterators are independent."""
-        newest = self._newest()
-        if newest is not None and self._runner.one_at_a_time:
+        if (newest := self._newest()) is not None and self._runner.one_at_a_time:
             newest.end()
         self._current, self._newest = None, _nothing
 

@@ -5,7 +5,7 @@ import torch
 from example_datasets import Numbers
 
 from loaders import Preloader, WorkerLoader
-from loaders.workers import engine
+from loaders.workers import engine, epochs
 
 
 class Images(Numbers):
@@ -30,7 +30,7 @@ def a_gpu(monkeypatch):
         return ring(count, num_workers, False)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(engine, "pin_memory", lambda batch: Pinned([batch.clone()]))
+    monkeypatch.setattr(epochs, "pin_memory", lambda batch: Pinned([batch.clone()]))
     monkeypatch.setattr(engine, "SlotRing", make_ring)
     return page_locked
 

@@ -1,0 +1,200 @@
+"""Runs the epochs of a WorkerLoader on its engine: with a seed as we define them, else as torch does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from torch.autograd.profiler import record_function
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, Position
+from ..order import Order
+from ..samplers import length_of
+from .dispatcher import Dispatcher
+from .tasks import OwnTasks, choose_tasks, unseeded_task
+
+log = logging.getLogger(__name__)
+
+Loader = Any  # a WorkerLoader, which imports this file
+
+
+class EpochRunner(Epochs):
+    """Runs the epochs of a seeded loader. All epochs share one engine if workers persist, else each has one.
+
+    A shared engine loads the next epoch's first batches ahead, if batches come in order and the order is ours. A
+    user's sampler is iterated only when its epoch begins, because the user may change it between epochs. The runner
+    must not refer to the loader: else only the garbage collector would end the workers of an abandoned loader.
+    """
+
+    def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
+        self.tasks = choose_tasks(loader, own_order)
+        super().__init__(self.tasks.order, self.tasks.kind)
+        self.engine: Dispatcher | None = None  # the shared one
+        self.one_at_a_time = one_at_a_time  # a new iterator ends the one before
+        self._is_shared = one_at_a_time and loader.has_pool
+        self._reads_ahead = self._is_shared and loader.in_order
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest epoch has batches left.
+
+        If a sampler gives more samples than its length says, that is so until the sampler ends.
+        """
+        position = self.position
+        overruns = self.tasks.overruns and position is not None and not position.finished
+        return super().is_running or overruns
+
+    def samples_now(self, loader: Loader) -> int:
+        """Returns the length that the dataset or the sampler has now."""
+        return len(loader.dataset) if isinstance(self.tasks, OwnTasks) else length_of(self.tasks.sampler)
+
+    def batches_now(self, loader: Loader, epoch: int) -> int | None:
+        """Returns the number of batches of an epoch of `samples_now`, on this rank; None without a known length."""
+        length = self.samples_now(loader)
+        return None if length == sys.maxsize else replace(self.order, length=length).batches_in(epoch)
+
+    def change_length(self, loader: Loader, length: int) -> None:
+        """Uses the new length of a dataset or sampler that has changed, as torch does."""
+        before, self.order = self.order.length, replace(self.order, length=length)
+        self.tasks.order = self.order
+        if isinstance(self.tasks, OwnTasks):
+            log.warning(
+                "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
+                type(loader.dataset).__name__,
+                before,
+                length,
+            )
+            loader.sampler.order = self.order
+            self.close()
+
+    def start(self, loader: Loader) -> EpochIterator:
+        """Starts the upcoming epoch."""
+        position = Position(*self.upcoming())
+        source = EpochSource(loader, self, position)
+        self.begin(position)
+        return EpochIterator(source, position, self.batches_now(loader, position.epoch))
+
+    def open(self, build: Callable[[], Dispatcher], epoch: int, first: int, afresh: bool = False) -> Dispatcher:
+        """Returns an engine that delivers the epoch from batch `first` on; `afresh` drops what was loaded ahead."""
+        if self.engine is not None:
+            self.engine.check_process()
+            if self.engine.is_interrupted:
+                self.close()
+        engine = self.engine or build()
+        if self._is_shared:
+            self.engine = engine
+        if not isinstance(self.tasks, OwnTasks) or not self._reads_ahead:
+            engine.begin(self.tasks.epoch(epoch, first))
+        elif afresh or not engine.continues_with(epoch, first):
+            engine.begin(self.tasks.onwards(epoch, first))
+        return engine
+
+    def release(self, engine: Dispatcher) -> None:
+        """Closes the engine of an epoch that has ended, unless later epochs share it."""
+        if engine is not self.engine:
+            engine.close()
+
+    def close(self) -> None:
+        """Closes the shared engine; the next epoch builds a new one."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "tasks": copy(self.tasks), "engine": None}
+
+
+class EpochSource:
+    """The batches of an epoch of a seeded loader. It keeps the loader alive."""
+
+    def __init__(self, loader: Loader, runner: EpochRunner, position: Position) -> None:
+        self._loader, self._runner, self._position = loader, runner, position
+        self.engine = runner.open(loader.build_engine, position.epoch, position.batch)
+        self.engine.timeline = loader.timeline  # it may have been set since the engine was built
+
+    @property
+    def processes(self) -> list[Any]:
+        return self.engine.processes
+
+    def next(self) -> Delivery | None:
+        # A signal handler can raise an exception anywhere: it may have lost a delivery, or interrupted the engine.
+        if self.engine.is_interrupted or self.engine.deliveries != self._position.received:
+            self._restart()
+        delivery = self.engine.next(self._position.epoch)
+        if delivery is None or delivery.error is not None or not self._loader.pins_batches:
+            return delivery
+        return delivery._replace(batch=pin_memory(delivery.batch))
+
+    def close(self) -> None:
+        self._runner.release(self.engine)
+
+    def _restart(self) -> None:
+        """Continues with the batch after the last one that the consumer received."""
+        self._runner.release(self.engine)
+        if not self._loader.in_order:
+            raise RuntimeError(INTERRUPTED)
+        epoch, first = self._position.epoch, self._position.batch
+        self.engine = self._runner.open(self._loader.build_engine, epoch, first, afresh=True)
+        self._position.received = 0
+
+
+class UnseededIterator(_BaseDataLoaderIter):
+    """Behaves exactly as torch's iterator over worker processes, on our engine."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        self.engine: Dispatcher = loader.build_engine(int(self._base_seed))
+        self._is_closed = False
+        self._reset(loader, first_iter=True)
+
+    @property
+    def _workers(self) -> list[Any]:
+        return self.engine.processes
+
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self.engine.check_process()
+        if self.engine.is_interrupted:
+            self.engine.close()
+            self.engine = loader.build_engine(int(self._base_seed))
+        self.is_running = True
+        self._received = 0  # batches and errors
+        self._pins = loader.pins_batches
+        self.engine.timeline = loader.timeline
+        self.engine.begin(map(unseeded_task, self._sampler_iter))
+
+    def __next__(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError("this WorkerLoader is closed: make a new one")
+        if self.engine.deliveries != self._received:  # an exception lost a delivery on its way to the consumer
+            raise RuntimeError(INTERRUPTED)
+        with record_function(self._profile_name):
+            delivery = self.engine.next()
+        if delivery is None:
+            self.is_running = False
+            if not self._persistent_workers:
+                self.engine.close()
+            raise StopIteration
+        _, batch, error = delivery
+        if error is not None:
+            self._received += 1
+            try:
+                raise error
+            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+                del error, delivery
+        if self._pins:
+            batch = pin_memory(batch)
+        self._num_yielded += 1
+        self._received += 1  # last, so that the next call notices if an exception has interrupted this one
+        return batch
+
+    def end(self) -> None:
+        """Ends the workers. A later next() raises RuntimeError."""
+        self._is_closed = True
+        self.engine.close()

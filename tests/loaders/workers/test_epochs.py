@@ -1,0 +1,312 @@
+"""loaders/workers/epochs.py: which engine runs an epoch, what is loaded ahead, and what an interruption costs."""
+
+import logging
+from itertools import chain, islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from example_datasets import Numbers
+
+from loaders import WorkerLoader, worker_loader
+from loaders.base import INTERRUPTED, Delivery
+from loaders.workers import epochs as module
+
+
+class Engine:
+    """Delivers its tasks' indices at once."""
+
+    stats = None
+
+    def __init__(self) -> None:
+        self.processes, self.calls = ["a process"], []
+        self.is_interrupted, self.deliveries, self.tasks = False, 0, iter(())
+
+    def begin(self, tasks) -> None:
+        self.tasks, self.deliveries = iter(tasks), 0
+        self.calls.append("begin")
+
+    def next(self, epoch: int | None = None) -> Delivery | None:
+        task = self.peek()
+        if task is None or task.epoch != epoch:
+            return None
+        next(self.tasks)
+        self.deliveries += 1
+        if 3 in task.indices:
+            return Delivery(task.number, error=ValueError("3 is bad"))
+        return Delivery(task.number, list(task.indices))
+
+    def continues_with(self, epoch: int, first: int) -> bool:
+        task = self.peek()
+        if task is None or (task.epoch, task.number) != (epoch, first):
+            return False
+        self.deliveries = 0
+        return True
+
+    def peek(self):
+        """The next task, which stays the next one."""
+        for task in self.tasks:
+            self.tasks = chain([task], self.tasks)
+            return task
+        return None
+
+    def check_process(self) -> None:
+        self.calls.append("check")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """The engines that are built, each with the base seed that it was given."""
+    made: list[Engine] = []
+
+    def build(loader, base_seed) -> Engine:
+        made.append(Engine())
+        made[-1].base_seed = base_seed
+        return made[-1]
+
+    monkeypatch.setattr(worker_loader, "build_engine", build)
+    return made
+
+
+def seeded(length: int = 4, **settings) -> WorkerLoader:
+    return WorkerLoader(Numbers(length), 2, seed=0, **settings)
+
+
+def outcomes(iterator) -> list:
+    found: list = []
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except ValueError:
+            found.append("an error")
+
+
+def test_a_persistent_pool_is_one_engine_that_loads_the_next_epoch_ahead(engines):
+    loader = seeded(3, num_workers=1, persistent_workers=True)
+    assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
+    (engine,) = engines
+    assert engine.calls == ["begin", "check"], "the second epoch was begun by the first"
+    loader.set_epoch(7)
+    assert outcomes(iter(loader)) == [[0, 1], [2]]
+    assert engine.calls == ["begin", "check", "check", "begin"]
+    loader.close()
+    assert engine.calls[-1] == "close"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 0, "persistent_workers": True}, {"num_workers": 1, "persistent_workers": False}],
+)
+def test_without_a_pool_that_persists_each_epoch_has_its_engine_and_closes_it(engines, settings):
+    loader = seeded(3, **settings)
+    assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
+    assert [engine.calls for engine in engines] == [["begin", "close"]] * 2
+    assert [next(engine.tasks, None) for engine in engines] == [None, None], "nothing is loaded ahead"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_newer_epoch_ends_the_older_where_workers_persist(engines, num_workers, persistent):
+    loader = seeded(8, num_workers=num_workers, persistent_workers=persistent)
+    older, newer = iter(loader), iter(loader)
+    assert next(newer) == [0, 1]
+    if persistent:
+        with pytest.raises(RuntimeError):
+            next(older)
+    else:
+        assert next(older) == [0, 1]
+    loader.close()
+
+
+@pytest.mark.parametrize("settings", [{"sampler": range(3)}, {"in_order": False}])
+def test_a_users_sampler_and_batches_out_of_order_are_not_loaded_ahead(engines, settings):
+    loader = seeded(3, num_workers=1, persistent_workers=True, **settings)
+    assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
+    (engine,) = engines
+    assert engine.calls == ["begin", "check", "begin"]
+    assert next(engine.tasks, None) is None
+    loader.close()
+
+
+def test_an_engine_that_was_interrupted_is_replaced_before_the_next_epoch(engines):
+    loader = seeded(3, num_workers=1, persistent_workers=True)
+    list(loader)
+    engines[0].is_interrupted = True
+    assert list(loader) == [[0, 1], [2]]
+    assert [engine.calls for engine in engines] == [["begin", "check", "close"], ["begin"]]
+    loader.close()
+
+
+@pytest.mark.parametrize("how", ["interrupted", "lost a batch"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_interrupted_epoch_goes_on_after_the_last_batch_that_was_received(engines, how, persistent):
+    loader = seeded(8, num_workers=1, persistent_workers=persistent)
+    iterator = iter(loader)
+    assert next(iterator) == [0, 1]
+    if how == "interrupted":
+        engines[0].is_interrupted = True
+    else:
+        engines[0].next(0)  # nobody receives it
+    assert outcomes(islice(iterator, 2)) == ["an error"]
+    assert iterator._workers == ["a process"]
+    assert outcomes(iterator) == [[4, 5], [6, 7]]
+    reused = persistent and how == "lost a batch"
+    assert len(engines) == (1 if reused else 2)
+    assert "close" in engines[0].calls or reused
+    loader.close()
+
+
+def test_out_of_order_an_interrupted_epoch_cannot_go_on(engines):
+    loader = seeded(8, num_workers=1, in_order=False)
+    iterator = iter(loader)
+    next(iterator)
+    engines[0].is_interrupted = True
+    with pytest.raises(RuntimeError) as refused:
+        next(iterator)
+    assert str(refused.value) == INTERRUPTED
+    assert engines[0].calls == ["begin", "close"]
+
+
+@pytest.mark.parametrize("given", [{}, {"sampler": list(range(8))}])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_new_length_restarts_workers_that_have_a_copy_of_the_dataset(engines, given, persistent, caplog):
+    dataset, loader_settings = Numbers(4), {"num_workers": 1, "persistent_workers": persistent, **given}
+    loader = WorkerLoader(dataset, 2, seed=0, **loader_settings)
+    list(islice(iter(loader), 1))
+    dataset.length = 6
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        assert len(loader) == (4 if given else 3)
+        iter(loader)
+    closed = not given and persistent
+    assert bool(caplog.messages) == (not given)
+    if not given:
+        assert "Numbers had 4 samples and has 6 now" in caplog.text
+    assert (len(engines) == 2 and "close" in engines[0].calls) or not closed
+    assert len(loader.sampler) == (8 if given else 6)
+    loader.close()
+
+
+def test_a_state_of_a_dataset_that_has_grown_meanwhile_is_taken(engines):
+    dataset = Numbers(4)
+    loader = WorkerLoader(dataset, 2, seed=0)
+    state = {**loader.state_dict(), "dataset_length": 8, "samples": 6}
+    dataset.length = 8
+    loader.load_state_dict(state)
+    assert list(loader) == [[6, 7]]
+
+
+class Understated(list):
+    """Says that it has half of its indices."""
+
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+
+def test_a_sampler_that_gives_more_than_its_length_runs_until_its_end(engines):
+    loader = WorkerLoader(Numbers(12), 2, seed=0, num_workers=1, sampler=Understated([4, 5, 6, 7, 8, 9, 10, 11]))
+
+    def place() -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["samples"]
+
+    assert place() == (0, 0)
+    places = [place() for _ in iter(loader)]
+    assert places == [(0, 2), (0, 4), (0, 4), (0, 4)]  # its length is the most that a state can tell
+    assert place() == (1, 0)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples": 2})
+    assert place() == (3, 2)
+    assert not loader._runner.is_running
+
+
+def test_a_sampler_that_gives_its_length_is_at_its_end_after_its_last_batch(engines):
+    loader = WorkerLoader(Numbers(8), 2, seed=0, num_workers=1, sampler=[4, 5, 6, 7])
+    iterator = iter(loader)
+    for place in ((0, 2), (1, 0)):
+        next(iterator)
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == place
+
+
+def test_a_runner_that_is_copied_has_no_engine_and_tasks_of_its_own(engines):
+    loader = seeded(4, num_workers=1, persistent_workers=True)
+    next(iter(loader))
+    runner = loader._runner.__getstate__()
+    assert runner["engine"] is None
+    assert runner["tasks"] is not loader._runner.tasks
+    loader.close()
+
+
+# torch's way
+
+
+def test_torchs_iterator_delivers_all_and_closes_its_engine(engines):
+    iterator = iter(WorkerLoader(Numbers(6), 2, num_workers=1))
+    assert iterator._workers == ["a process"]
+    assert outcomes(iterator) == [[0, 1], "an error", [4, 5]]
+    assert iterator._num_yielded == 2
+    assert not iterator.is_running
+    assert engines[0].calls[-1] == "close"
+    assert engines[0].base_seed == iterator._base_seed
+
+
+def test_torchs_persistent_iterator_keeps_its_engine(engines):
+    loader = WorkerLoader(Numbers(6), 2, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert iterator.is_running
+        assert outcomes(iterator) == [[0, 1], "an error", [4, 5]]
+    (engine,) = engines
+    assert engine.calls == ["check", "begin"] * 2
+    engine.is_interrupted = True
+    assert outcomes(iter(loader)) == [[0, 1], "an error", [4, 5]]
+    assert len(engines) == 2
+    assert engine.calls[-1] == "close"
+    loader.close()
+    assert engines[1].calls[-1] == "close"
+    with pytest.raises(RuntimeError, match="this WorkerLoader is closed"):
+        next(iterator)
+
+
+def test_torchs_iterator_notices_a_batch_that_an_exception_lost(engines):
+    iterator = iter(WorkerLoader(Numbers(8), 2, num_workers=1))
+    assert next(iterator) == [0, 1]
+    engines[0].next()
+    with pytest.raises(RuntimeError) as missed:
+        next(iterator)
+    assert str(missed.value) == INTERRUPTED
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_only_batches_are_pinned_and_errors_come_out_as_they_are(engines, monkeypatch, seed):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "pin_memory", lambda batch: ("pinned", list(batch)))
+    loader = WorkerLoader(Numbers(4), 2, num_workers=1, seed=seed, pin_memory=True)
+    assert outcomes(iter(loader)) == [("pinned", [0, 1]), "an error"]
+    loader.holds_batches_until_copied = True
+    assert outcomes(iter(loader)) == [[0, 1], "an error"]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize(("pin_memory", "has_cuda"), [(False, True), (True, False)])
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+def test_nothing_is_pinned_that_was_not_asked_for_or_without_a_gpu(engines, monkeypatch, seed, pin_memory, has_cuda):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(module, "pin_memory", lambda batch: pytest.fail("it was pinned"))
+    loader = WorkerLoader(Numbers(3), 2, num_workers=1, seed=seed, pin_memory=pin_memory)
+    assert outcomes(iter(loader)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_the_figures_are_those_of_the_newest_engine_until_the_loader_is_closed(engines, monkeypatch, seed):
+    monkeypatch.setattr(Engine, "stats", SimpleNamespace(as_dict=lambda: {"batches": 2}), raising=False)
+    loader = WorkerLoader(Numbers(3), 2, num_workers=1, seed=seed)
+    assert loader.stats() == {}
+    list(loader)
+    assert loader.stats() == {"workers": {"batches": 2}}
+    loader.close()
+    assert loader.stats() == {}
