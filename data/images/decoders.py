@@ -31,7 +31,6 @@ END = b"\xff\xd9"  # the last bytes of JPEGs that are complete
 XMP = b"http://ns.adobe.com/"  # XMP metadata may have an orientation, or hide the EXIF one: only Pillow finds both
 HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
 NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
-LARGEST = 0.75  # of an image's area; for a larger box nvImageCodec is slower than decoding the whole image
 _thread_local = threading.local()
 _import_lock = threading.Lock()
 
@@ -44,7 +43,7 @@ def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
     (width, height), orientation = header
     box = crop((height, width) if orientation > 4 else (width, height))
     left, top, right, bottom = box_as_stored(box, (width, height), orientation)
-    if right - left < NARROWEST or (right - left) * (bottom - top) > LARGEST * width * height:
+    if right - left < NARROWEST:
         return None
     codec = import_nvimgcodec()
     if getattr(_thread_local, "process", None) != os.getpid():  # each thread of each process needs its own decoder
@@ -189,8 +188,8 @@ def choose(name: str) -> tuple[Decoder, ...]:
     missing: dict[str, str] = {}
     names = [*DECODERS, "pillow"]
     for each in names[0 if name == "auto" else names.index(name) : -1]:
-        if each == "torchvision" and "torchcodec" in chosen:
-            continue  # it reads the same files, and importing it takes a second and 90 MB
+        if each == "torchvision" and chosen:
+            continue  # the others read nearly the same files, and importing it takes a second and 160 MB
         decoder, load = DECODERS[each]
         try:
             load()

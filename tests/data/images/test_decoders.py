@@ -176,10 +176,9 @@ def test_nvimgcodec_leaves_unusual_files_to_the_next_decoder(kind):
     assert decoders.nvimgcodec(spoiled(kind), given_box((10, 10, 40, 40))) is None
 
 
-@pytest.mark.parametrize("box", [(0, 0, 90, 70), (10, 10, 11, 60)])
-def test_nvimgcodec_leaves_whole_images_and_narrow_boxes_to_the_next_decoder(box):
+def test_nvimgcodec_leaves_narrow_boxes_to_the_next_decoder():
     data = jpeg(np.random.default_rng(6), "4:2:0 baseline", (90, 70))
-    assert decoders.nvimgcodec(data, given_box(box)) is None
+    assert decoders.nvimgcodec(data, given_box((10, 10, 11, 60))) is None
 
 
 @pytest.mark.parametrize("orientation", [b"\0", b"\x09", b"\xff"])
@@ -230,7 +229,7 @@ ORDER = (decoders.nvimgcodec, decoders.torchcodec, decoders.torchvision)
     [
         (("nvimgcodec", "torchcodec", "torchvision"), "auto", ORDER[:2]),
         (("torchcodec", "torchvision"), "auto", ORDER[1:2]),
-        (("nvimgcodec", "torchvision"), "auto", ORDER[::2]),
+        (("nvimgcodec", "torchvision"), "auto", ORDER[:1]),
         ((), "auto", ()),
         (("nvimgcodec", "torchcodec", "torchvision"), "torchcodec", ORDER[1:2]),
         (("nvimgcodec", "torchcodec", "torchvision"), "torchvision", ORDER[2:]),
