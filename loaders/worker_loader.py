@@ -56,7 +56,7 @@ class SeededMethods(OptionalMethods):
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
-        self._follow_length()
+        self._adopt_new_length()
         self._runner.load_state_dict(state)
         self._end_epoch()
 
@@ -196,7 +196,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             iterator = super().__iter__()
         else:
             self._end_epoch()
-            self._follow_length()
+            self._adopt_new_length()
             iterator = self._runner.start(self)
         self._iterators.add(iterator)
         self._newest = weakref.ref(iterator)
@@ -280,7 +280,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self.check_worker_number_rationality()
         return UnseededIterator(self)
 
-    def _follow_length(self) -> None:
+    def _adopt_new_length(self) -> None:
         """Uses the length that the dataset or the sampler has now."""
         if (length := self._runner.samples_now(self)) != self._runner.order.length:
             self._end_epoch()

@@ -95,7 +95,7 @@ class EpochRunner(Epochs):
             engine.begin(self.tasks.onwards(epoch, first))
         return engine
 
-    def release(self, engine: Dispatcher) -> None:
+    def close_unless_shared(self, engine: Dispatcher) -> None:
         """Closes the engine of an epoch that has ended, unless later epochs share it."""
         if engine is not self.engine:
             engine.close()
@@ -132,11 +132,11 @@ class EpochSource:
         return delivery._replace(batch=pin_memory(delivery.batch))
 
     def close(self) -> None:
-        self._runner.release(self.engine)
+        self._runner.close_unless_shared(self.engine)
 
     def _restart(self) -> None:
         """Continues with the batch after the last one that the consumer received."""
-        self._runner.release(self.engine)
+        self._runner.close_unless_shared(self.engine)
         if not self._loader.in_order:
             raise RuntimeError(INTERRUPTED)
         epoch, first = self._position.epoch, self._position.batch
