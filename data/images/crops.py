@@ -153,16 +153,9 @@ class CroppedDataset:
 
     def _write_test_sample(self, read: Read, image: torch.Tensor) -> None:
         shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118
-        size: Size = (0, 0)  # of the box before it is decoded at a fraction of it, whose sides are rounded
-
-        def crop(whole: Size) -> Box:
-            nonlocal size
-            left, top, right, bottom = middle(whole)
-            size = right - left, bottom - top
-            return left, top, right, bottom
-
-        pixels = read(crop, TEST_GAP * shorter)
-        pixels = resized(pixels, with_shorter_side(size, shorter), self.interpolation)
+        pixels = read(middle, TEST_GAP * shorter)
+        height, width = pixels.shape[1:]
+        pixels = resized(pixels, with_shorter_side((width, height), shorter), self.interpolation)
         top, left = (round((side - self.image_size) / 2) for side in pixels.shape[1:])
         image.copy_(pixels[None, :, top : top + self.image_size, left : left + self.image_size])
 

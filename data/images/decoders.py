@@ -9,7 +9,6 @@ import functools
 import importlib
 import logging
 import os
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,15 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
 
 from data.errors import DataError, check_choice
-from data.images.decoding import JPEG, Box, Crop, Decoder, Size
+from data.images.decoding import Box, Crop, Decoder, Size, can_be_read_whole, jpeg_header
 
 log = logging.getLogger(__name__)
 
 END = b"\xff\xd9"  # the last bytes of JPEGs that are complete
-XMP = b"http://ns.adobe.com/"  # XMP metadata may have an orientation, or hide the EXIF one: only Pillow finds both
 HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
 NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
 _thread_local = threading.local()
@@ -72,42 +69,11 @@ def torchvision(data: bytes, crop: Crop) -> torch.Tensor | None:
     return cut_from_whole(data, crop, import_torchvision()) if can_be_read_whole(data) else None
 
 
-def can_be_read_whole(data: bytes) -> bool:
-    return data.startswith(JPEG) and XMP not in data[:64]
-
-
 def cut_from_whole(data: bytes, crop: Crop, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
     with suppress(RuntimeError, ImportError):  # then Pillow reads it, or raises a clearer error
         pixels = read(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
         return pixels[:, top:bottom, left:right]
-    return None
-
-
-def jpeg_header(data: bytes) -> tuple[Size, int] | None:
-    """The size of a JPEG as it is stored, and its EXIF orientation, 1 to 8.
-
-    None if it is not a baseline, extended or progressive JPEG of grey or coloured pixels, or begins with XMP metadata.
-    """
-    if not can_be_read_whole(data):
-        return None
-    orientation, position = 1, 2
-    with suppress(struct.error):  # the data end before the size
-        while True:
-            start, marker, length = struct.unpack_from(">BBH", data, position)
-            if start != 0xFF or marker == 0xDA:  # pixels, or not a marker
-                return None
-            if marker in (0xC0, 0xC1, 0xC2):
-                bits, height, width, channels = struct.unpack_from(">BHHB", data, position + 4)
-                known = bits == 8 and channels in (1, 3) and width * height > 0
-                return ((width, height), orientation) if known else None
-            if marker == 0xE1 and data.startswith(b"Exif\0\0", position + 4):
-                exif = Image.Exif()
-                with suppress(Exception):  # Pillow raises SyntaxError, ValueError and others for damaged EXIF blocks
-                    exif.load(data[position + 4 : position + 2 + length])
-                    orientation = exif.get(ExifTags.Base.Orientation, 1)
-                orientation = orientation if orientation in range(1, 9) else 1
-            position += 2 + length
     return None
 
 

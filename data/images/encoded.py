@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.images.decoders import END, jpeg_header
+from data.images.decoders import END
+from data.images.decoding import jpeg_header
 
 
 @dataclass

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
-from data.images import decoders
+from data.images import decoders, decoding
 from data.images.crops import random_crop
 from data.images.decoding import decode
 from loaders import WorkerLoader
@@ -184,9 +184,9 @@ def test_nvimgcodec_leaves_narrow_boxes_to_the_next_decoder():
 @pytest.mark.parametrize("orientation", [b"\0", b"\x09", b"\xff"])
 def test_an_orientation_that_does_not_exist_is_ignored(orientation):
     data = jpeg(np.random.default_rng(7), "4:2:0 baseline", (90, 70), orientation=6)
-    assert decoders.jpeg_header(data) == ((90, 70), 6)
+    assert decoding.jpeg_header(data) == ((90, 70), 6)
     at = data.index(b"\x01\x12\0\x03\0\0\0\x01\0\x06") + 9
-    assert decoders.jpeg_header(data[:at] + orientation + data[at + 1 :]) == ((90, 70), 1)
+    assert decoding.jpeg_header(data[:at] + orientation + data[at + 1 :]) == ((90, 70), 1)
 
 
 def test_what_a_decoder_cannot_read_goes_to_the_next():
