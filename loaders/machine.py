@@ -45,19 +45,26 @@ def _local_ranks() -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Yields each CPU quota, in cores."""
-    for values in _limits(root, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        if len(values) == 2 and min(values) > 0:
-            yield values[0] / values[1]
+    for words in _limits(root, ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with suppress(ValueError):  # "max": no limit
+            quota, period = map(float, words)
+            if min(quota, period) > 0:
+                yield quota / period
 
 
 def _memory_limits(root: Path) -> Iterator[float]:
-    """Yields each memory limit, in bytes."""
-    for values in _limits(root, "memory.max", "memory.limit_in_bytes"):
-        yield from values
+    """Yields the bytes that each memory limit leaves. Cached files do not count as used, unless they are in use."""
+    v2 = ["memory.max", "memory.current", "memory.stat"]
+    v1 = ["memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"]
+    for words in _limits(root, v2, v1):
+        with suppress(ValueError):
+            limit, used, *stat = words
+            cached = dict(zip(stat[::2], stat[1::2], strict=True)).get("inactive_file", "0")
+            yield max(0.0, float(limit) - float(used) + float(cached))
 
 
-def _limits(root: Path, v2: str, *v1: str) -> Iterator[list[float]]:
-    """Yields the numbers in a limit's file, or files, of this process's cgroup and of each cgroup above it."""
+def _limits(root: Path, v2: list[str], v1: list[str]) -> Iterator[list[str]]:
+    """Yields the words in these files of this process's cgroup and of each cgroup above it."""
     groups = ""
     with suppress(OSError):
         groups = (root / "proc/self/cgroup").read_text(errors="replace")
@@ -66,10 +73,9 @@ def _limits(root: Path, v2: str, *v1: str) -> Iterator[list[float]]:
         if len(parts) < 3:
             continue
         _, controllers, path = parts
-        names = v1 if controllers else (v2,)
+        names = v1 if controllers else v2
         folder = root / "sys/fs/cgroup" / controllers
         # In a container the path may be the host's, which does not exist here: then `folder` itself has the limit.
         for group in (Path(path), *Path(path).parents):
-            with suppress(OSError, ValueError):  # no such file, or "max": no limit
-                content = " ".join((folder / str(group).lstrip("/") / name).read_text() for name in names)
-                yield [float(word) for word in content.split()]
+            with suppress(OSError):
+                yield " ".join((folder / str(group).lstrip("/") / name).read_text() for name in names).split()

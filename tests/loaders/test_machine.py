@@ -70,11 +70,24 @@ def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
 @pytest.mark.parametrize(
     "limit",
     [
-        {**V2, f"{GROUPS}/jobs/7/memory.max": "1000000\n", f"{GROUPS}/jobs/memory.max": "max\n"},
-        {**V1, f"{GROUPS}/memory/jobs/7/memory.limit_in_bytes": "1000000\n"},
+        {
+            **V2,
+            f"{GROUPS}/jobs/7/memory.max": "3000000\n",
+            f"{GROUPS}/jobs/7/memory.current": "2500000\n",
+            f"{GROUPS}/jobs/7/memory.stat": "anon 2000000\ninactive_file 500000\n",
+            f"{GROUPS}/jobs/memory.max": "max\n",
+            f"{GROUPS}/jobs/memory.current": "2500000\n",
+            f"{GROUPS}/jobs/memory.stat": "anon 2500000\n",
+        },
+        {
+            **V1,
+            f"{GROUPS}/memory/jobs/7/memory.limit_in_bytes": "1500000\n",
+            f"{GROUPS}/memory/jobs/7/memory.usage_in_bytes": "500000\n",
+            f"{GROUPS}/memory/jobs/7/memory.stat": "rss 500000\n",
+        },
     ],
 )
-def test_the_memory_is_what_is_free_within_the_limit(machine, limit):
+def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dropped_count_as_free(machine, limit):
     free = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"}
     assert available_memory(machine(**limit, **free)) == 1000000
     assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
@@ -95,7 +108,8 @@ def test_this_machine_has_at_least_a_core():
 
 @pytest.mark.parametrize("content", ["", "max", "many few"])
 def test_limits_that_cannot_be_read_count_as_none(machine, content):
-    files = {f"sys/fs/cgroup/jobs/{name}.max": content for name in ("cpu", "memory")}
+    names = ("cpu.max", "memory.max", "memory.current", "memory.stat")
+    files = {f"sys/fs/cgroup/jobs/{name}": content for name in names}
     root = machine(
         **files, **{"proc/self/cgroup": "0::/jobs\nno colons\none:colon\n", "proc/meminfo": "MemAvailable:\n"}
     )
