@@ -80,6 +80,10 @@ def check_arguments(
                 f"{name}={value!r}: give a number, or 'auto' if there is a seed: without one the batches "
                 "depend on the number of workers"
             )
+    for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor), ("rank", loader.rank)):
+        is_left_out = name == "prefetch_factor" and value is None
+        if isinstance(value, bool) or not (hasattr(value, "__index__") or isinstance(value, str) or is_left_out):
+            raise ValueError(f"{name}={value!r}: give an integer from 0")
     wrong = ""
     if as_index(restarts) < 0:
         wrong = f"max_restarts={restarts!r}: give an integer from 0"
