@@ -64,6 +64,8 @@ class Sets:
         self.transform, self.augment = self._transforms(train, config.augment)
         mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
         self.spec = DataSpec.of(train, self.image_shape, mean, std, self._model_options())
+        if hasattr(test, "classes"):
+            self.spec.check_classes(test, "the test set has")
 
     @property
     def evaluated(self) -> tuple[str, Any]:

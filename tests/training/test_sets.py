@@ -186,6 +186,14 @@ def test_the_running_mean_of_the_weights_is_evaluated_and_resumed(tmp_path, monk
     assert any(not torch.equal(tensor, one["ema"][f"module.{name}"]) for name, tensor in one["model"].items())
 
 
+class FewerInTest(Plain):
+    """Like a folder of test images in which one class's folder is missing."""
+
+    def __init__(self, train: bool) -> None:
+        super().__init__(train)
+        self.classes = ("dark", "light") if train else ("light",)
+
+
 class OnlyTraining(Plain):
     def __init__(self) -> None:
         super().__init__(train=True)
@@ -207,6 +215,7 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "overrides", "sentence"),
     [
+        ("FewerInTest", [], r"knows 2 classes, and the test set has 1; .* is dark in the training set, and light in"),
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
         ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"two samples have different shapes.*data\.collate="),
