@@ -77,7 +77,7 @@ class DataSpec:
             pairs = zip([*self.classes, "none"], [*theirs, "none"], strict=False)
             ours, other = next(pair for pair in pairs if pair[0] != pair[1])
             raise ConfigError(
-                f"the run's network knows {len(self.classes)} classes, and {others_have} {len(theirs)}; the first that "
-                f"differs is {ours} in the training set, and {other} in the other: both need the same classes, in the "
-                "same order"
+                f"the run's network knows {len(self.classes)} classes, and {others_have} {len(theirs)}; the first "
+                f"that differs is {ours} in the training set, and {other} in the other: both need the same classes, "
+                "in the same order"
             )
