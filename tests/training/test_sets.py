@@ -82,6 +82,11 @@ class Wide(nn.Sequential):
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, 1000))
 
 
+class Flat(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(8 * 8 * 3, 2))
+
+
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
     small = ["model=linear", "train.batch_size=16", "train.epochs=2", "timing.trial_seconds=0", "loader.num_workers=0"]
     config = composed(*small, *overrides)
@@ -265,6 +270,16 @@ class Bright(Plain):
         return image.permute(2, 0, 1).float(), label
 
 
+class SmallInTest(Plain):
+    def __init__(self, train: bool) -> None:
+        super().__init__(train)
+        self.size = 8 if train else 6
+
+    def __getitem__(self, index: int):
+        image, label = super().__getitem__(index)
+        return image[: self.size], label
+
+
 class OnlyTraining(Plain):
     def __init__(self) -> None:
         super().__init__(train=True)
@@ -292,6 +307,21 @@ class Endless:
         ("OtherArguments", [], r"OtherArguments\.read_batch needs the arguments \(self, indices, out, random\)"),
         ("Undescribed", [], r"Undescribed has read_batch and no sample_spec"),
         ("Unread", [], r"Unread has no __getitem__"),
+        (
+            "SmallInTest",
+            [f"model._target_={HERE}.Flat", "~model.size"],
+            r"cannot take inputs of shape \(1, 3, 6, 8\): .*\(first test samples\)",
+        ),
+        (
+            "Plain",
+            [f"model._target_={HERE}.forgets_return", "~model.size"],
+            r"forgets_return returned a NoneType: return the network",
+        ),
+        ("Plain", ["task.loss={_target_: torch.nn.MSELoss}"], r"do not fit the loss or a score"),
+        ("Plain", [f"task.loss={{_target_: {HERE}.number}}"], r"task\.loss returned 0\.5, a float: return a tensor"),
+        ("Plain", [f"task.loss={{_target_: {HERE}.mistakes}}"], r"task\.loss has no gradient: compute it from"),
+        ("Plain", [f"task.scores={{one: {{_target_: {HERE}.number}}}}"], r"task\.scores\.one returned 0\.5, a float"),
+        ("Plain", [f"task.scores={{loss: {{_target_: {HERE}.sure}}}}"], r"task\.scores\.loss: the loss itself has"),
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
         ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"Ragged\[1\] has .*shape \(2,\), and Ragged\[0\]"),
@@ -353,6 +383,18 @@ def test_float_images_up_to_255_are_warned_of(caplog):
     config.data = {"_target_": f"{HERE}.Bright", "val_fraction": 0.0, "collate": None}
     Sets(checked(config))
     assert "images are float32 up to 200: divide them by 255" in caplog.text
+
+
+def forgets_return() -> None:
+    nn.Linear(3, 2)
+
+
+def number(outputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return 0.5
+
+
+def mistakes(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(dim=1) != labels).float()
 
 
 def test_a_custom_score_may_be_a_function_and_choose_the_best_checkpoint(tmp_path):
