@@ -29,7 +29,7 @@ class Samples:
         self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
         self.has_collate = has_collate
         self.name = type(dataset).__name__
-        self._first: tuple[str, dict[str, tuple[int, ...]]] | None = None  # its name, and the shapes of its fields
+        self._first: tuple[str, list[tuple[int, ...]]] | None = None  # the name of the first sample, and its shapes
 
     def without_augmentation(self) -> "Samples":
         """Returns the samples of the dataset's `without_augmentation()`, or the same samples if it has none."""
@@ -76,17 +76,19 @@ class Samples:
             _check_input(where, name, sample[name])
         self._check_label(where, label, sample[label])
         if not self.has_collate:
-            self._check_shapes(where, {name: tuple(getattr(sample[name], "shape", ())) for name in names})
+            self._check_shapes(where, [getattr(sample[name], "shape", ()) for name in names])
         changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}
         return {**sample, **changed} if changed else sample
 
-    def _check_shapes(self, where: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        first, wanted = self._first = self._first or (where, shapes)
+    def _check_shapes(self, where: str, shapes: list[tuple[int, ...]]) -> None:
+        if self._first is None:
+            self._first = where, shapes
+        first, wanted = self._first
         if shapes != wanted:
-            name = next(name for name in shapes if shapes[name] != wanted[name])
+            number = next(number for number, shape in enumerate(shapes) if shape != wanted[number])
             raise DataError(
-                f"{where} has {name!r} of shape {shapes[name]}, and {first} of shape {wanted[name]}: samples of "
-                "different shapes cannot be stacked: give them one shape, or pad them with "
+                f"{where} has {self.names[number]!r} of shape {tuple(shapes[number])}, and {first} of shape "
+                f"{tuple(wanted[number])}: give all samples one shape, or pad them with "
                 "'data.collate={_target_: data.collate.pad}'"
             )
 
