@@ -21,13 +21,15 @@ class Samples:
 
     Raises DataError, with the dataset's name and the sample's index, for a sample that training cannot use: an image
     must be uint8 (H, W, C), which is normalised later, or float (C, H, W), which is not. An OSError of the dataset
-    becomes a DataError, and any other exception a RuntimeError, with the index.
+    becomes a DataError, and any other exception a RuntimeError, with the index. Without a collate function all samples
+    need the shapes of the one that is read first.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None, has_collate: bool = False) -> None:
         self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
         self.has_collate = has_collate
         self.name = type(dataset).__name__
+        self._first: tuple[str, list[tuple[int, ...]]] | None = None  # the name of the first sample, and its shapes
 
     def without_augmentation(self) -> "Samples":
         """Returns the samples of the dataset's `without_augmentation()`, or the same samples if it has none."""
@@ -73,8 +75,22 @@ class Samples:
         for name in inputs:
             _check_input(where, name, sample[name])
         self._check_label(where, label, sample[label])
+        if not self.has_collate:
+            self._check_shapes(where, [getattr(sample[name], "shape", ()) for name in names])
         changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}
         return {**sample, **changed} if changed else sample
+
+    def _check_shapes(self, where: str, shapes: list[tuple[int, ...]]) -> None:
+        if self._first is None:
+            self._first = where, shapes
+        first, wanted = self._first
+        if shapes != wanted:
+            number = next(number for number, shape in enumerate(shapes) if shape != wanted[number])
+            raise DataError(
+                f"{where} has {self.names[number]!r} of shape {tuple(shapes[number])}, and {first} of shape "
+                f"{tuple(wanted[number])}: give all samples one shape, or pad them with "
+                "'data.collate={_target_: data.collate.pad}'"
+            )
 
     def _check_label(self, where: str, name: str, label: Any) -> None:
         if self.num_classes is None:

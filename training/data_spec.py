@@ -60,14 +60,7 @@ class DataSpec:
 
     def check(self, dataset: Any) -> None:
         """Raises ConfigError unless the dataset has the classes and the image shape of the training set."""
-        theirs = [str(name) for name in getattr(dataset, "classes", ())]
-        if theirs != list(self.classes):
-            pairs = zip([*self.classes, "none"], [*theirs, "none"], strict=False)
-            ours, other = next(pair for pair in pairs if pair[0] != pair[1])
-            raise ConfigError(
-                f"the run's network knows {len(self.classes)} classes, and these data have {len(theirs)}; the first "
-                f"that differs is {ours} in the run and {other} in the data: choose data with the run's classes"
-            )
+        self.check_classes(dataset, "these data have")
         if self.shape is None or not callable(getattr(dataset, "sample_spec", None)):
             return
         shape = dataset.sample_spec()["image"][0]
@@ -75,4 +68,16 @@ class DataSpec:
             raise ConfigError(
                 f"the run's network takes images of (height, width, channels) {tuple(self.shape)} and these data have "
                 f"{tuple(shape)}: set data.image_size, or choose other data"
+            )
+
+    def check_classes(self, dataset: Any, others_have: str) -> None:
+        """Raises ConfigError unless the dataset has the classes of the training set, in the same order."""
+        theirs = [str(name) for name in getattr(dataset, "classes", ())]
+        if theirs != list(self.classes):
+            pairs = zip([*self.classes, "none"], [*theirs, "none"], strict=False)
+            ours, other = next(pair for pair in pairs if pair[0] != pair[1])
+            raise ConfigError(
+                f"the run's network knows {len(self.classes)} classes, and {others_have} {len(theirs)}; the first "
+                f"that differs is {ours} in the training set, and {other} in the other: both need the same classes, "
+                "in the same order"
             )

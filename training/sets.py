@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
 from data.augment import Augment
 from data.errors import DataError
 from data.images.decode_on_device import DecodeOnDevice
 from data.samples import Samples
-from data.subset import split
+from data.subset import offers, split
 from data.transform import Normalize
-from loaders import WorkerLoader
+from loaders import Random, WorkerLoader
 from training.config import Config, ConfigError, build, function_of
 from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing
@@ -23,16 +26,18 @@ from training.tasks import Task
 
 log = logging.getLogger(__name__)
 
+LARGE_PIXEL = 20  # normalised pixels are smaller
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
 
 class Sets:
     """The datasets, the task and the transforms of a config.
 
-    train, test, val: datasets; val is None without data.val_fraction. first: the first training samples as a batch,
-    on the host. image_shape: (height, width, channels); None for samples without images. transform, augment: of
-    evaluated batches, and of training batches; None without images. made_seconds: how long the datasets took to make
-    their files. Raises ConfigError or DataError for settings, datasets or first samples that cannot be used.
+    train, test, val: datasets; val is None without data.val_fraction. first, first_tested: the first training and the
+    first test samples as batches, on the host. image_shape: (height, width, channels); None for samples without
+    images. transform, augment: of evaluated batches, and of training batches; None without images. made_seconds: how
+    long the datasets took to make their files. Raises ConfigError or DataError for settings, datasets or first samples
+    that cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,13 +48,13 @@ class Sets:
         self.collate: Callable | None = collate and function_of("data.collate", collate)
         train, test = (open_dataset(data, train) for train in (True, False))
         for dataset in (train, test):
-            _check_length(dataset)
+            _check_methods(dataset)
         self.name = type(train).__name__
         self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))
         self.task = build_task(config.task, train)
         self.train, self.test = (as_samples(dataset, self.task, bool(collate)) for dataset in (train, test))
         self.val = None
-        self.first = self._first_batch(config)
+        self.first, self.first_tested = self._first_batches(config, [train, test])
         if fraction and len(train) < 2:
             raise ConfigError(f"data.val_fraction={fraction}: there is only one training sample to split")
         if fraction:
@@ -59,11 +64,15 @@ class Sets:
             images = None
         self._is_uint8 = images is not None and images.dtype == torch.uint8
         self.image_shape = None if images is None else _image_shape(images)
+        if images is not None and not self._is_uint8 and images.max() > LARGE_PIXEL:
+            log.warning("images are float32 up to %g: divide them by 255, or return uint8", images.max())
         self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
         self.normalize = self._normalize(train)
         self.transform, self.augment = self._transforms(train, config.augment)
         mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
         self.spec = DataSpec.of(train, self.image_shape, mean, std, self._model_options())
+        if hasattr(test, "classes"):
+            self.spec.check_classes(test, "the test set has")
 
     @property
     def evaluated(self) -> tuple[str, Any]:
@@ -78,27 +87,18 @@ class Sets:
             options |= {"in_channels": channels, "image_size": min(height, width)}
         return options
 
-    def _first_batch(self, config: Config) -> dict[str, Tensor]:
-        """Reads the first samples of each set, and returns those of the training set as a batch.
+    def _first_batches(self, config: Config, sets: list[Any]) -> list[dict[str, Tensor]]:
+        """Reads the first samples of the training set and of the test set, and returns a batch of each.
 
         Reads in a worker process if the loader has them: forked workers would share the files that are opened here.
         """
-        sets = [self.train, self.test]
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
         samples = FirstSamples(sets, self.task, self.collate is not None, config.loader.on_error == "skip")
         batches = [[0, 2] if len(self.train) > 1 else [0], [1]]  # numbers of FirstSamples: training set, test set
         options: dict[str, Any] = {"collate_fn": self.collate, "num_workers": int(not in_process), "seed": config.seed}
         with WorkerLoader(samples, batch_sampler=batches, **options) as loader:
-            try:
-                first, *others = list(loader)
-            except RuntimeError as error:
-                if "equal size" not in str(error):
-                    raise
-                raise DataError(
-                    f"{self.name}: two samples have different shapes, which cannot be stacked: give them one shape, "
-                    "or pad them with 'data.collate={_target_: data.collate.pad}'"
-                ) from error
-        for dataset, batch in zip(sets, [first, *others], strict=True):
+            first = list(loader)
+        for dataset, batch in zip(sets, first, strict=True):
             for name in self.task.inputs:
                 if name not in batch:
                     raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
@@ -114,6 +114,12 @@ class Sets:
         if mean is None or std is None:
             mean, std = [0.5] * channels, [0.25] * channels
             log.info("%s has no mean and std: images are normalised with 0.5 and 0.25", self.name)
+        for name, values, least in (("mean", mean, 0.0), ("std", std, 1e-6)):
+            if np.shape(values) != (channels,) or not least <= min(values) <= max(values) <= 1:
+                raise DataError(
+                    f"{self.name}.{name} is {values}: give {channels} numbers, one per channel, for pixels scaled to "
+                    f"0..1: from {least:g} to 1"
+                )
         return Normalize(mean, std)
 
     def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
@@ -155,10 +161,10 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
 
 def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
     """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged."""
-    if callable(getattr(dataset, "read_batch", None)) or callable(getattr(dataset, "arrays", None)):
+    if offers(dataset, "read_batch") or offers(dataset, "arrays"):
         return dataset
     samples = Samples(dataset, [*task.inputs, task.label], task.label_below, has_collate)
-    for name in ("classes", "mean", "std", "labels", "sample_spec"):
+    for name in ("classes", "mean", "std", "labels"):
         if hasattr(dataset, name):
             setattr(samples, name, getattr(dataset, name))
     return samples
@@ -173,9 +179,7 @@ class FirstSamples:
 
     def __init__(self, datasets: list[Any], task: Task, has_collate: bool, skips: bool) -> None:
         checks = [*task.inputs, task.label], task.label_below, has_collate
-        self.datasets = [
-            dataset if isinstance(dataset, Samples) else Samples(dataset, *checks) for dataset in datasets
-        ]
+        self.datasets = [Samples(dataset, *checks) for dataset in datasets]
         self.skips = skips
 
     def __len__(self) -> int:
@@ -183,6 +187,8 @@ class FirstSamples:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         samples, first = self.datasets[number % len(self.datasets)], number // len(self.datasets)
+        if number == 1 and not self.skips:  # training samples are augmented at random
+            _check_read_batch(samples)
         for index in range(first, min(len(samples), first + MOST_TRIED)):
             try:
                 return samples[index]
@@ -192,13 +198,22 @@ class FirstSamples:
         raise DataError(f"{samples.name}: none of the first {MOST_TRIED} samples can be read")
 
 
-def _check_length(dataset: Any) -> None:
-    """Raises DataError for a dataset without __len__ or without samples."""
+def _check_methods(dataset: Any) -> None:
+    """Raises DataError for a dataset without samples, or without a method or argument that loaders need."""
     name = type(dataset).__name__
-    if not hasattr(dataset, "__len__"):
-        raise DataError(f"{name} has no __len__: train.py needs a dataset with __len__ and __getitem__")
+    for method in ("__len__", "__getitem__"):
+        if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
+            raise DataError(f"{name} has no {method}: train.py needs a dataset with __len__ and __getitem__")
     if not len(dataset):
         raise DataError(f"{name} has no samples: check the folder or files that data.root names")
+    if not offers(dataset, "read_batch"):
+        return
+    if not callable(getattr(dataset, "sample_spec", None)):
+        raise DataError(f"{name} has read_batch and no sample_spec: add it, data/__init__.py says what it returns")
+    try:
+        inspect.signature(dataset.read_batch).bind(None, None, None)
+    except TypeError as error:
+        raise DataError(f"{name}.read_batch needs the arguments (self, indices, out, random): {error}") from error
 
 
 def _image_shape(images: Tensor) -> tuple[int, int, int]:
@@ -208,9 +223,29 @@ def _image_shape(images: Tensor) -> tuple[int, int, int]:
     return height, width, channels
 
 
+def _check_read_batch(samples: Samples) -> None:
+    """Raises DataError if read_batch and __getitem__ differ in the first or the last sample, of a test set."""
+    dataset = samples.dataset
+    if not offers(dataset, "read_batch") or getattr(dataset, "decode_on", "workers") == "device":
+        return
+    indices = np.unique([0, len(dataset) - 1])
+    wanted = default_collate([samples[int(index)] for index in indices])
+    _check_spec(dataset, samples.name, wanted)
+    out = {name: torch.full_like(wanted[name], 77) for name in dataset.sample_spec()}  # 77 shows what is not written
+    dataset.read_batch(indices, dict(out), Random(0, 0, np.arange(len(indices)), indices))
+    for name, found in out.items():
+        for row, index in enumerate(indices):
+            tolerance = 1e-4 if found.is_floating_point() else 0
+            if not torch.allclose(found[row], wanted[name][row], tolerance, tolerance, equal_nan=True):
+                raise DataError(
+                    f"{samples.name}.read_batch writes another {name!r} for sample {index} than __getitem__ returns: "
+                    "loaders prefer read_batch, so make both equal, or remove it"
+                )
+
+
 def _check_spec(dataset: Any, dataset_name: str, batch: dict[str, Tensor]) -> None:
     """Raises DataError if the shape or dtype of a field in the batch is not the one in the dataset's sample_spec()."""
-    if not callable(getattr(dataset, "sample_spec", None)):
+    if not offers(dataset, "sample_spec"):  # an inherited one may describe other samples
         return
     spec = dataset.sample_spec()
     found = {name: (tuple(value.shape[1:]), value.dtype) for name, value in batch.items() if name in spec}

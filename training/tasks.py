@@ -51,13 +51,16 @@ class Task:
         self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self.label = label
         self._given_loss, self._given_scores = loss, scores or {}
+        if "loss" in self._given_scores:
+            raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Returns the mean loss of a batch, a float32 scalar."""
-        return (self._given_loss or self._loss)(outputs.float(), self._prepared(labels)).mean()
+        loss = (self._given_loss or self._loss)(outputs.float(), self._prepared(labels))
+        return _tensor("task.loss", loss).mean()
 
     def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Returns the scores by name, with a number for each sample (B,). Reports show their means."""
@@ -97,9 +100,16 @@ class Task:
         raise NotImplementedError
 
 
+def _tensor(name: str, value: Any) -> Tensor:
+    """Returns the value. Raises DataError, which names the function that returned it, if it is not a tensor."""
+    if not isinstance(value, Tensor):
+        raise DataError(f"{name} returned {value!r}, a {type(value).__name__}: return a tensor")
+    return value
+
+
 def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
     """The score as one number for each sample (B,): the mean of several. Raises DataError for any other shape."""
-    if score.ndim == 0 or len(score) != samples:
+    if _tensor(f"task.scores.{name}", score).ndim == 0 or len(score) != samples:
         raise DataError(
             f"task.scores.{name} returned a tensor of shape {tuple(score.shape)} for {samples} samples: return a "
             "number for each sample, not their mean"
@@ -174,20 +184,27 @@ class Classification(Task):
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
         if labels.ndim == 1 and not labels.is_floating_point() and len(labels):
-            least, most = int(labels.min()), int(labels.max())
-            if not 0 <= least <= most < self.num_outputs:
-                raise DataError(
-                    f"{self.dataset_name} has the label {least if least < 0 else most}: labels go from 0 to "
-                    f"{self.num_outputs - 1}, as there are {self.num_outputs} classes"
-                )
+            self._check_range(labels)
+
+    def _check_range(self, labels: Tensor) -> None:
+        least, most = int(labels.min()), int(labels.max())
+        if not 0 <= least <= most < self.num_outputs:
+            raise DataError(
+                f"{self.dataset_name} has the label {least if least < 0 else most}: labels go from 0 to "
+                f"{self.num_outputs - 1}, as there are {self.num_outputs} classes"
+            )
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self._weights is not None:
             self._weights = self._weights.to(outputs.device)
         # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
-        return functional.cross_entropy(
-            outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
-        )
+        try:
+            return functional.cross_entropy(
+                outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
+            )
+        except IndexError:  # torch checks labels on the CPU
+            self._check_range(labels)
+            raise
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # floats are shares, of mixed images

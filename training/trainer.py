@@ -50,10 +50,13 @@ class Trainer:
         self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
         model = build("model", config.model, optional=sets.spec.model_options)
+        if not isinstance(model, nn.Module):
+            name, kind = config.model["_target_"], type(model).__name__
+            raise ConfigError(f"model: {name} returned a {kind}: return the network, a torch.nn.Module")
         choice = self.config.channels_last
         channels_last = choice == "true" or (choice == "auto" and self.device.type == "cuda")
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model: nn.Module = model.to(self.device, memory_format=self.memory_format)
+        self.model = model.to(self.device).to(memory_format=self.memory_format)
         if self.config.sync_batchnorm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         freeze(self.model, self.config.freeze)
@@ -146,13 +149,10 @@ class Trainer:
             inputs = [field.contiguous() for field in inputs]
         return inputs, batch[self.task.label]
 
-    @torch.inference_mode()
-    def _check_first_samples(self, sets: Sets) -> list[str]:
-        """Passes the first samples through the network and the task. Returns the names of the loss and the scores.
-
-        Raises DataError or ConfigError if samples, network and task do not fit together.
-        """
-        batch = move(sets.first, lambda tensor: tensor.to(self.device))
+    @torch.no_grad()
+    def _first_outputs(self, sets: Sets, split: str, first: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Passes the first samples of a split through the network. Returns outputs and labels, which fit the task."""
+        batch = move(first, lambda tensor: tensor.to(self.device))
         batch = batch if sets.transform is None else sets.transform(batch)
         inputs, labels = self._inputs_and_labels(batch)
         shapes = ", ".join(str(tuple(field.shape)) for field in inputs)
@@ -162,15 +162,29 @@ class Trainer:
                 outputs = self.model(*inputs)
         except ARGUMENT_ERRORS as error:
             name = type(self.model).__name__
-            raise ConfigError(f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)}") from error
+            raise ConfigError(
+                f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)} (first {split} samples)"
+            ) from error
         self.task.check(outputs, labels)
+        return outputs, labels
+
+    def _check_first_samples(self, sets: Sets) -> list[str]:
+        """Checks the first samples of both sets. Returns the names of the loss and the scores.
+
+        Raises DataError or ConfigError if samples, network and task do not fit together.
+        """
+        outputs, labels = self._first_outputs(sets, "training", sets.first)
+        self._first_outputs(sets, "test", sets.first_tested)
+        if len(labels) == self.task.num_outputs:  # a loss could take samples for outputs, and would fail later
+            outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
         possible_labels = [labels]
         if sets.mixes:  # mixup and cutmix turn labels into shares of the classes
             possible_labels.append(nn.functional.one_hot(labels.long().flatten(), self.task.num_outputs).float())
         for labels in possible_labels:
             try:
-                self.task.loss(outputs, labels)
-                names = ["loss", *self.task.scores(outputs, labels)]
+                if not self.task.loss(outputs.requires_grad_(), labels).requires_grad:
+                    raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
+                names = ["loss", *self.task.scores(outputs.detach(), labels)]
             except DataError:
                 raise
             except ARGUMENT_ERRORS as error:

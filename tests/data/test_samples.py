@@ -87,3 +87,13 @@ def test_a_sample_that_training_cannot_use_is_refused_in_a_sentence(sample, sent
     with pytest.raises(DataError, match=rf"^Plankton\[1\] .*{sentence}") as error:
         samples((IMAGE, 1), sample)[1]
     assert "\n" not in str(error.value)
+
+
+def test_all_samples_need_the_shapes_of_the_first_unless_a_collate_function_pads_them():
+    sizes = [(IMAGE, 1), (IMAGE.numpy(), np.int64(2)), (IMAGE[:4], 1)]
+    without = samples(*sizes)
+    assert [without[index]["label"] for index in (0, 1)] == [1, 2]
+    with pytest.raises(DataError, match=r"^Plankton\[2\] has 'image' of shape \(4, 8, 3\), and Plankton\[0\] of"):
+        without[2]
+    padded = Samples(Plankton(sizes), ("image", "label"), 3, has_collate=True)
+    assert [len(padded[index]["image"]) for index in (0, 1, 2)] == [8, 8, 4]

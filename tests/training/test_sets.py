@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from data.errors import DataError
+from data.samples import Samples
 from tests.configs import composed
 from train import run
-from training.config import ConfigError
+from training.config import ConfigError, checked
+from training.sets import Sets, as_samples
+from training.tasks import Classification
 from training.trainer import Trainer
 
 HERE = "test_sets"
@@ -77,6 +80,11 @@ class Summing(nn.Module):
 class Wide(nn.Sequential):
     def __init__(self, in_channels: int) -> None:
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, 1000))
+
+
+class Flat(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(8 * 8 * 3, 2))
 
 
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
@@ -186,6 +194,92 @@ def test_the_running_mean_of_the_weights_is_evaluated_and_resumed(tmp_path, monk
     assert any(not torch.equal(tensor, one["ema"][f"module.{name}"]) for name, tensor in one["model"].items())
 
 
+class FewerInTest(Plain):
+    """Like a folder of test images in which one class's folder is missing."""
+
+    def __init__(self, train: bool) -> None:
+        super().__init__(train)
+        self.classes = ("dark", "light") if train else ("light",)
+
+
+class Batched(Plain):
+    """Has both ways to read; `wrong` names the field that read_batch does not write, or writes differently."""
+
+    wrong = ""
+
+    def sample_spec(self):
+        return {"image": ((8, 8, 3), torch.uint8), "label": ((), torch.int64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        for row, index in enumerate(indices.tolist()):
+            image, label = self[index]
+            if self.wrong != "image":
+                out["image"][row] = image
+            out["label"][row] = 0 if self.wrong == "label" else label
+
+
+class ForgetsImages(Batched):
+    wrong = "image"
+
+
+class OtherLabels(Batched):
+    wrong = "label"
+
+
+class OtherArguments(Batched):
+    def read_batch(self, indices, out) -> None:
+        pass
+
+
+class Undescribed(Plain):
+    def read_batch(self, indices, out, random) -> None:
+        pass
+
+
+class OwnReading(Batched):
+    """Overrides `__getitem__` alone, so loaders ignore read_batch and sample_spec."""
+
+    def __getitem__(self, index: int):
+        image, label = super().__getitem__(index)
+        return image[:4], label
+
+
+class Unread(torch.utils.data.Dataset):
+    def __init__(self, train: bool) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 64
+
+
+class Growing(Plain):
+    def __getitem__(self, index: int):
+        image, label = super().__getitem__(index)
+        return image[: 7 if index == 37 else 8], label
+
+
+class Normalized(Plain):
+    def __init__(self, train: bool, mean: object, std: object) -> None:
+        super().__init__(train)
+        self.mean, self.std = mean, std
+
+
+class Bright(Plain):
+    def __getitem__(self, index: int):
+        image, label = super().__getitem__(index)
+        return image.permute(2, 0, 1).float(), label
+
+
+class SmallInTest(Plain):
+    def __init__(self, train: bool) -> None:
+        super().__init__(train)
+        self.size = 8 if train else 6
+
+    def __getitem__(self, index: int):
+        image, label = super().__getitem__(index)
+        return image[: self.size], label
+
+
 class OnlyTraining(Plain):
     def __init__(self) -> None:
         super().__init__(train=True)
@@ -207,9 +301,30 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "overrides", "sentence"),
     [
+        ("FewerInTest", [], r"knows 2 classes, and the test set has 1; .* is dark in the training set, and light in"),
+        ("ForgetsImages", [], r"ForgetsImages\.read_batch writes another 'image' for sample 0 than __getitem__"),
+        ("OtherLabels", [], r"OtherLabels\.read_batch writes another 'label' for sample 63 than"),
+        ("OtherArguments", [], r"OtherArguments\.read_batch needs the arguments \(self, indices, out, random\)"),
+        ("Undescribed", [], r"Undescribed has read_batch and no sample_spec"),
+        ("Unread", [], r"Unread has no __getitem__"),
+        (
+            "SmallInTest",
+            [f"model._target_={HERE}.Flat", "~model.size"],
+            r"cannot take inputs of shape \(1, 3, 6, 8\): .*\(first test samples\)",
+        ),
+        (
+            "Plain",
+            [f"model._target_={HERE}.forgets_return", "~model.size"],
+            r"forgets_return returned a NoneType: return the network",
+        ),
+        ("Plain", ["task.loss={_target_: torch.nn.MSELoss}"], r"do not fit the loss or a score"),
+        ("Plain", [f"task.loss={{_target_: {HERE}.number}}"], r"task\.loss returned 0\.5, a float: return a tensor"),
+        ("Plain", [f"task.loss={{_target_: {HERE}.mistakes}}"], r"task\.loss has no gradient: compute it from"),
+        ("Plain", [f"task.scores={{one: {{_target_: {HERE}.number}}}}"], r"task\.scores\.one returned 0\.5, a float"),
+        ("Plain", [f"task.scores={{loss: {{_target_: {HERE}.sure}}}}"], r"task\.scores\.loss: the loss itself has"),
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
         ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
-        ("Ragged", ["task=regression", "task.inputs=numbers"], r"two samples have different shapes.*data\.collate="),
+        ("Ragged", ["task=regression", "task.inputs=numbers"], r"Ragged\[1\] has .*shape \(2,\), and Ragged\[0\]"),
         ("Plain", ["+data.collate=data.collate.pad"], r"write 'data\.collate=\{_target_: data\.collate\.pad\}'"),
         ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd: "),
         ("Plain", ["task.loss=torch.nn.HuberLoss"], r"write 'task\.loss=\{_target_: torch\.nn\.HuberLoss\}'"),
@@ -230,6 +345,56 @@ def test_what_cannot_train_ends_in_a_sentence_before_training(tmp_path, dataset,
     with pytest.raises((ConfigError, DataError), match=sentence) as error:
         train(tmp_path, *overrides, dataset=dataset)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("loader", ["torch", "workers"])
+def test_a_late_sample_of_another_shape_is_named(tmp_path, loader):
+    sentence = r"Growing\[\d+\] has 'image' of shape \(\d, 8, 3\), and Growing\[\d+\] of shape .*data\.collate"
+    with pytest.raises(DataError, match=sentence):
+        train(tmp_path, f"loader={loader}", "loader.num_workers=1", dataset="Growing")
+
+
+@pytest.mark.parametrize("dataset", ["Batched", "OwnReading"])
+def test_a_dataset_is_read_with_read_batch_unless_it_overrides_only_getitem(tmp_path, dataset):
+    assert train(tmp_path, dataset=dataset)["test_accuracy"] == 1.0
+    given = {"Batched": Batched, "OwnReading": OwnReading}[dataset](train=True)
+    checked_by_sample = isinstance(as_samples(given, Classification(given), False), Samples)
+    assert checked_by_sample == (dataset == "OwnReading")
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "sentence"),
+    [
+        ([120, 120, 120], [0.2] * 3, r"mean is \[120, 120, 120\]: give 3 numbers, one per channel, .* from 0 to 1"),
+        ([0.5] * 3, [0.2, 0, 0.2], r"std is \[0\.2, 0, 0\.2\]: give 3 numbers"),
+        (0.5, 0.25, r"Normalized\.mean is 0\.5: give 3 numbers"),
+        ([0.5] * 4, [0.2] * 4, r"mean is .*: give 3 numbers"),
+    ],
+)
+def test_a_mean_or_std_that_does_not_fit_pixels_from_0_to_1_is_refused(mean, std, sentence):
+    config = composed("model=linear", "loader.num_workers=0")
+    config.data = {"_target_": f"{HERE}.Normalized", "mean": mean, "std": std, "val_fraction": 0.0, "collate": None}
+    with pytest.raises(DataError, match=sentence):
+        Sets(checked(config))
+
+
+def test_float_images_up_to_255_are_warned_of(caplog):
+    config = composed("model=linear", "loader.num_workers=0")
+    config.data = {"_target_": f"{HERE}.Bright", "val_fraction": 0.0, "collate": None}
+    Sets(checked(config))
+    assert "images are float32 up to 200: divide them by 255" in caplog.text
+
+
+def forgets_return() -> None:
+    nn.Linear(3, 2)
+
+
+def number(outputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return 0.5
+
+
+def mistakes(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(dim=1) != labels).float()
 
 
 def test_a_custom_score_may_be_a_function_and_choose_the_best_checkpoint(tmp_path):
