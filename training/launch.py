@@ -129,6 +129,8 @@ class Launcher:
             check_folder(sys.argv[1:])
             main()
         except ConfigError as error:
+            if full_errors():
+                raise
             code = f"error: {error}"
         except yaml.YAMLError as error:
             code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"

@@ -1,4 +1,5 @@
 import re
+import sys
 from functools import partial
 from itertools import zip_longest
 
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 
 from data.errors import DataError
 from tests.configs import CONF, composed
-from training.config import ConfigError, accepted, build, checked
+from training.config import ConfigError, accepted, build, checked, function_of
 from training.optimizer import build_optimizer
 from training.overrides import check_overrides
 from training.sets import open_dataset
@@ -146,9 +147,42 @@ def test_every_loader_has_the_same_keys(file):
     assert set(OmegaConf.load(file)) == set.union(*keys)
 
 
-def test_an_error_inside_a_target_is_raised_unchanged():
-    with pytest.raises(ZeroDivisionError):
-        build("model", {"_target_": "operator.truediv", "_args_": [1, 0]})
+@pytest.mark.parametrize(
+    ("code", "target", "sentence"),
+    [
+        ("class Broken\n    pass", "Broken", r"SyntaxError: expected ':' \(broken\.py line 1; "),
+        ("import math\nimport no_such_thing", "Broken", r".*No module named 'no_such_thing' \(broken\.py line 2; "),
+        ("class Plankton: pass", "Plancton", r"broken has no Plancton: did you mean Plankton\?$"),
+        ("def f():\n    return {}['labels']", "f", r"KeyError: 'labels' \(broken\.py line 2; "),
+        ("def f():\n    raise NotImplementedError", "f", r"NotImplementedError \(broken\.py line 2; "),
+        ("def f():\n    1 / 0", "f", r"ZeroDivisionError: division by zero \(broken\.py line 2; "),
+    ],
+)
+def test_an_error_in_the_users_file_is_named_with_its_type_and_line(tmp_path, monkeypatch, code, target, sentence):
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("training.config.CONF", tmp_path / "conf")
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(ConfigError, match=rf"^data: broken\.{target}\(\): {sentence}") as error:
+        build("data", {"_target_": f"broken.{target}"})
+    assert "\n" not in str(error.value) and str(error.value).count("HYDRA_FULL_ERROR") <= 1
+
+
+def test_a_misspelt_module_and_a_misspelt_function_are_named_with_the_right_one():
+    with pytest.raises(
+        ConfigError, match=r"^data: data\.fashon\.Mini\(\): data has no fashon: did you mean fashion\?$"
+    ):
+        build("data", {"_target_": "data.fashon.Mini"})
+    with pytest.raises(ConfigError, match=r"^data\.collate: .*data\.collate has no padd: did you mean pad\?$"):
+        function_of("data.collate", {"_target_": "data.collate.padd"})
+
+
+@pytest.mark.parametrize("section", [{}, {"root": "/data"}, {"_target_": None}])
+def test_a_section_without_a_target_is_refused_in_one_sentence(section):
+    with pytest.raises(
+        ConfigError, match=r"^data has no _target_: its file in conf/data/ needs the line '_target_: MOD"
+    ):
+        open_dataset(section, train=True)
 
 
 @pytest.mark.parametrize(
