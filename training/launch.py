@@ -34,6 +34,7 @@ from omegaconf import DictConfig
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
+from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
 from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
 from training.config import ConfigError, full_errors
@@ -52,6 +53,7 @@ EXPECTED = (
     LoaderConfigError,
     MachineFull,
     WorkerFailure,
+    WorkerTimeout,
     torch.OutOfMemoryError,
     CheckpointError,
     ProcessesLost,

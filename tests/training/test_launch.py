@@ -5,6 +5,7 @@ import pytest
 
 from data.errors import DataError
 from loaders import LoaderConfigError
+from loaders.workers.pool import WorkerTimeout
 from training.config import ConfigError
 from training.launch import Launcher, sentence_of
 
@@ -123,6 +124,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(t
             "a.jpg is truncated",
         ),
         (LoaderConfigError("no loader does this"), "no loader does this"),
+        (WorkerTimeout("timed out after 2 seconds"), "timed out after 2 seconds"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError"),
     ],
