@@ -206,7 +206,11 @@ def function_of(name: str, section: Any) -> Any:
     cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
-        raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in it")
+        value = f"{{_target_: {section if isinstance(section, str) else 'MODULE.NAME'}}}"
+        scores, _, score = name.rpartition(".")
+        if scores == "task.scores":  # a new key in a section that is null by default: only the whole can be set
+            name, value = scores, f"{{{'NAME' if score == '_target_' else score}: {value}}}"
+        raise ConfigError(f"{name} has {section} in place of a function: write '{name}={value}', with its arguments")
     try:
         target = instantiate(section, _partial_=True)
         return target() if inspect.isclass(target.func) else target

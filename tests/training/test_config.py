@@ -45,6 +45,10 @@ def config(*overrides: str):
         (["+train.epoch=1"], r"train\.epoch=1: there is no key train\.epoch; did you mean train\.epochs\?"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["lr=0.1"], r"lr=0\.1: there is no key lr; did you mean optim\.lr\?"),
+        (["train.lr=0.1"], r"train\.lr=0\.1: there is no key train\.lr; did you mean optim\.lr\?"),
+        (["train.trust=foo"], r"train\.trust=foo: it takes a list, such as train\.trust=\[foo\]"),
+        (["--loader", "torch"], r"--loader: overrides have no dashes: write loader=torch"),
+        (["--optim.lr=1"], r"--optim\.lr=1: overrides have no dashes: write optim\.lr=1"),
         (
             ["task.loss._target_=my.Loss"],
             r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
@@ -175,6 +179,21 @@ def test_a_misspelt_module_and_a_misspelt_function_are_named_with_the_right_one(
         build("data", {"_target_": "data.fashon.Mini"})
     with pytest.raises(ConfigError, match=r"^data\.collate: .*data\.collate has no padd: did you mean pad\?$"):
         function_of("data.collate", {"_target_": "data.collate.padd"})
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "advice"),
+    [
+        ("task.loss", "my.loss", "task.loss={_target_: my.loss}"),
+        ("task.loss", {"a": 1}, "task.loss={_target_: MODULE.NAME}"),
+        ("task.scores.top2", "my.top2", "task.scores={top2: {_target_: my.top2}}"),
+        ("task.scores._target_", "my.top2", "task.scores={NAME: {_target_: my.top2}}"),
+    ],
+)
+def test_a_function_without_a_target_is_refused_with_an_override_that_works(name, section, advice):
+    with pytest.raises(ConfigError, match=f"write '{re.escape(advice)}'"):
+        function_of(name, section)
+    check_overrides([advice], CONF)
 
 
 @pytest.mark.parametrize("section", [{}, {"root": "/data"}, {"_target_": None}])
