@@ -144,6 +144,8 @@ class Config:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
         if self.data.get("decode_on") == "device":
             self._check_decode_on_device()
+        if not isinstance(scores := self.task.get("scores") or {}, dict):
+            raise ConfigError(f"task.scores={scores}: write 'task.scores={{NAME: {{_target_: {scores}}}}}'")
         for name in self.logger:
             check_choice("logger", name, LOGGERS, ConfigError)
             if find_spec(name) is None:

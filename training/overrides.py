@@ -26,7 +26,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
 
     Checks nothing if there are flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
-    for argument, following in zip(arguments, [*arguments[1:], "VALUE"], strict=True):
+    for argument, following in zip(arguments, [*arguments, "VALUE"][1:], strict=True):
         name, equals, value = argument.removeprefix("--").partition("=")
         if argument.startswith("--") and name.partition(".")[0] in SECTIONS:
             raise ConfigError(f"{argument}: overrides have no dashes: write {name}={value if equals else following}")

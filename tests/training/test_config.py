@@ -125,6 +125,11 @@ def test_gpu_as_a_device_suggests_cuda():
         config("device=gpu")
 
 
+def test_a_score_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.scores=my\.f: write 'task\.scores=\{NAME: \{_target_: my\.f\}\}'"):
+        config("task.scores=my.f")
+
+
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device=cuda, but torch finds no CUDA device"):
