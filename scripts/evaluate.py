@@ -29,7 +29,9 @@ from training.trust import check_links
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
     options = parser(__doc__)
-    options.add_argument("overrides", nargs="*", help="settings to replace, such as data.root=DIR or device=cpu")
+    options.add_argument(
+        "overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR or device=cpu"
+    )
     options.add_argument(
         "--split", choices=("test", "val", "train"), default="test", help="which images; default: test"
     )
