@@ -224,7 +224,7 @@ def reason_of(error: BaseException) -> str:
     """Says why a target could not be imported or called: the error that Hydra's own ones hide, its type and place."""
     while error.__cause__ and (isinstance(error, InstantiationException) or str(error).startswith("Error loading '")):
         error = error.__cause__
-    reason, kind = one_line(error), type(error).__name__
+    reason = one_line(error)
     if isinstance(error, SyntaxError):
         reason = error.msg
     elif isinstance(error, ModuleNotFoundError) and error.name:
@@ -233,7 +233,7 @@ def reason_of(error: BaseException) -> str:
             known = [*vars(module), *(found.name for found in iter_modules(getattr(module, "__path__", [])))]
             return f"{parent} has no {missing}: {did_you_mean(missing, known)}".rstrip(": ")
     if not reason or not isinstance(error, (InstantiationException, OSError, ValueError)):  # their messages suffice
-        reason = f"{kind}: {reason}".rstrip(": ")
+        reason = f"{type(error).__name__}: {reason}".rstrip(": ")
     return f"{reason} ({_place(error)}HYDRA_FULL_ERROR=1 shows the traceback)"
 
 

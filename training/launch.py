@@ -130,12 +130,12 @@ class Launcher:
             check_overrides(sys.argv[1:], conf)
             check_folder(sys.argv[1:])
             main()
-        except ConfigError as error:
+        except (ConfigError, yaml.YAMLError) as error:
             if full_errors():
                 raise
             code = f"error: {error}"
-        except yaml.YAMLError as error:
-            code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
+            if isinstance(error, yaml.YAMLError):
+                code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
         except Stopped as stop:
             code = stop.exit_code
         except KeyboardInterrupt:
