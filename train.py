@@ -32,6 +32,7 @@ from training.reports.trial import Trials, changed_train_loader
 from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer
+from training.trust import warn_of_targets
 
 CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
@@ -75,6 +76,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         record.scores = processes.share(lambda: record.scores)  # only the main process has read metrics.jsonl
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
         log.info("%s", report.describe_run(sets, trainer.last_step))
+        warn_of_targets(config)
 
         report.begin_training()
         cleanup.enter_context(record.report_if_stopped(report, train_loader))

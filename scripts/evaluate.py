@@ -5,8 +5,8 @@
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. It writes confusion.png, mistakes.png
-and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only classes of this
-repository, torch, torchvision and timm; --trust MODULE allows those of another module.
+and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only what
+data/, models/ and training/tasks.py define, and classes of torch, torchvision and timm; --trust MODULE allows another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from training.trust import check_links
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
     options = parser(__doc__)
-    options.add_argument("overrides", nargs="*", help="settings to replace, such as data.root=DIR or device=cpu")
+    options.add_argument(
+        "overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR or device=cpu"
+    )
     options.add_argument(
         "--split", choices=("test", "val", "train"), default="test", help="which images; default: test"
     )

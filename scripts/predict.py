@@ -35,7 +35,7 @@ CRASHED = "reading it crashes the process that reads it"
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
-    options.add_argument("inputs", nargs="*", help=inputs_help)
+    options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
     options.add_argument(
         "--split", choices=("test", "val", "train"), default="test", help="of a dataset; default: test"
     )

@@ -79,7 +79,7 @@ def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
     summary = train(tmp_path, "timing.timeline=16", "timing.warmup_steps=0", "loader.num_workers=2")
     assert summary["bottleneck"] and summary["verdict"]
     text = (tmp_path / "report.md").read_text()
-    for part in ("set-up", "waiting for data", "computing", "evaluation", "the whole run", summary["verdict"]):
+    for part in ("set-up", "waiting for the loader", "computing", "evaluation", "the whole run", summary["verdict"]):
         assert part in text
     assert "![" in text and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]

@@ -7,6 +7,7 @@ import re
 import shlex
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -39,8 +40,12 @@ def check_folder(arguments: list[str]) -> None:
     key = "hydra.sweep.dir" if SWEEP_FLAGS & set(arguments) else "hydra.run.dir"
     folder = _path(_values(arguments).get(key, ".")).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run")
+    try:
+        TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not say whether /proc can be written to
+    except OSError as error:
+        raise ConfigError(
+            f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run"
+        ) from error
 
 
 def continued_run(arguments: list[str]) -> Path | None:

@@ -9,9 +9,12 @@ import inspect
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.errors import DataError, check_choice
+from data.errors import DataError, check_choice, did_you_mean
 from loaders import LoaderConfig, LoaderConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -141,6 +144,8 @@ class Config:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
         if self.data.get("decode_on") == "device":
             self._check_decode_on_device()
+        if not isinstance(scores := self.task.get("scores") or {}, dict):
+            raise ConfigError(f"task.scores={scores}: write 'task.scores={{NAME: {{_target_: {scores}}}}}'")
         for name in self.logger:
             check_choice("logger", name, LOGGERS, ConfigError)
             if find_spec(name) is None:
@@ -177,10 +182,14 @@ def build(
 ) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Also passes those of `optional` that the section does not set and the target accepts. Raises ConfigError if the
-    target does not exist, or raises an error about its arguments or files. Raises a DataError and all other errors
-    unchanged.
+    Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError of the
+    target unchanged; ConfigError if the section has no target, or if the target cannot be imported or called.
     """
+    if not section.get("_target_"):
+        raise ConfigError(
+            f"{name} has no _target_: its file in conf/{name}/ needs the line '_target_: MODULE.NAME', with the class "
+            "or function to call"
+        )
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
         target = instantiate(section, _partial_=True)
@@ -188,11 +197,8 @@ def build(
         return target(*arguments, **options, **accepted(target.func, not_set))
     except DataError:
         raise
-    except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
-        reason = one_line(error).partition(", set env var")[0]
-        raise ConfigError(
-            f"{name}: {section.get('_target_')}({keys}): {reason} (HYDRA_FULL_ERROR=1 shows where)"
-        ) from error
+    except Exception as error:
+        raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error
 
 
 def function_of(name: str, section: Any) -> Any:
@@ -202,12 +208,45 @@ def function_of(name: str, section: Any) -> Any:
     cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
-        raise ConfigError(f"{name}={section}: write '{name}={{_target_: {section}}}', with its arguments in it")
+        value = f"{{_target_: {section if isinstance(section, str) else 'MODULE.NAME'}}}"
+        scores, _, score = name.rpartition(".")
+        if scores == "task.scores":  # a new key in a section that is null by default: only the whole can be set
+            name, value = scores, f"{{{'NAME' if score == '_target_' else score}: {value}}}"
+        raise ConfigError(f"{name} has {section} in place of a function: write '{name}={value}', with its arguments")
     try:
         target = instantiate(section, _partial_=True)
         return target() if inspect.isclass(target.func) else target
-    except (*ARGUMENT_ERRORS, InstantiationException, OSError) as error:
-        raise ConfigError(f"{name}: {section['_target_']}: {one_line(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"{name}: {section['_target_']}: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Says why a target could not be imported or called: the error that Hydra's own ones hide, its type and place."""
+    while error.__cause__ and (isinstance(error, InstantiationException) or str(error).startswith("Error loading '")):
+        error = error.__cause__
+    reason = one_line(error)
+    if isinstance(error, SyntaxError):
+        reason = error.msg
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        parent, _, missing = error.name.rpartition(".")
+        if module := sys.modules.get(parent):
+            known = [*vars(module), *(found.name for found in iter_modules(getattr(module, "__path__", [])))]
+            return f"{parent} has no {missing}: {did_you_mean(missing, known)}".rstrip(": ")
+    if not reason or not isinstance(error, (InstantiationException, OSError, ValueError)):  # their messages suffice
+        reason = f"{type(error).__name__}: {reason}".rstrip(": ")
+    return f"{reason} ({_place(error)}HYDRA_FULL_ERROR=1 shows the traceback)"
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of this repository's files that the error names or passed: "data/mine.py line 3; "."""
+    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    for file, line in reversed(places):
+        path = Path(file)
+        if path.is_relative_to(CONF.parent) and "site-packages" not in path.parts and path != Path(__file__):
+            return f"{path.relative_to(CONF.parent)} line {line}; "
+    return ""
 
 
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from omegaconf import DictConfig
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
+from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
 from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
 from training.config import ConfigError, full_errors
@@ -52,6 +53,7 @@ EXPECTED = (
     LoaderConfigError,
     MachineFull,
     WorkerFailure,
+    WorkerTimeout,
     torch.OutOfMemoryError,
     CheckpointError,
     ProcessesLost,
@@ -128,10 +130,12 @@ class Launcher:
             check_overrides(sys.argv[1:], conf)
             check_folder(sys.argv[1:])
             main()
-        except ConfigError as error:
+        except (ConfigError, yaml.YAMLError) as error:
+            if full_errors():
+                raise
             code = f"error: {error}"
-        except yaml.YAMLError as error:
-            code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
+            if isinstance(error, yaml.YAMLError):
+                code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
         except Stopped as stop:
             code = stop.exit_code
         except KeyboardInterrupt:

@@ -10,13 +10,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf, UnionNode
+from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode
 from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
 from training.command_line import SWEEP_FLAGS
-from training.config import ConfigError, full_errors, one_line
+from training.config import Config, ConfigError, full_errors, one_line
 
+SECTIONS = {*Config.__dataclass_fields__, "debug", "experiment", "hydra"}
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -25,6 +26,10 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
 
     Checks nothing if there are flags other than -m, such as --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
+    for argument, following in zip(arguments, [*arguments, "VALUE"][1:], strict=True):
+        name, equals, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and name.partition(".")[0] in SECTIONS:
+            raise ConfigError(f"{argument}: overrides have no dashes: write {name}={value if equals else following}")
     flags = {argument for argument in arguments if argument.startswith("-")}
     if flags - SWEEP_FLAGS - {"-r", "--run"} or full_errors():
         return
@@ -81,18 +86,20 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if key not in names and last == "_target_" and parent in names:
         raise ConfigError(f"{key}={value}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
     if key not in names:
-        in_sections = [name for name in names if name.rpartition(".")[2] == key]  # given as lr, for optim.lr
+        in_sections = [name for name in names if name.rpartition(".")[2] == last]  # lr or train.lr, for optim.lr
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig):
         raise ConfigError(f"{key}={value}: {key} is a section: set one of its keys, {', '.join(default)}")
-    kind = type(default)
+    kind, example = type(default), str(default).lower()
     takes = TYPES.get(kind, f"a {kind.__name__}")
+    if kind is ListConfig:
+        takes, example = "a list", f"[{value}]"
     section, _, name = key.rpartition(".")
     if section and isinstance(OmegaConf.select(known, section)._get_node(name), UnionNode):  # int | str
         kind, takes = (str if value == "auto" else int), "an integer or auto"
-    wants = f"it takes {takes}, such as {key}={str(default).lower()}"
+    wants = f"it takes {takes}, such as {key}={example}"
     # The keys of data, model and optim have no declared type: a value must have the type of the default.
     if kind in TYPES and value is not None and type(value) not in ((int, float) if kind is float else (kind,)):
         raise ConfigError(f"{key}={value}: {wants}")

@@ -1,14 +1,16 @@
 """Checks a run's folder before it is used: a folder from a stranger must not run code on this machine.
 
 A config names classes and functions by `_target_`, and Hydra imports and calls whatever is named. So the targets of a
-run must belong to this repository, or be networks, optimizers, datasets or transforms of the libraries below. What
-counts is where an object is defined, not the path to it: data.image_folder.os.system is refused. A module is imported
-only if its name belongs to these packages.
+run must be defined in this repository's data/, models/ or training/tasks.py, or be networks, losses, optimizers,
+datasets or transforms of the libraries below. What counts is where an object is defined, not the path to it:
+data.image_folder.os.system is refused. A module is imported only if its name belongs to these packages. The rest of
+training/ does not count: it has functions that write files and start processes.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,7 +25,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from training.config import ConfigError, one_line
+from training.config import Config, ConfigError, one_line
+
+log = logging.getLogger(__name__)
 
 OWN = ("data", "models", "training.tasks")  # all their classes and functions may be used
 LIBRARIES: dict[str, type] = {  # only subclasses of this class may be used: functions may load pickles
@@ -37,6 +41,7 @@ LIBRARIES: dict[str, type] = {  # only subclasses of this class may be used: fun
 }
 BUILDERS = ("torchvision.models._api.get_model",)  # functions that may be used; models/from_timm.py calls timm's
 IMPORTABLE = (*OWN, *LIBRARIES, "timm")  # modules that may be imported, to see where an object is defined
+COMPUTES = "torch.nn.functional"  # its functions compute on tensors, and do nothing else
 UNPICKLES = "torchvision.datasets.lsun"  # its datasets load pickles
 # Keys that make a library load code, download files, or load another file than the checkpoint, with pickles that could
 # run code. `_args_` passes arguments by position, which would hide these names.
@@ -70,6 +75,15 @@ def check_config(
         raise ConfigError(f"{source}: {key} is a {type(value).__name__}, which no config has")
     elif isinstance(value, str) and "${" in value:
         raise ConfigError(f"{here} could read your secrets: if you trust it, add {trust}")
+
+
+def warn_of_targets(config: Config) -> None:
+    """Logs what has to be added to evaluate.py, predict.py and export.py to use this run, if they would refuse it."""
+    try:
+        sections = {"data": config.data, "task": config.task, "model": config.model}
+        check_config(sections, "this run", option="--trust {} to evaluate.py, predict.py and export.py")
+    except ConfigError as error:
+        log.warning("%s", error)
 
 
 def check_earlier(overrides: Iterable[str], run: Path, trusted: Sequence[str]) -> None:
@@ -125,8 +139,9 @@ def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option
 def _check_target(target: Any, source: str, trusted: Sequence[str], option: str) -> None:
     text = str(target)
     refusal = ConfigError(
-        f"{source} is not in this repository, torch.nn, torch.optim, torchvision or timm: it could run any code; "
-        f"if you trust it, add {option.format(text.rpartition('.')[0] or text)}"
+        f"{source} is not in this repository's data/, models/ or training/tasks.py, nor a network, loss, optimizer or "
+        "dataset of torch, torchvision or timm: it could run any code; if you trust it, add "
+        f"{option.format(text.rpartition('.')[0] or text)}"
     )
     if not isinstance(target, str) or not _lies_in(text, (*IMPORTABLE, *trusted)):
         raise refusal
@@ -145,7 +160,7 @@ def _is_of_library(found: type | Callable[..., Any], module: str) -> bool:
     if inspect.isclass(found):
         classes = tuple(allowed for library, allowed in LIBRARIES.items() if _lies_in(module, [library]))
         return issubclass(found, classes) and module != UNPICKLES
-    if f"{module}.{found.__name__}" in BUILDERS:
+    if module == COMPUTES or f"{module}.{found.__name__}" in BUILDERS:
         return True
     if not _lies_in(module, ["torchvision.models"]):
         return False

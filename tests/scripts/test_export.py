@@ -43,6 +43,11 @@ def test_without_onnx_a_sentence_has_the_command(trained, monkeypatch):
         export.main([str(trained), "--format", "onnx"])
 
 
+def test_a_file_in_place_of_a_folder_is_refused_with_the_options_that_work(trained):
+    with pytest.raises(ConfigError, match=r"^--out a/m\.onnx: give a folder, .*: --format onnx --out a/m$"):
+        export.main([str(trained), "--out", "a/m.onnx"])
+
+
 def test_other_outputs_are_refused_and_leave_no_file(tmp_path, monkeypatch):
     def write(model, images, path):
         path.touch()

@@ -95,14 +95,14 @@ def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_ru
 
 
 def test_only_the_process_that_writes_needs_a_folder(monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
     for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RANK", "1")
-    check_folder(complete([]))
+    nowhere = "hydra.run.dir=/proc/nowhere"  # even root cannot make it
+    check_folder(complete([nowhere]))
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match="cannot be written to"):
-        check_folder(complete([]))
+    with pytest.raises(ConfigError, match=r"^/proc cannot be written to: hydra\.run\.dir=FOLDER"):
+        check_folder(complete([nowhere]))
 
 
 def test_a_folder_inside_a_file_is_refused_with_the_key_that_chooses_another(tmp_path):

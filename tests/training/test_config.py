@@ -1,4 +1,5 @@
 import re
+import sys
 from functools import partial
 from itertools import zip_longest
 
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 
 from data.errors import DataError
 from tests.configs import CONF, composed
-from training.config import ConfigError, accepted, build, checked
+from training.config import ConfigError, accepted, build, checked, function_of
 from training.optimizer import build_optimizer
 from training.overrides import check_overrides
 from training.sets import open_dataset
@@ -44,6 +45,10 @@ def config(*overrides: str):
         (["+train.epoch=1"], r"train\.epoch=1: there is no key train\.epoch; did you mean train\.epochs\?"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["lr=0.1"], r"lr=0\.1: there is no key lr; did you mean optim\.lr\?"),
+        (["train.lr=0.1"], r"train\.lr=0\.1: there is no key train\.lr; did you mean optim\.lr\?"),
+        (["train.trust=foo"], r"train\.trust=foo: it takes a list, such as train\.trust=\[foo\]"),
+        (["--loader", "torch"], r"--loader: overrides have no dashes: write loader=torch"),
+        (["--optim.lr=1"], r"--optim\.lr=1: overrides have no dashes: write optim\.lr=1"),
         (
             ["task.loss._target_=my.Loss"],
             r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
@@ -120,6 +125,11 @@ def test_gpu_as_a_device_suggests_cuda():
         config("device=gpu")
 
 
+def test_a_score_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.scores=my\.f: write 'task\.scores=\{NAME: \{_target_: my\.f\}\}'"):
+        config("task.scores=my.f")
+
+
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device=cuda, but torch finds no CUDA device"):
@@ -146,9 +156,57 @@ def test_every_loader_has_the_same_keys(file):
     assert set(OmegaConf.load(file)) == set.union(*keys)
 
 
-def test_an_error_inside_a_target_is_raised_unchanged():
-    with pytest.raises(ZeroDivisionError):
-        build("model", {"_target_": "operator.truediv", "_args_": [1, 0]})
+@pytest.mark.parametrize(
+    ("code", "target", "sentence"),
+    [
+        ("class Broken\n    pass", "Broken", r"SyntaxError: expected ':' \(broken\.py line 1; "),
+        ("import math\nimport no_such_thing", "Broken", r".*No module named 'no_such_thing' \(broken\.py line 2; "),
+        ("class Plankton: pass", "Plancton", r"broken has no Plancton: did you mean Plankton\?$"),
+        ("def f():\n    return {}['labels']", "f", r"KeyError: 'labels' \(broken\.py line 2; "),
+        ("def f():\n    raise NotImplementedError", "f", r"NotImplementedError \(broken\.py line 2; "),
+        ("def f():\n    1 / 0", "f", r"ZeroDivisionError: division by zero \(broken\.py line 2; "),
+    ],
+)
+def test_an_error_in_the_users_file_is_named_with_its_type_and_line(tmp_path, monkeypatch, code, target, sentence):
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("training.config.CONF", tmp_path / "conf")
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(ConfigError, match=rf"^data: broken\.{target}\(\): {sentence}") as error:
+        build("data", {"_target_": f"broken.{target}"})
+    assert "\n" not in str(error.value) and str(error.value).count("HYDRA_FULL_ERROR") <= 1
+
+
+def test_a_misspelt_module_and_a_misspelt_function_are_named_with_the_right_one():
+    with pytest.raises(
+        ConfigError, match=r"^data: data\.fashon\.Mini\(\): data has no fashon: did you mean fashion\?$"
+    ):
+        build("data", {"_target_": "data.fashon.Mini"})
+    with pytest.raises(ConfigError, match=r"^data\.collate: .*data\.collate has no padd: did you mean pad\?$"):
+        function_of("data.collate", {"_target_": "data.collate.padd"})
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "advice"),
+    [
+        ("task.loss", "my.loss", "task.loss={_target_: my.loss}"),
+        ("task.loss", {"a": 1}, "task.loss={_target_: MODULE.NAME}"),
+        ("task.scores.top2", "my.top2", "task.scores={top2: {_target_: my.top2}}"),
+        ("task.scores._target_", "my.top2", "task.scores={NAME: {_target_: my.top2}}"),
+    ],
+)
+def test_a_function_without_a_target_is_refused_with_an_override_that_works(name, section, advice):
+    with pytest.raises(ConfigError, match=f"write '{re.escape(advice)}'"):
+        function_of(name, section)
+    check_overrides([advice], CONF)
+
+
+@pytest.mark.parametrize("section", [{}, {"root": "/data"}, {"_target_": None}])
+def test_a_section_without_a_target_is_refused_in_one_sentence(section):
+    with pytest.raises(
+        ConfigError, match=r"^data has no _target_: its file in conf/data/ needs the line '_target_: MOD"
+    ):
+        open_dataset(section, train=True)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ import pytest
 
 from data.errors import DataError
 from loaders import LoaderConfigError
-from training.launch import sentence_of
+from loaders.workers.pool import WorkerTimeout
+from training.config import ConfigError
+from training.launch import Launcher, sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
 
 
 @pytest.fixture
@@ -87,6 +90,19 @@ def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, mon
     assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True).stderr
 
 
+def test_on_request_a_wrong_setting_has_its_traceback_too(monkeypatch):
+    def main():
+        raise ConfigError("the sentence")
+
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setenv("PYTHONPATH", "")  # launch changes it
+    with pytest.raises(SystemExit, match=r"^error: the sentence$"):
+        Launcher(lambda *_: None).launch(main, CONF)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ConfigError, match=r"^the sentence$"):
+        Launcher(lambda *_: None).launch(main, CONF)
+
+
 def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(train, tmp_path):
     done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep")
     assert done.returncode == 1
@@ -108,6 +124,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_all_are_in_the_table(t
             "a.jpg is truncated",
         ),
         (LoaderConfigError("no loader does this"), "no loader does this"),
+        (WorkerTimeout("timed out after 2 seconds"), "timed out after 2 seconds"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError"),
     ],

@@ -6,10 +6,11 @@ import pytest
 import torch
 import yaml
 
+from tests.configs import composed
 from training.checkpoint import read_checkpoint
 from training.command_line import complete
-from training.config import ConfigError
-from training.trust import check_config, check_earlier, check_links
+from training.config import ConfigError, checked
+from training.trust import check_config, check_earlier, check_links, warn_of_targets
 
 REFUSED_TARGETS = [
     "os.system",
@@ -33,6 +34,9 @@ REFUSED_TARGETS = [
     "hydra.utils.call",
     "functools.partial",
     "training.launch.Launcher",
+    "training.files.write_whole",
+    "torch.nn.functional.boolean_dispatch",  # calls any function
+    "torch.nn.functional.handle_torch_function",
     "this_module_would_run_code_when_it_is_imported.Network",
     "database.Network",  # begins as data does
     "",
@@ -42,6 +46,8 @@ ALLOWED_TARGETS = [
     "data.fashion.FashionMini",
     "models.linear.linear",
     "torch.nn.CrossEntropyLoss",
+    "torch.nn.functional.cross_entropy",
+    "torch.nn.functional.mse_loss",
     "torch.nn.modules.linear.Linear",
     "torch.optim.SGD",
     "torchvision.datasets.FakeData",
@@ -81,10 +87,21 @@ def test_arguments_by_their_place_and_downloads_are_refused():
 def test_a_trusted_module_is_allowed_but_not_what_it_imports():
     check_config({"_target_": "fractions.Fraction"}, "a run", ["fractions"])
     check_config({"data": {"url": "${oc.env:MINE}"}}, "a run", ["data.url"])
-    with pytest.raises(ConfigError, match=r"fractions\.sys\.exit is not in this .* add --trust fractions\.sys"):
+    with pytest.raises(
+        ConfigError, match=r"fractions\.sys\.exit is not in this repository's data/, .* add --trust fractions\.sys"
+    ):
         check_config({"_target_": "fractions.sys.exit"}, "a run", ["fractions"])
     with pytest.raises(ConfigError, match=r"^a run: data\._target_=my\.data\.Flowers is not .* add --trust my\.data$"):
         check_config({"data": {"_target_": "my.data.Flowers"}}, "a run")
+
+
+@pytest.mark.parametrize(("loss", "trust"), [("fractions.Fraction", "fractions"), ("torch.nn.L1Loss", "")])
+def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust, caplog):
+    warn_of_targets(checked(composed(f"task.loss={{_target_: {loss}}}")))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(trust)
+    if trust:
+        assert warnings[0].endswith(f"if you trust it, add --trust {trust} to evaluate.py, predict.py and export.py")
 
 
 @pytest.mark.parametrize(

@@ -180,16 +180,16 @@ class Report:
             "set-up": phases["set-up"],
             FILE_MAKING: phases.get(FILE_MAKING, 0.0),
             "dataset and first batch": phases["start-up"],
-            "waiting for data": max(0.0, whole.wait_seconds - first - copy - transform),
-            "copying to the device": copy,
-            "transforming": transform,
+            "waiting for the loader": max(0.0, whole.wait_seconds - first - copy - transform),
+            "waiting for the copy": copy,
+            "waiting for the transform": transform,
             "computing": whole.seconds - whole.wait_seconds,
             "evaluation": phases["evaluation"],
             "saving checkpoints": phases["checkpoint"],
         }
         total = sum(phases.values())
         rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        rare = (FILE_MAKING, "copying to the device")
+        rare = (FILE_MAKING, "waiting for the copy")
         rows = {name: seconds for name, seconds in rows.items() if name not in rare or seconds}
         columns = [
             ["phase", *rows],

@@ -35,6 +35,7 @@ SENTENCES = {
     "{reading:.1f} ms with a standard deviation of {deviation:.1f} ms, and workers are idle {idle:.0%} of the time",
     "collate": "data-bound: collating takes {collate:.1f} of the {reading:.1f} ms that a worker needs for a batch",
     "transform": "data-bound: transforming batches in the training process takes {transform:.1f} ms per step",
+    "resident": "data-bound: loader=resident selects and augments a batch in {waiting:.1f} ms per step",
     "copy": "data-bound: copying batches to the device takes {copy:.1f} ms per step",
     "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
     "time, and training waits {waiting:.1f} ms per step",
@@ -55,7 +56,8 @@ HINTS = {
     "gil": "read in processes: loader=prefetch",
     "uneven": "load further ahead: raise loader.prefetch_factor",
     "collate": "let the dataset write whole batches (read_batch), or make collate_fn cheaper",
-    "transform": "make augmentation of whole batches cheaper",
+    "transform": "this transform normalises images and applies augment.*: use smaller images, or less of augment.*",
+    "resident": "use smaller images or less augmentation, or let workers prepare batches (loader=prefetch)",
     "copy": "copy less: uint8 in place of floats",
     "loader": "use larger batches or smaller samples",
     "restarts": "see the log for why they died",
@@ -199,7 +201,7 @@ def cause_of_waiting(measured: Measured) -> str:
     if measured.workers.get("retry_wait_seconds", 0.0) > 0.5 * measured.workers.get("wait_seconds", 0.0) > 0:
         return "restarts"
     if not measured.workers:  # loader=resident has none
-        return "transform"
+        return "resident"
     is_inline = measured.loader.num_workers == 0  # then the time of reading is a part of the waiting
     rarely_reads = reading < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY
     if rarely_reads:

@@ -197,10 +197,12 @@ def test_the_table_adds_up_to_the_run(clock, monkeypatch):
     report = finish(clock, depth=0)
     rows = dict(re.findall(r"^(\D+?) +([\d.]+) ", report.text.partition("milliseconds")[0], flags=re.MULTILINE))
     said = {name: float(seconds) for name, seconds in rows.items()}
-    assert said["waiting for data"] == 2.2 and said["transforming"] == 0.8 and said["computing"] == 7.0
+    assert (
+        said["waiting for the loader"] == 2.2 and said["waiting for the transform"] == 0.8 and said["computing"] == 7.0
+    )
     assert said["dataset and first batch"] == 2.0 and said["the whole run, without imports"] == 12.0
-    assert said["the rest"] == 0.0 and "copying to the device" not in said
-    parts = ("waiting for data", "transforming", "computing", "dataset and first batch", "the rest")
+    assert said["the rest"] == 0.0 and "waiting for the copy" not in said
+    parts = ("waiting for the loader", "waiting for the transform", "computing", "dataset and first batch", "the rest")
     assert sum(said[part] for part in parts) == pytest.approx(12.0, abs=0.11)  # rounded to tenths
     for figures in ("50.0", "95.0", "100.0", "1050.0", "2100.0", "waited 2.00 s", "1.50 GiB", "Workers: 3, busy"):
         assert figures in report.text

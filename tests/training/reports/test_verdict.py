@@ -92,7 +92,7 @@ def test_the_verdict_names_the_bottleneck(case):
     [
         ("copy", "takes 80.0 ms per step"),
         ("transform", "takes 50.0 ms per step. "),
-        ("transform", "2.0 times as fast. Make augmentation of whole batches cheaper"),
+        ("transform", "2.0 times as fast. This transform normalises images and applies augment.*: use smaller"),
         ("transform ahead", "takes 80.0 ms per step"),
         ("restarts", "20 workers died"),
         ("start-up", "took 47% of the run: 90.0 s"),
@@ -138,8 +138,11 @@ def test_workers_that_compute_next_to_nothing_are_not_blamed_for_a_slow_step():
     assert candidates("step", measured(free=0.04, num_threads=4)) == [("train.num_threads=1",)]
 
 
-def test_a_resident_set_has_no_workers_to_blame():
-    assert diagnose(replace(measured("resident", waiting=0.05, free=0.05), workers={})).bottleneck == "transform"
+def test_a_resident_set_has_no_workers_to_blame_and_its_figures_agree():
+    run = replace(measured("resident", waiting=0.05, transform=0.001, free=0.049), workers={})
+    verdict = diagnose(run)
+    assert verdict.bottleneck == "resident"
+    assert "a batch in 50.0 ms per step. With free data, training would be 2.0 times as fast" in verdict.sentence
 
 
 def test_samples_that_the_training_thread_reads_are_the_limit_though_it_does_other_things_too():
