@@ -17,15 +17,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import check_arguments, checked_last_batch, checked_seed
-from .base import Closeable, OptionalMethods, missing_attribute
+from .base import Closeable, missing_attribute
 from .machine import available_cores
 from .order import Order
-from .samplers import OrderBatchSampler, OrderSampler, check_resumable, pass_on_epoch
+from .samplers import OrderBatchSampler, OrderSampler
 from .timeline import Timeline
 from .workers.autotune import Tuner
 from .workers.dispatcher import Dispatcher
 from .workers.engine import build_engine, warn_once
-from .workers.epochs import EpochRunner, UnseededIterator
+from .workers.epochs import EpochRunner, SeededMethods, UnseededIterator
 from .workers.stats import Stats
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
@@ -33,32 +33,6 @@ HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or
 AUTO_PREFETCH_FACTOR = 4  # batches per worker: while one batch takes long, the other workers can go on
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class SeededMethods(OptionalMethods):
-    """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
-
-    def set_epoch(self: Any, epoch: int) -> None:
-        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
-        self._runner.set_epoch(epoch)
-        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
-
-    def state_dict(self: Any) -> dict[str, Any]:
-        """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
-
-        Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
-        """
-        if not self.in_order:
-            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
-        check_resumable(self.batch_sampler, self.sampler)
-        state: dict[str, Any] = self._runner.state_dict()
-        return state
-
-    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
-        self._adopt_new_length()
-        self._runner.load_state_dict(state)
-        self._end_epoch()
 
 
 class WorkerLoader(DataLoader[T_co], Closeable):

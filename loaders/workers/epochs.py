@@ -13,15 +13,49 @@ from torch.autograd.profiler import record_function
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, Position
+from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, OptionalMethods, Position
 from ..order import Order
-from ..samplers import length_of
+from ..samplers import check_resumable, length_of, pass_on_epoch
 from .dispatcher import Dispatcher
 from .tasks import OwnTasks, choose_tasks, unseeded_task
 
 log = logging.getLogger(__name__)
 
 Loader = Any  # a WorkerLoader, which imports this file
+
+
+class SeededMethods(OptionalMethods):
+    """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
+
+    _sampler_epoch: int | None = None  # that set_epoch gave to the user's sampler, which may have another order then
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
+        self._runner.set_epoch(epoch)
+        self._sampler_epoch = epoch
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
+
+        Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
+        """
+        if not self.in_order:
+            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
+        check_resumable(self.batch_sampler, self.sampler)
+        state: dict[str, Any] = self._runner.state_dict()
+        if self._sampler_epoch is not None and not isinstance(self._runner.tasks, OwnTasks):
+            state["sampler_epoch"] = int(self._sampler_epoch)
+        return state
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._adopt_new_length()
+        self._runner.load_state_dict(state)
+        self._end_epoch()
+        if (epoch := state.get("sampler_epoch")) is not None:
+            self._sampler_epoch = epoch
+            pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
 
 class EpochRunner(Epochs):

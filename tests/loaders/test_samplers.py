@@ -261,6 +261,22 @@ def test_an_epoch_of_a_random_sampler_is_resumed_exactly(random_sampler, given, 
         assert contents(resumed) == rest
 
 
+@pytest.mark.parametrize("named", [3, None], ids=lambda named: f"set_epoch-{named}")
+def test_a_resume_gives_a_sampler_its_epoch_back_if_set_epoch_named_one(named, given, reader):
+    with seeded(**given(distributed()), **reader) as loader:
+        rows(loader)
+        if named is not None:
+            loader.set_epoch(named)
+        iterator = iter(loader)
+        next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = contents(iterator)
+    with seeded(**given(distributed()), **reader) as resumed, Preloader(resumed, "cpu", 1) as outer:
+        outer.load_state_dict(state)
+        assert contents(outer) == rest
+        assert rows(outer) == distributed_order(named or 0)
+
+
 def test_a_sampler_serves_two_loaders_and_stays_as_it_was(given, reader):
     sampler = RandomSampler(range(LENGTH))
     before = dict(vars(sampler))
