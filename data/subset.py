@@ -49,6 +49,8 @@ def offers(dataset: Any, method: str) -> bool:
 
     If a subclass overrides only `__getitem__`, the inherited method would read other samples: loaders ignore it too.
     """
+    if not callable(getattr(dataset, method, None)):  # an instance may have switched it off
+        return False
     owner, reader = (_owner(dataset, name) for name in (method, "__getitem__"))
     return owner is not None and reader is not None and issubclass(owner, reader)
 

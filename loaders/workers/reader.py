@@ -40,6 +40,8 @@ def offers(dataset: Any, method: str) -> bool:
     """
     owner = _owner(dataset, method)
     readers = [_owner(dataset, name) for name in ("__getitem__", "__getitems__")]
+    if not callable(getattr(dataset, method, None)):  # an instance may have switched it off
+        return False
     return owner is not None and all(reader is None or issubclass(owner, reader) for reader in readers)
 
 
@@ -56,6 +58,8 @@ def spec_of(dataset: Any) -> Spec | None:
     """
     if not offers(dataset, "read_batch"):
         return None
+    if not callable(getattr(dataset, "sample_spec", None)):
+        raise ValueError(f"{type(dataset).__name__} has read_batch, but no sample_spec(): define both, or neither")
     spec = dataset.sample_spec()
     try:
         fields = {name: (tuple(map(int, shape)), dtype) for name, (shape, dtype) in spec.items()}

@@ -92,10 +92,19 @@ class Disabled(Written):
 
 def test_a_method_counts_unless_a_subclass_reads_other_samples_or_sets_it_to_none():
     assert offers(Written(), "read_batch") is True
-    for kind in (Plain, Overridden, Disabled):
-        assert offers(kind(), "read_batch") is False
+    switched_off = Written()
+    switched_off.read_batch = None
+    for dataset in (Plain(), Overridden(), Disabled(), switched_off):
+        assert offers(dataset, "read_batch") is False
     assert spec_of(Written()) == SPEC
     assert spec_of(Plain()) is spec_of(Overridden()) is None
+
+
+def test_read_batch_without_a_spec_is_refused():
+    dataset = Written()
+    dataset.sample_spec = None
+    with pytest.raises(ValueError, match=r"Written has read_batch, but no sample_spec\(\): define both, or neither"):
+        spec_of(dataset)
 
 
 def test_a_spec_has_integers_for_shapes_and_is_its_fields_are_aligned():
