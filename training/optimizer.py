@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from data.errors import did_you_mean
-from training.config import CONF, ConfigError, build
+from training.config import CONF, ConfigError
+from training.targets import build
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from models.pretrained import Preprocessing
-from training.config import Config, build
+from training.config import Config
+from training.targets import build
 
 log = logging.getLogger(__name__)
 

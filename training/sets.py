@@ -19,9 +19,10 @@ from data.samples import Samples
 from data.subset import offers, split
 from data.transform import Normalize
 from loaders import Random, WorkerLoader
-from training.config import Config, ConfigError, build, function_of
+from training.config import Config, ConfigError
 from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing
+from training.targets import build, function_of
 from training.tasks import Task
 
 log = logging.getLogger(__name__)

@@ -21,11 +21,12 @@ from data.errors import DataError, check_choice
 from loaders import Preloader
 from loaders.nested import move
 from training.checkpoint import load_weights
-from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, build, changes, one_line
+from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, changes, one_line
 from training.optimizer import build_optimizer, count_parameters, freeze, training_mode, warn_of_batch_size
 from training.processes import Processes
 from training.sets import Sets
 from training.stopping import StopSignals
+from training.targets import build
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import yaml
 from scripts import bench_verdict as bench
 from scripts import verdict_parts as parts
 from scripts.verdict_cases import CASES, Case
-from training.config import build
+from training.targets import build
 
 NAMES = [(name, held_out) for held_out in (False, True) for name in bench.chosen(None, held_out)]
 SUMMARY = {"images_per_second": 100.0, "seconds": 8.0, "verdict": "a sentence"}

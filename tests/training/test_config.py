@@ -10,10 +10,11 @@ from omegaconf import OmegaConf
 
 from data.errors import DataError
 from tests.configs import CONF, composed
-from training.config import ConfigError, accepted, build, checked, function_of
+from training.config import ConfigError, checked
 from training.optimizer import build_optimizer
 from training.overrides import check_overrides
 from training.sets import open_dataset
+from training.targets import accepted, build, function_of
 
 
 def config(*overrides: str):
@@ -170,7 +171,7 @@ def test_every_loader_has_the_same_keys(file):
 def test_an_error_in_the_users_file_is_named_with_its_type_and_line(tmp_path, monkeypatch, code, target, sentence):
     (tmp_path / "broken.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("training.config.CONF", tmp_path / "conf")
+    monkeypatch.setattr("training.targets.CONF", tmp_path / "conf")
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(ConfigError, match=rf"^data: broken\.{target}\(\): {sentence}") as error:
         build("data", {"_target_": f"broken.{target}"})

@@ -24,10 +24,11 @@ from data.subset import split as split_dataset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.config import CONF, Config, ConfigError, build, checked, flat, function_of, one_line
+from training.config import CONF, Config, ConfigError, checked, flat, one_line
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
 from training.sets import as_samples, build_task, open_dataset
+from training.targets import build, function_of
 from training.trainer import uses_bf16
 from training.trust import check_config
 
