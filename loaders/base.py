@@ -1,40 +1,47 @@
 """What all loaders share: the count of epochs, the position in an epoch, its iterator, and the state to resume from.
 
-The position in an epoch has one owner: a Position. The epoch's iterator advances it last, just before it returns a
-batch, so a batch counts as delivered if and only if the consumer received it.
+A signal handler may raise an exception in the main thread wherever a function begins or a call returns; an exception
+that comes there must not lose a batch. So each source keeps its newest delivery until the epoch's iterator has taken
+it, and the iterator makes no call between that and the return to the consumer. The position in an epoch has one owner,
+a Position, and advances at the same moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from .arguments import as_index
 from .order import Order
 
 VERSION = 2  # of the state
 ENDED = "a newer iter() or load_state_dict() ended this epoch, or the loader was closed"
-INTERRUPTED = "an exception, perhaps from a signal handler, interrupted this iterator inside next(): start a new epoch"
 
 
-class Delivery(NamedTuple):
+@dataclass
+class Delivery:
     """A batch, or the error in its place, and its number in the epoch (None: the error belongs to no batch)."""
 
     number: int | None
     batch: Any = None
     error: BaseException | None = None
+    is_taken: bool = False  # the consumer gets it now
 
 
 class Source(Protocol):
     """Where the batches of one epoch come from."""
 
     def next(self) -> Delivery | None:
-        """Waits for the next batch; None at the end of the epoch. Raises errors that belong to no batch."""
+        """Waits for the next batch, and returns the same one again until it is taken; None at the end of the epoch.
+
+        Raises errors that belong to no batch.
+        """
 
     def close(self) -> None:
-        """Ends the epoch."""
+        """Ends the epoch. May be called repeatedly."""
 
 
 @dataclass
@@ -43,7 +50,6 @@ class Position:
 
     epoch: int
     batch: int = 0
-    received: int = 0  # batches and errors, since the epoch's source was made or restarted
     finished: bool = False
 
 
@@ -74,12 +80,12 @@ class EpochIterator:
             position.finished = True
             self.end()
             raise StopIteration
-        number, batch, error = delivery
-        # A signal handler may raise after any call, so nothing is called from here on: a batch is counted if and only
-        # if the consumer gets it.
-        position.received += 1
+        # No call from here on: see above.
+        number, batch, error = delivery.number, delivery.batch, delivery.error
         if number is not None:
             position.batch = number + 1
+        delivery.is_taken = True
+        delivery.batch = delivery.error = None
         if error is None:
             return batch
         try:
@@ -89,9 +95,9 @@ class EpochIterator:
 
     def end(self) -> None:
         """Ends the epoch. A later next() raises RuntimeError, or StopIteration if all batches were delivered."""
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     @property
     def is_running(self) -> bool:
@@ -101,6 +107,31 @@ class EpochIterator:
     def _workers(self) -> list[Any]:
         """The worker processes, under the name that torch gives them."""
         return getattr(self._source, "processes", [])
+
+    def _shutdown_workers(self) -> None:
+        """Ends the epoch, under the name that torch gives it."""
+        self.end()
+
+
+class NumberedSource:
+    """A source that makes batch `number` by make(number), for each number from `first` up to `stop`."""
+
+    def __init__(self, make: Callable[[int], Any], first: int, stop: int) -> None:
+        self._make, self._number, self._stop = make, first, stop
+        self._delivery: Delivery | None = None
+
+    def next(self) -> Delivery | None:
+        if self._delivery is not None and self._delivery.is_taken:
+            self._number, self._delivery = (self._delivery.number or 0) + 1, None
+        if self._delivery is None and self._number < self._stop:
+            try:
+                self._delivery = Delivery(self._number, self._make(self._number))
+            except Exception as error:
+                self._delivery = Delivery(self._number, error=error)
+        return self._delivery
+
+    def close(self) -> None:
+        self._delivery, self._stop = None, 0
 
 
 class Epochs:

@@ -10,7 +10,8 @@ import logging
 from itertools import islice
 from typing import Any
 
-from .epoch_loader import EpochLoader, IteratorSource
+from .base import NumberedSource
+from .epoch_loader import EpochLoader
 from .nested import rows
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class CachedLoader(EpochLoader):
         self._cache = []
         self._loader.close()
 
-    def _open(self, epoch: int, first: int) -> IteratorSource:
+    def _open(self, epoch: int, first: int) -> NumberedSource:
         cache = self._cache
-        return IteratorSource((number, cache[number % len(cache)]) for number in range(first, len(self)))
+        return NumberedSource(lambda number: cache[number % len(cache)], first, len(self))
 
     def _prepare(self) -> None:
         if self._cache or not len(self):

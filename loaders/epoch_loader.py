@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
 from .arguments import checked_last_batch
-from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source
+from .base import Closeable, EpochIterator, Epochs, Position, Source
 from .order import Order
 from .samplers import OrderBatchSampler, OrderSampler
 
@@ -113,19 +112,3 @@ class EpochLoader(Closeable):
         if self._iterator is not None:
             self._iterator.end()
             self._iterator = None
-
-
-class IteratorSource:
-    """A source over an iterator of (number, batch)."""
-
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
-        self._batches = batches
-
-    def next(self) -> Delivery | None:
-        try:
-            return Delivery(*next(self._batches))
-        except StopIteration:
-            return None
-
-    def close(self) -> None:
-        self._batches = iter(())

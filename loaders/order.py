@@ -144,13 +144,9 @@ class Order:
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yields the number, positions and indices of each batch of epoch `epoch`, from number `first` on."""
-        block, stop = max(1, BLOCK // self.batch_size), self.batches_in(epoch)
-        for start in range(first, stop, block):
-            numbers = range(start, min(start + block, stop))
-            positions = [self.positions(number, epoch) for number in numbers]
-            ends = np.cumsum([len(rows) for rows in positions])
-            indices = self.indices(epoch, np.concatenate(positions))
-            yield from zip(numbers, positions, np.split(indices, ends[:-1]), strict=True)
+        batches = EpochBatches(self, epoch)
+        for number in range(first, len(batches)):
+            yield number, *batches[number]
 
     def samples_before(self, number: int) -> int:
         """Returns how many samples an epoch's batches before batch `number` have, those of all ranks together.
@@ -167,3 +163,26 @@ class Order:
             rows = -(-rest // self.world_size)
             return self.rank * rows, (self.rank + 1) * rows
         return self.rank * rest // self.world_size, (self.rank + 1) * rest // self.world_size
+
+
+class EpochBatches:
+    """The batches of an epoch: `batches[number]` is (positions, indices), both int64 (rows,)."""
+
+    def __init__(self, order: Order, epoch: int) -> None:
+        self._order, self._epoch = order, epoch
+        self._length = order.batches_in(epoch)
+        self._block: tuple[int, list[tuple[np.ndarray, np.ndarray]]] = (0, [])  # computed together, from a number on
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        first, batches = self._block
+        if not 0 <= number - first < len(batches):
+            stop = min(number + max(1, BLOCK // self._order.batch_size), self._length)
+            positions = [self._order.positions(one, self._epoch) for one in range(number, stop)]
+            ends = np.cumsum([len(rows) for rows in positions])
+            indices = self._order.indices(self._epoch, np.concatenate(positions))
+            first, batches = number, list(zip(positions, np.split(indices, ends[:-1]), strict=True))
+            self._block = first, batches
+        return batches[number - first]

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from .epoch_loader import EpochLoader, IteratorSource
+from .base import NumberedSource
+from .epoch_loader import EpochLoader
 from .machine import available_memory
 from .nested import move, tensors
+from .order import EpochBatches
 from .preload.device_copy import checked_device
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
@@ -90,12 +92,11 @@ class ResidentLoader(EpochLoader):
         if self._samples is None and len(self):
             self._samples = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
 
-    def _open(self, epoch: int, first: int) -> IteratorSource:
-        # Not a generator: it could not continue after an error.
-        return IteratorSource(map(partial(self._batch, epoch), self._order.batches(epoch, first)))
+    def _open(self, epoch: int, first: int) -> NumberedSource:
+        return NumberedSource(partial(self._batch, epoch, EpochBatches(self._order, epoch)), first, len(self))
 
-    def _batch(self, epoch: int, task: tuple[int, np.ndarray, np.ndarray]) -> tuple[int, Any]:
-        number, positions, indices = task
+    def _batch(self, epoch: int, batches: EpochBatches, number: int) -> Any:
+        positions, indices = batches[number]
         wanted = torch.from_numpy(indices)
         if self.device.type == "cuda":
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
@@ -103,7 +104,7 @@ class ResidentLoader(EpochLoader):
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
             batch = self._augment(batch, Random(self.seed, *self._order.origins(epoch, positions), indices))
-        return number, batch
+        return batch
 
     def _from_arrays(self) -> dict[str, torch.Tensor]:
         kind, length = type(self.dataset).__name__, len(self.dataset)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -109,28 +110,37 @@ class _TorchSource:
     def __init__(self, batches: Any, epoch: int, stats: Stats, timeline: Timeline | None) -> None:
         self._batches, self._epoch = batches, epoch
         self._stats, self._timeline = stats, timeline
+        self._fetched: list[Any] = []  # from `batches`, not made a delivery yet
+        self._delivery: Delivery | None = None  # the newest
         self._closed = False
         self.is_waiting = False  # a thread is inside next()
 
     def next(self) -> Delivery | None:
+        if self._delivery is not None and not self._delivery.is_taken:
+            return self._delivery
         self.is_waiting = True
         began = time.perf_counter()
         try:
-            number, batch, worker, work = next(self._batches)
-        except StopIteration:
-            return None
+            # One call fetches and keeps it, so that no exception comes in between.
+            self._fetched.extend(islice(self._batches, 1 - len(self._fetched)))
         except Exception:
             if self._closed:
                 self._batches._shutdown_workers()
             raise
         finally:
             self.is_waiting = False
+        if not self._fetched:
+            return None
+        number, batch, worker, work = self._fetched[0]
         self._stats.batches += 1
         self._stats.wait_seconds += time.perf_counter() - began
         self._stats.count_work(work)
         if self._timeline is not None:
             self._timeline.add_work(f"worker {worker}", work, self._epoch, number)
-        return Delivery(number, batch)
+        delivery = Delivery(number, batch)
+        del self._fetched[0]
+        self._delivery = delivery
+        return delivery
 
     def close(self) -> None:
         self._closed = True

@@ -176,19 +176,6 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self._newest = weakref.ref(iterator)
         return iterator
 
-    def __next__(self) -> Any:
-        """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
-        current = self._newest() if self._current is None else self._current
-        if current is None or not getattr(current, "is_running", True):
-            current = iter(self)
-        try:
-            return next(current)
-        except StopIteration:
-            current, self._newest = None, _nothing
-            raise
-        finally:
-            self._current = current  # a subclass may have wrapped the newest: keep the wrapper
-
     @property
     def has_pool(self) -> bool:
         """Whether workers read the samples, and not the thread that calls next()."""

@@ -16,7 +16,7 @@ import torch
 
 from ..arguments import as_index
 from ..background import stop_at_exit
-from ..base import INTERRUPTED, Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
+from ..base import Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
 from ..samplers import length_of, pass_on_epoch
 from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform
@@ -254,6 +254,7 @@ class _Epoch:
     position: Position
     length: int | None  # in batches, if the loader's iterator knows it
     states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the next batch
+    newest: Delivery | None = None
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -270,24 +271,30 @@ class _Consumer:
     figures: _Figures
 
     def next(self) -> Delivery | None:
-        epoch, position = self.epoch, self.epoch.position
-        began = time.perf_counter()
+        epoch, began = self.epoch, time.perf_counter()
+        if epoch.newest is not None:
+            if not epoch.newest.is_taken:
+                return epoch.newest
+            epoch.producer.done()  # again, as an exception may have come before the call below
+            epoch.newest = None
         item = epoch.producer.get()
         self.figures.wait_seconds += time.perf_counter() - began
-        if item.number != position.batch:  # an exception between the queue and the consumer lost an item
-            raise RuntimeError(INTERRUPTED)
         if item.is_end:
             return None
-        epoch.states = {item.number: epoch.state, item.number + 1: item.state}
+        epoch.states = {item.number: epoch.state, item.after: item.state}
         if item.error is not None:
-            # The error's traceback refers to the item: if the item also held the error, both would stay alive.
-            error, item.error = item.error, None
-            return Delivery(item.number, error=error)
-        if self.copier.timeline is not None:
-            self.copier.timeline.delivered = epoch.position.epoch, item.number
-        self.figures.batches += 1
-        self.figures.queued += epoch.producer.queued
-        return Delivery(item.number, self.copier.hand_over(item.batch, item.ready))
+            delivery = Delivery(item.number if item.after > item.number else None, error=item.error)
+        else:
+            delivery = Delivery(item.number, self.copier.hand_over(item.batch, item.ready))
+            if self.copier.timeline is not None:
+                self.copier.timeline.delivered = epoch.position.epoch, item.number
+            self.figures.batches += 1
+            self.figures.queued += epoch.producer.queued
+        epoch.newest = delivery
+        # The error's traceback refers to the item: if the item also held the error, both would stay alive.
+        item.batch = item.error = None
+        epoch.producer.done()
+        return delivery
 
     def close(self) -> None:
         self.epoch.producer.close()

@@ -10,9 +10,11 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice, starmap
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ class Item:
     """A batch or an error, with its number in the epoch and the loader's state after it; or the epoch's end."""
 
     number: int
+    after: int = 0  # the number of the next item
     batch: Any = None
     ready: torch.cuda.Event | None = None  # completes when the batch is ready on the device
     state: dict[str, Any] | None = None
@@ -57,35 +60,41 @@ class ItemMaker:
     key: tuple[int, int]  # seed and epoch: with the number and the rank, the key of the transform's random numbers
     rank: int
     number: int  # of the next batch
+    fetched: list[Any] = field(default_factory=list)  # a batch that is not part of an item yet
 
     def __call__(self) -> Item:
-        item, self.number = Item(self.number), self.number + 1
+        item = Item(self.number)
         batch_id = self.key[1], item.number
+        began = time.perf_counter()
         try:
-            began = time.perf_counter()
-            batch = next(self.batches)
-        except StopIteration:
-            item.is_end = True
-            return item
+            # One call fetches and keeps it, so that an exception from a signal handler cannot lose it.
+            self.fetched.extend(islice(self.batches, 1 - len(self.fetched)))
+            item.is_end = not self.fetched
         except Exception as error:
             item.error = error
+        if item.is_end:
+            return item
         self.copier.count_wait(began, batch_id)
         try:
             item.state = self.state()
             if item.error is None:
                 random = Random(*self.key, item.number, self.rank)
-                item.batch, item.ready = self.copier.prepare(batch, random, batch_id)
+                item.batch, item.ready = self.copier.prepare(self.fetched[0], random, batch_id)
         except StopIteration as error:  # raised by next(), it would silently end the epoch
             item.error = RuntimeError("the transform raised StopIteration")
             item.error.__cause__ = error
         except torch.OutOfMemoryError as error:
             item.error = torch.OutOfMemoryError(
-                f"out of memory on {self.copier.device} while preparing a batch of {rows(batch)} samples with "
-                f"depth={self.depth}: lower the batch size or the depth (loader.preload_depth)"
+                f"out of memory on {self.copier.device} while preparing a batch of {rows(self.fetched[0])} samples "
+                f"with depth={self.depth}: lower the batch size or the depth (loader.preload_depth)"
             )
             item.error.__cause__ = error
         except Exception as error:
             item.error = item.error or error
+        # An error that belongs to no batch, such as a timeout, does not move the loader's position.
+        position = getattr(self.batches, "position", None)
+        item.after = item.number + 1 if position is None else position.batch
+        self.fetched, self.number = [], item.after  # no call from here on
         return item
 
 
@@ -97,11 +106,19 @@ class InlineProducer:
     def __init__(self, make: ItemMaker) -> None:
         self._make: ItemMaker | None = make
         self._copier = make.copier
+        self._made: deque[Item] = deque()
 
     def get(self) -> Item:
+        """Returns the next item: the same one again until `done` is called."""
         if self._make is None:
             raise RuntimeError(ENDED)
-        return self._make()
+        if not self._made:
+            self._made.extend(starmap(self._make, ((),)))  # one call, so that an exception cannot lose the item
+        return self._made[0]
+
+    def done(self) -> None:
+        """Drops the item that `get` returned."""
+        self._made.clear()
 
     def close(self, unblock: Callable[[], None] | None = None) -> None:
         self._make = None
@@ -124,11 +141,16 @@ class ThreadProducer:
         return len(self._queue)
 
     def get(self) -> Item:
+        """Waits for the next item, and returns it: the same one again until `done` is called."""
         check_owner(self._owner, "batches")
         try:
             return self._queue.get()
         except Closed:
             raise RuntimeError(ENDED) from None
+
+    def done(self) -> None:
+        """Drops the item that `get` returned, which makes room for another one."""
+        self._queue.done()
 
     def close(self, unblock: Callable[[], None] | None = None) -> None:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise."""
@@ -169,7 +191,7 @@ def _fill(queue: ClosableQueue[Item], make: ItemMaker) -> None:
         pass
     except BaseException as error:
         with suppress(Closed):
-            queue.put(Item(make.number - 1, error=error))
-            queue.put(Item(make.number, is_end=True))
+            queue.put(Item(make.number, make.number + 1, error=error))
+            queue.put(Item(make.number + 1, is_end=True))
     finally:
         make.copier.release_copied(wait=True)

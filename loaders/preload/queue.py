@@ -6,6 +6,7 @@ of queue.SimpleQueues, because an exception from a signal handler can leave a Co
 
 from __future__ import annotations
 
+from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ class ClosableQueue(Generic[T]):
     def __init__(self, depth: int) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._room: SimpleQueue[None] = SimpleQueue()  # has an entry for each item that may still be put
+        self._got: deque[Any] = deque()  # the item that `get` returns
         self._closed = False
         for _ in range(depth):
             self._room.put(None)
@@ -36,17 +38,25 @@ class ClosableQueue(Generic[T]):
             raise Closed
 
     def get(self) -> T:
-        """Waits until there is an item. Raises Closed."""
-        item: T | type[Closed] = Closed if self._closed else self._items.get()
+        """Waits until there is an item, and returns it: the same one again until `done` is called. Raises Closed."""
+        if not self._closed and not self._got:
+            self._got.extend(map(self._items.get, (True,)))  # one call, so that an exception cannot lose the item
+        item: T | type[Closed] = Closed if self._closed else self._got[0]
         if isinstance(item, type):
             self._items.put(Closed)  # wakes the next waiting call
             raise Closed
-        self._room.put(None)
         return item
+
+    def done(self) -> None:
+        """Drops the item that `get` returned, which makes room for another one."""
+        if self._got:
+            self._room.put(None)
+            self._got.clear()
 
     def close(self) -> None:
         """Drops all items, and makes every put and get raise Closed. May be called repeatedly."""
         self._closed = True
+        self._got.clear()
         try:
             while True:
                 self._items.get_nowait()

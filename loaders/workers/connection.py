@@ -10,11 +10,17 @@ from __future__ import annotations
 import os
 import socket
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
-from .shared_memory import read_shared, write_shared
+import numpy as np
+
+from .shared_memory import Mapping, create_shared_memory, page_aligned, read_shared, write_shared
 
 LARGEST = 32 << 10  # bytes of a message that is sent through the socket
+ROOM = socket.CMSG_LEN(2 * array("i").itemsize)  # bytes for the descriptors of a message
 IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor's memory; no other message begins with this byte
 
 
@@ -23,6 +29,7 @@ class Connection:
 
     def __init__(self, end: socket.socket, blocking: bool) -> None:
         self.socket = end
+        self._arrived: deque[tuple[bytes, list[Any], int, Any]] = deque()  # as recvmsg returns it
         end.setblocking(blocking)
 
     @classmethod
@@ -34,48 +41,85 @@ class Connection:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Sends a message; False if there is no room for it now. Raises OSError if the other end is closed."""
-        if len(message) <= LARGEST:
-            return self._send(message, descriptors)
-        fd = write_shared(message)
+    def send(self, message: bytes, descriptors: Sequence[int] = (), sent: list[Any] | None = None) -> bool:
+        """Sends a message; False if there is no room for it now. Raises OSError if the other end is closed.
+
+        The call that sends it also appends to `sent`, so that an exception from a signal handler cannot come between.
+        """
+        fd = write_shared(message) if len(message) > LARGEST else None
+        if fd is not None:
+            message, descriptors = IN_SHARED_MEMORY, (fd, *descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
         try:
-            return self._send(IN_SHARED_MEMORY, (fd, *descriptors))
+            ([] if sent is None else sent).extend(map(self.socket.sendmsg, ([message],), (ancillary,)))
+        except BlockingIOError:
+            return False
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
+        return True
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Returns a message and its descriptors, or None if none has arrived. Raises EOFError at the end."""
-        try:
-            message, fds = self._receive()
-        except BlockingIOError:
-            return None
+        """Returns the next message and its descriptors, or None if none has arrived. Raises EOFError at the end.
+
+        It is the same message again until `done` is called. The descriptors are closed then.
+        """
+        if not self._arrived:
+            # socket.recv_fds ignores its flags: programs that this process starts would inherit the descriptors.
+            with suppress(BlockingIOError):
+                self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (socket.MSG_CMSG_CLOEXEC,)))
+            if not self._arrived:
+                return None
+        message, descriptors = self._arrived[0][0], self._descriptors()
         if not message:
             raise EOFError
         if message == IN_SHARED_MEMORY:
-            if not fds:  # this process has too many open files to receive it: the message is lost
+            if not descriptors:  # this process has too many open files to receive it: the message is lost
                 raise EOFError
-            message = read_shared(fds.pop(0)).tobytes()
-        return message, fds
+            message = read_shared(descriptors.pop(0)).tobytes()
+        return message, descriptors
+
+    def done(self) -> None:
+        """Drops the message that `receive` returned."""
+        descriptors = self._descriptors()
+        self._arrived.popleft()
+        for fd in descriptors:
+            os.close(fd)
 
     def close(self) -> None:
+        while self._arrived:
+            self.done()
         self.socket.close()
 
-    def _receive(self) -> tuple[bytes, list[int]]:
-        # socket.recv_fds ignores its flags, and then programs that this process starts would inherit the descriptors.
+    def _descriptors(self) -> list[int]:
         fds = array("i")
-        room = socket.CMSG_LEN(2 * fds.itemsize)
-        message, parts, *_ = self.socket.recvmsg(LARGEST, room, socket.MSG_CMSG_CLOEXEC)
-        for *_, data in parts:
+        for *_, data in self._arrived[0][1]:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        return message, fds.tolist()
+        return fds.tolist()
 
-    def _send(self, message: bytes, descriptors: Sequence[int]) -> bool:
-        try:
-            if descriptors:
-                socket.send_fds(self.socket, [message], descriptors)
-            else:
-                self.socket.send(message)
-        except BlockingIOError:
-            return False
-        return True
+
+class Control:
+    """Shared memory that tells the parent which row each worker is reading, and the workers when to stop.
+
+    `rows` is int64 (num_workers + 1,): each worker's row (see Death.row), and then 1 if the workers have to stop. The
+    parent creates the memory; a worker gets its descriptor.
+    """
+
+    def __init__(self, num_workers: int, fd: int | None = None) -> None:
+        size = page_aligned(8 * (num_workers + 1))
+        self.fd = create_shared_memory(size) if fd is None else fd
+        self.rows = Mapping(self.fd, size).array().view(np.int64)
+        self._num_workers = num_workers
+
+    @property
+    def is_stopping(self) -> bool:
+        return bool(self.rows[self._num_workers])
+
+    def stop(self) -> None:
+        self.rows[self._num_workers] = 1
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory stays mapped."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -3,11 +3,14 @@
 Invariant: every task in flight waits to be submitted, is with a worker, or has a result. At most `depth` wanted tasks
 are in flight. If a task is no longer wanted, because the user left its epoch early, its worker still reads it; its
 slot becomes free only then.
+
+A signal handler may raise an exception wherever a function begins or a call returns, and the next call goes on where
+that one was interrupted. So what comes from outside (a task, a message) is fetched and stored by one call, such as
+`deque.extend(map(socket.recvmsg, ...))`, within which no handler runs; and each step after that may be done twice.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import sys
@@ -15,22 +18,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 from ..background import check_owner
-from ..base import INTERRUPTED, Delivery
+from ..base import Delivery
 from ..timeline import Timeline
 from .autotune import FixedNumber, Tuner
 from .in_flight import InFlight
-from .pool import Death, EngineError, Pool, Result
+from .pool import Death, Pool, Result
 from .reader import Reading
 from .shared_memory import MachineFull
-from .slots import Lease, SlotRing
+from .slots import SlotRing
 from .stats import Stats
 from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
 # these hold more batches than that, the next ones are delivered as copies.
@@ -64,21 +68,19 @@ class Dispatcher:
     ) -> None:
         self.stats = Stats()
         self.timeline = timeline
-        self.is_interrupted = False  # the record of tasks in flight may be wrong: this dispatcher has to be closed
-        self.deliveries = 0  # since `begin`; the consumer counts too, and so notices a delivery that it did not get
         self._pool, self._ring, self._tuner = pool, ring, tuner or FixedNumber(pool.num_workers)
         # Without workers, a forked child may go on with the loader.
         self._owner = os.getpid() if depth(self._tuner.workers) else None
         self._depth, self._round_robin, self._in_order = depth, round_robin, in_order
         self._max_restarts, self._skips = max_restarts, skips
-        self._numbers = itertools.count()
-        self._turns: Iterator[int] = iter(())
-        self._loads = [0] * pool.num_workers  # tasks of each worker
-        self._in_flight: dict[int, InFlight] = {}
-        self._queue: deque[int] = deque()  # numbers of the wanted ones, in the order of their tasks
-        self._waiting: deque[int] = deque()  # of those to submit: retries, or a task that its worker had no room for
-        self._tasks: Iterator[Task] = iter(())
-        self._tasks_error: BaseException | None = None  # a sampler's error, delivered after the batches before it
+        self._tasks: Iterator[tuple[int, Task]] = iter(())  # numbered
+        self._drawn: deque[tuple[int, Task]] = deque()  # the newest of them, if it is not in flight yet
+        self._first = self._next = 0  # numbers: of the first task since `begin`, and of the next one
+        self._in_flight: dict[int, InFlight] = {}  # by number, in the order of the tasks
+        self._newest: Delivery | None = None
+        self._newest_number = -1  # of the task of the newest delivery
+        self._tasks_error: Delivery | None = None  # a sampler's error, delivered after the batches before it
+        self._has_delivered = False  # since `begin`
 
     @property
     def processes(self) -> list[Any]:
@@ -86,31 +88,67 @@ class Dispatcher:
 
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
-        self._guarded(self._begin, tasks)
+        self.check_process()
+        for number, flight in list(self._in_flight.items()):
+            flight.is_wanted = False
+            if flight.result is not None or not flight.sent:
+                del self._in_flight[number]
+        self._newest = self._tasks_error = None
+        self._drawn.clear()
+        self._first = self._next
+        self._tasks = enumerate(tasks, self._next)
+        self._has_delivered = False
+        self._pool.begin()
+        self._submit()
 
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
-        task = self._guarded(self._first_task)
-        if task is None or (task.epoch, task.number) != (epoch, number):
+        self.check_process()
+        self._forget_newest()
+        flight = self._first_in_flight()
+        if flight is None or (flight.task.epoch, flight.task.number) != (epoch, number):
             return False
-        self.deliveries = 0
+        self._newest, self._has_delivered = None, False
         return True
 
     def next(self, epoch: int | None = None) -> Delivery | None:
-        """Waits for the next batch, and returns it or its error; None if the epoch has no batch left.
+        """Waits for the next batch, and returns it or its error, the same again until it is taken.
 
-        Raises EngineError or MachineFull if the error belongs to no batch, and RuntimeError after an interruption.
+        Returns None if the epoch has no batch left. Raises EngineError or MachineFull for errors of no batch.
         """
-        return self._guarded(self._next, epoch)
+        self.check_process()
+        self._forget_newest()
+        if self._newest is not None and not self._newest.is_taken:
+            return self._newest
+        self._newest = None
+        began = time.perf_counter()
+        first = self._first_in_flight()
+        if first is None and self._tasks_error is not None and not self._tasks_error.is_taken:
+            return self._tasks_error
+        if first is None or first.task.epoch != epoch:
+            return None
+        number, flight = self._wait()
+        ended = time.perf_counter()
+        wanted = self._wanted()
+        ready = sum(other.result is not None for other in wanted) - 1
+        delivery = self._open(flight, ready, ended - began)
+        self._newest_number = number
+        self._newest = delivery
+        self._forget_newest()
+        is_first, self._has_delivered = not self._has_delivered, True
+        self._tuner.delivered(ended, ended - began, ready, len(wanted) - 1, is_first, self.stats.worker_load)
+        self.stats.active_workers, self.stats.worker_changes = self._tuner.workers, self._tuner.changes
+        with suppress(MachineFull):  # the next call tries again, and raises it
+            self._submit(sparing=True)
+        return delivery
 
     def close(self) -> None:
         """Ends the workers and frees the memory; delivered batches stay valid."""
         self._pool.close()
-        for number in list(self._in_flight):
-            self._drop(number)
-        self._queue.clear()
-        self._waiting.clear()
+        self._in_flight.clear()
+        self._drawn.clear()
         self._tasks = iter(())
+        self._newest = None
         self._ring.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # `sys` may be gone by then
@@ -122,33 +160,17 @@ class Dispatcher:
         if self._owner is not None:
             check_owner(self._owner, "workers")
 
-    def _guarded(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Runs the action. If an exception interrupts it, is_interrupted stays set: the record may be wrong."""
-        self.check_process()
-        if self.is_interrupted:
-            raise RuntimeError(INTERRUPTED)
-        self.is_interrupted = True
-        try:
-            outcome = action(*arguments)
-        except (EngineError, MachineFull):
-            self.is_interrupted = False
-            raise
-        self.is_interrupted = False
-        return outcome
+    def _wanted(self) -> list[InFlight]:
+        return [flight for flight in self._in_flight.values() if flight.is_wanted]
 
-    def _begin(self, tasks: Iterator[Task]) -> None:
-        for number in self._queue:
-            flight = self._in_flight[number]
-            flight.is_wanted = False
-            if flight.result is not None or number in self._waiting:
-                self._drop(number)
-        self._queue.clear()
-        self._waiting.clear()
-        self._tasks, self._tasks_error = tasks, None
-        self.deliveries = 0
-        self._turns = itertools.cycle(range(self._pool.num_workers))
-        self._pool.begin()
-        self._submit()
+    def _forget_newest(self) -> None:
+        """Drops the task whose batch is the newest delivery."""
+        if self._newest is not None:
+            self._in_flight.pop(self._newest_number, None)
+
+    def _first_in_flight(self) -> InFlight | None:
+        self._submit(least=1)
+        return next(iter(self._wanted()), None)
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
         """Submits tasks, retries first, until `depth` of them are in flight, or `least` if that is more.
@@ -158,121 +180,103 @@ class Dispatcher:
         """
         active = self._tuner.workers
         depth = max(self._depth(active), least)
-        while self._waiting or (len(self._queue) < depth and self._take()):
-            number = self._waiting[0]
-            flight = self._in_flight[number]
+        wanted = self._wanted()
+        while len(wanted) < depth and (flight := self._take()) is not None:
+            wanted.append(flight)
+        for number, flight in list(self._in_flight.items()):
+            if flight.sent or flight.result is not None:
+                continue
             if flight.lease is None:
-                if sparing and len(self._queue) == depth > active and not self._ring.has_free():
+                if sparing and len(wanted) == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
-            if not self._pool.submit(flight.worker, number, flight.task, flight.lease):
+            if not self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent):
                 return
-            self._waiting.popleft()
-            self._loads[flight.worker] += 1
 
-    def _take(self) -> bool:
-        """Takes a task to be submitted, and chooses its worker; False if there is none left."""
-        try:
-            task = next(self._tasks, None)
-        except SamplerError as error:
-            self._tasks, self._tasks_error = iter(()), error.__cause__
-            return False
-        if task is None:
-            return False
-        number = next(self._numbers)
-        loads, tuner = self._loads, self._tuner
+    def _take(self) -> InFlight | None:
+        """Puts the next task in flight, and chooses its worker; None if there is none left."""
+        if self._drawn and self._drawn[0][0] < self._next:  # an interrupted call has put it in flight
+            self._drawn.clear()
+        if not self._drawn:
+            try:
+                self._drawn.extend(islice(self._tasks, 1))
+            except SamplerError as error:
+                self._tasks_error, self._tasks = Delivery(None, error=error.__cause__), iter(())
+            if not self._drawn:
+                return None
+        number, task = self._drawn[0]
+        workers = range(self._tuner.workers)
         if self._round_robin:
-            worker = next(self._turns)
+            worker = (number - self._first) % self._pool.num_workers
+        elif len(workers) == 1:
+            worker = 0
         else:
-            worker = min(range(tuner.workers), key=lambda worker: (loads[worker], worker not in tuner.new_workers))
-        self._in_flight[number] = InFlight(task, worker)
-        self._queue.append(number)
-        self._waiting.append(number)
-        return True
+            loads, new = [0] * self._pool.num_workers, self._tuner.new_workers
+            for other in self._in_flight.values():
+                loads[other.worker] += other.result is None
+            worker = min(workers, key=lambda worker: (loads[worker], worker not in new))
+        flight = InFlight(task, worker)
+        self._in_flight[number], self._next = flight, number + 1
+        self._drawn.clear()
+        return flight
 
-    def _first_task(self) -> Task | None:
-        self._submit(least=1)
-        return self._in_flight[self._queue[0]].task if self._queue else None
-
-    def _next(self, epoch: int | None) -> Delivery | None:
-        began = time.perf_counter()
-        task = self._first_task()
-        if task is None and self._tasks_error is not None:
-            error, self._tasks_error = self._tasks_error, None
-            self.deliveries += 1
-            return Delivery(None, error=error)
-        if task is None or task.epoch != epoch:
-            return None
-        number = self._wait()
-        ended = time.perf_counter()
-        self._queue.remove(number)
-        ready = sum(1 for other in self._queue if self._in_flight[other].result is not None)
-        delivery = self._open(self._in_flight.pop(number), ready, ended - began)
-        self.deliveries += 1
-        is_first, load = self.deliveries == 1, self.stats.worker_load
-        self._tuner.delivered(ended, ended - began, ready, len(self._queue), is_first, load)
-        self.stats.active_workers, self.stats.worker_changes = self._tuner.workers, self._tuner.changes
-        with suppress(MachineFull):  # the next call tries again, and raises it
-            self._submit(sparing=True)
-        return delivery
-
-    def _wait(self) -> int:
-        """Waits for the result to be delivered next, and returns the task's number."""
+    def _wait(self) -> tuple[int, InFlight]:
+        """Waits for the result to be delivered next, and returns its task with its number."""
         while True:
-            for number in self._queue:
-                if self._in_flight[number].result is not None:
-                    return number
-                if self._in_order:
+            for number, flight in self._in_flight.items():
+                if flight.is_wanted and flight.result is not None:
+                    return number, flight
+                if flight.is_wanted and self._in_order:
                     break
             self._receive()
 
     def _receive(self) -> None:
-        for event in self._pool.receive():
+        events = self._pool.events
+        if not events:
+            self._pool.wait()
+        is_retried = False
+        while events:
+            event = events[0]
             if isinstance(event, Death):
                 self._retry(event)
+                is_retried = True
             else:
                 self._note(event)
-        if self._waiting:
+            events.popleft()
+        if is_retried:
             self._submit()
 
     def _note(self, result: Result) -> None:
-        flight = self._in_flight[result.number]
+        flight = self._in_flight.get(result.number)
+        if flight is None or flight.result is not None:
+            return
+        if result.holds_slot and flight.lease is not None:
+            flight.lease.slot.has_readers = True
         flight.result = result
-        self._loads[flight.worker] -= 1
         self._tuner.new_workers.discard(flight.worker)
         self.stats.count_work(result.work)
         if self.timeline is not None:
             self.timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
-            self._drop(result.number)
+            del self._in_flight[result.number]
 
     def _retry(self, death: Death) -> None:
         """Queues a dead worker's tasks to be retried. The death counts against the first, which it was reading."""
-        numbers = [
-            number
+        lost = {
+            number: flight
             for number, flight in self._in_flight.items()
-            if flight.worker == death.worker and flight.result is None and number not in self._waiting
-        ]
-        self._loads[death.worker] = 0
-        if numbers:
-            first = self._in_flight[numbers[0]]
-            self.stats.count_skipped(first.count_death(death, self._max_restarts, self._skips))
-        to_retry = 0
-        for number in reversed(numbers):
-            flight = self._in_flight[number]
+            if flight.worker == death.worker and flight.sent and flight.result is None
+        }
+        for flight in islice(lost.values(), 1):
+            self.stats.count_skipped(flight.count_death(death, self._max_restarts, self._skips))
+        for number, flight in lost.items():
+            flight.sent.clear()
             if not flight.is_wanted:
-                self._drop(number)
-            elif flight.result is None:
-                self._waiting.appendleft(number)
-                to_retry += 1
+                del self._in_flight[number]
+        to_retry = sum(flight.is_wanted and flight.result is None for flight in lost.values())
         self.stats.deaths += 1
         log.warning("%s Restarting the worker; batches to retry: %d", death.reason, to_retry)
-
-    def _drop(self, number: int) -> None:
-        flight = self._in_flight.pop(number)
-        if flight.result is not None:
-            self._pool.discard(flight.result)
 
     def _open(self, flight: InFlight, ready: int, waited: float) -> Delivery:
         result, lease, number = flight.result, flight.lease, flight.task.number
@@ -281,10 +285,13 @@ class Dispatcher:
         if flight.deaths or flight.task.without:
             self.stats.retry_wait_seconds += waited
         error = result.error
-        if lease is not None and error is None and self._pool.writes_to_slots and not self._ring.has_spare():
-            # No slot is left for another task: copy the batch out of its slot, instead of waiting for one.
-            lease = Lease(lease.array[: result.needed].copy(), lease.place)
-            self.stats.copied_batches += 1
+        if lease is not None and error is None:
+            if self._pool.writes_to_slots and not self._ring.has_spare():
+                # No slot is left for another task: copy the batch out of its slot, instead of waiting for one.
+                lease = replace(lease, array=lease.array[: result.needed].copy())
+                self.stats.copied_batches += 1
+            else:
+                lease.slot.deliver()
         if not isinstance(error, BaseException):
             try:
                 opened = self._pool.open(result, lease)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from typing import Any
 
@@ -35,12 +36,13 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
     skips = loader.on_error == "skip"
     reader = Reader(loader.dataset, loader.collate_fn, batched, loader.seed, spec, skips)
-    processes = loader.num_workers if has_pool and loader.worker_method == "multiprocessing" else 0
+    uses_processes = has_pool and loader.worker_method == "multiprocessing"
     page_locked = loader.pin_memory and loader.holds_batches_until_copied and torch.cuda.is_available()
+    page_locked &= sys.platform == "linux"
     total, each = loader.prefetch_batches, loader.prefetch_factor or 0
     memory = (available_memory() or UNKNOWN_MEMORY) // MEMORY_SHARE if loader.bounds_memory else None
     most_ahead = total or max(1, each * loader.num_workers)
-    ring = SlotRing(most_ahead + SPARE_SLOTS if has_pool else 0, processes, page_locked)
+    ring = SlotRing(most_ahead + SPARE_SLOTS if has_pool else 0, uses_processes, page_locked)
 
     def depth(workers: int) -> int:
         ahead = total or max(1, each * workers)
@@ -51,7 +53,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     if spec is not None:
         ring.fit(batch_bytes(spec, loader.batch_size or 1))
     return Dispatcher(
-        _build_pool(loader, reader, ring.fd, base_seed),
+        _build_pool(loader, reader, base_seed),
         ring,
         depth,
         round_robin=loader.seed is None and loader.in_order,
@@ -63,7 +65,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     )
 
 
-def _build_pool(loader: Loader, reader: Reader, memory_fd: int | None, base_seed: int | None) -> Pool:
+def _build_pool(loader: Loader, reader: Reader, base_seed: int | None) -> Pool:
     workers, init_fn, timeout = loader.num_workers, loader.worker_init_fn, loader.timeout
     if not loader.has_pool:
         if workers > 0:
@@ -81,8 +83,7 @@ def _build_pool(loader: Loader, reader: Reader, memory_fd: int | None, base_seed
         base_seed = int(fold(loader.seed or 0, loader.rank) >> np.uint64(2))
     context = loader.multiprocessing_context or default_context()
     started = loader.tuner.workers if loader.tuner else workers
-    assert memory_fd is not None  # the ring's slots are shared with processes
-    return ProcessPool(reader, workers, context, base_seed, init_fn, memory_fd, timeout, started)
+    return ProcessPool(reader, workers, context, base_seed, init_fn, timeout, started)
 
 
 @cache

@@ -13,11 +13,11 @@ from torch.autograd.profiler import record_function
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..base import INTERRUPTED, Delivery, EpochIterator, Epochs, OptionalMethods, Position
+from ..base import Delivery, EpochIterator, Epochs, OptionalMethods, Position
 from ..order import Order
 from ..samplers import check_resumable, length_of, pass_on_epoch
 from .dispatcher import Dispatcher
-from .tasks import OwnTasks, choose_tasks, unseeded_task
+from .tasks import OwnTasks, UnseededTasks, choose_tasks
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,27 @@ class SeededMethods(OptionalMethods):
     """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
 
     _sampler_epoch: int | None = None  # that set_epoch gave to the user's sampler, which may have another order then
+
+    def __next__(self: Any) -> Any:
+        """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
+        current = self._newest() if self._current is None else self._current
+        if current is None or not getattr(current, "is_running", True):
+            current = iter(self)
+        self._current = current  # a subclass may have wrapped the newest: keep the wrapper
+        try:
+            return next(current)
+        except StopIteration:
+            self._end_epoch()
+            raise
+
+    @property
+    def _iterator(self: Any) -> Any:
+        """The newest iterator, as torch's loader keeps it. Programs set it to None to have new workers started."""
+        return self._newest()
+
+    @_iterator.setter
+    def _iterator(self: Any, _: None) -> None:
+        self._runner.engine = None
 
     def set_epoch(self: Any, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
@@ -114,18 +135,14 @@ class EpochRunner(Epochs):
         self.begin(position)
         return EpochIterator(source, position, self.batches_now(loader, position.epoch))
 
-    def open(self, build: Callable[[], Dispatcher], epoch: int, first: int, afresh: bool = False) -> Dispatcher:
-        """Returns an engine that delivers the epoch from batch `first` on; `afresh` drops what was loaded ahead."""
-        if self.engine is not None:
-            self.engine.check_process()
-            if self.engine.is_interrupted:
-                self.close()
+    def open(self, build: Callable[[], Dispatcher], epoch: int, first: int) -> Dispatcher:
+        """Returns an engine that delivers the epoch from batch `first` on."""
         engine = self.engine or build()
         if self._is_shared:
             self.engine = engine
         if not isinstance(self.tasks, OwnTasks) or not self._reads_ahead:
             engine.begin(self.tasks.epoch(epoch, first))
-        elif afresh or not engine.continues_with(epoch, first):
+        elif not engine.continues_with(epoch, first):
             engine.begin(self.tasks.onwards(epoch, first))
         return engine
 
@@ -157,25 +174,13 @@ class EpochSource:
         return self.engine.processes
 
     def next(self) -> Delivery | None:
-        # A signal handler can raise an exception anywhere: it may have lost a delivery, or interrupted the engine.
-        if self.engine.is_interrupted or self.engine.deliveries != self._position.received:
-            self._restart()
         delivery = self.engine.next(self._position.epoch)
-        if delivery is None or delivery.error is not None or not self._loader.pins_batches:
-            return delivery
-        return delivery._replace(batch=pin_memory(delivery.batch))
+        if delivery is not None and delivery.error is None and self._loader.pins_batches:
+            delivery.batch = pin_memory(delivery.batch)
+        return delivery
 
     def close(self) -> None:
         self._runner.close_unless_shared(self.engine)
-
-    def _restart(self) -> None:
-        """Continues with the batch after the last one that the consumer received."""
-        self._runner.close_unless_shared(self.engine)
-        if not self._loader.in_order:
-            raise RuntimeError(INTERRUPTED)
-        epoch, first = self._position.epoch, self._position.batch
-        self.engine = self._runner.open(self._loader.build_engine, epoch, first, afresh=True)
-        self._position.received = 0
 
 
 class UnseededIterator(_BaseDataLoaderIter):
@@ -194,20 +199,14 @@ class UnseededIterator(_BaseDataLoaderIter):
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self.engine.check_process()
-        if self.engine.is_interrupted:
-            self.engine.close()
-            self.engine = loader.build_engine(int(self._base_seed))
         self.is_running = True
-        self._received = 0  # batches and errors
         self._pins = loader.pins_batches
         self.engine.timeline = loader.timeline
-        self.engine.begin(map(unseeded_task, self._sampler_iter))
+        self.engine.begin(UnseededTasks(self._sampler_iter))
 
     def __next__(self) -> Any:
         if self._is_closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        if self.engine.deliveries != self._received:  # an exception lost a delivery on its way to the consumer
-            raise RuntimeError(INTERRUPTED)
         with record_function(self._profile_name):
             delivery = self.engine.next()
         if delivery is None:
@@ -215,20 +214,23 @@ class UnseededIterator(_BaseDataLoaderIter):
             if not self._persistent_workers:
                 self.engine.close()
             raise StopIteration
-        _, batch, error = delivery
-        if error is not None:
-            self._received += 1
-            try:
-                raise error
-            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
-                del error, delivery
-        if self._pins:
-            batch = pin_memory(batch)
-        self._num_yielded += 1
-        self._received += 1  # last, so that the next call notices if an exception has interrupted this one
-        return batch
+        if self._pins and delivery.error is None:
+            delivery.batch = pin_memory(delivery.batch)
+        # No call from here on: see loaders.base.
+        batch, error = delivery.batch, delivery.error
+        delivery.is_taken = True
+        delivery.batch = delivery.error = None
+        if error is None:
+            self._num_yielded += 1
+            return batch
+        try:
+            raise error
+        finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+            del error, delivery
 
     def end(self) -> None:
         """Ends the workers. A later next() raises RuntimeError."""
         self._is_closed = True
         self.engine.close()
+
+    _shutdown_workers = end  # torch's name

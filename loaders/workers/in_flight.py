@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .pool import WHOLE_BATCH, Death, Result, WorkerFailure
@@ -17,6 +17,7 @@ class InFlight:
     task: Task
     worker: int
     lease: Lease | None = None
+    sent: list[Any] = field(default_factory=list)  # is not empty if the worker has got the task
     is_wanted: bool = True
     result: Result | None = None
     deaths: int = 0  # how many workers in a row died while reading it

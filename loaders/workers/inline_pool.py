@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from itertools import islice
+from typing import Any
 
 from ..randomness import preserved_globals
 from ..timeline import WorkClock
@@ -14,13 +17,14 @@ from .tasks import Task
 
 
 class InlinePool(Pool):
-    """A pool whose one worker is the calling thread: `receive` reads the task."""
+    """A pool whose one worker is the calling thread: `wait` reads the task."""
 
     num_workers = 1
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._tasks: list[tuple[int, Task]] = []
+        self.events = deque[Result | Death]()
+        self._tasks: dict[int, Task] = {}
         self._clock = WorkClock()
         self.begin()
 
@@ -28,12 +32,19 @@ class InlinePool(Pool):
         # The training loop's thread: there the global generators may be seeded and restored.
         self._thread = threading.get_ident()
 
-    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
-        self._tasks.append((number, task))
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None, sent: list[Any]) -> bool:
+        sent.append(True)
+        self._tasks[number] = task
         return True
 
-    def receive(self) -> list[Result | Death]:
-        number, task = self._tasks.pop(0)
+    def wait(self) -> None:
+        self.events.extend(map(self._answer, islice(self._tasks.items(), 1)))
+
+    def close(self) -> None:
+        self._tasks.clear()
+
+    def _answer(self, numbered: tuple[int, Task]) -> Result:
+        number, task = numbered
         buffer, reading, error = BatchBuffer(), None, None
         self._clock.begin()
         try:
@@ -41,10 +52,9 @@ class InlinePool(Pool):
         except Exception as raised:
             error = raised
         work = self._clock.end(reading.collate_seconds if reading else 0.0)
-        return [Result(number, reading, error, buffer.needed, work=work)]
-
-    def close(self) -> None:
-        self._tasks.clear()
+        result = Result(number, reading, error, buffer.needed, work=work)
+        del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
+        return result
 
     def _read(self, task: Task, buffer: BatchBuffer) -> Reading:
         reader = self._reader

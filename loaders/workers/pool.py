@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +38,8 @@ class Result(NamedTuple):
     error: Any = None  # instead of a payload: an exception, perhaps also in such a form
     needed: int = 0  # bytes of the batch's tensors
     overflowed: bool = False  # the slot was too small for all of the tensors
-    is_pickled: bool = False  # some of the tensors were sent inside the pickle
+    is_pickled: bool = False  # torch had to take some of the tensors apart
+    holds_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
     work: Work = Work()
 
 
@@ -54,6 +56,7 @@ class Pool(Protocol):
     """Workers that read tasks. One thread at a time drives a pool; another may close it."""
 
     num_workers: int
+    events: deque[Result | Death]  # what the workers reported; whoever drives the pool takes them out
     processes: list[Any] = []  # noqa: RUF012  # a process pool's
     writes_to_slots: bool = False  # if true, batches have to be copied out of their slots when slots run short
 
@@ -61,20 +64,22 @@ class Pool(Protocol):
         """Is called by the consumer's thread when an epoch begins."""
         return None
 
-    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
-        """Sends a task to a worker, which writes its batch into the leased slot; False if its queue is full."""
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None, sent: list[Any]) -> bool:
+        """Sends a task to a worker, which writes its batch into the leased slot; False if its queue is full.
 
-    def receive(self) -> list[Result | Death]:
-        """Waits for results and deaths. The pool kills a worker that exceeds its time limit, and reports its death."""
+        The call that sends the task also appends to `sent`. A task may be reported more than once.
+        """
+
+    def wait(self) -> None:
+        """Waits until there are events. The pool kills a worker that exceeds its time limit, and reports its death.
+
+        An exception from a signal handler loses nothing; the next call goes on.
+        """
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         """Returns a result's batch, whose tensors lie in the leased slot, or the error that reading it raised."""
         reading: Reading = result.payload
         return reading
-
-    def discard(self, result: Result) -> None:
-        """Frees what an unwanted result holds."""
-        return None
 
     def close(self) -> None:
         """Ends the workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -11,8 +12,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +22,18 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from ..timeline import WorkClock
-from .batch_buffer import SharedBatchBuffer, stacks_as_torch_does
-from .connection import Connection
+from .batch_buffer import WorkerBuffer
+from .connection import Connection, Control
 from .pool import NO_ROW, WHOLE_BATCH, Result
 from .reader import Reader, Stopping
 from .serialize import dump
-from .shared_memory import Mapping, full_machine_explained
-from .slots import Control
+from .shared_memory import ADVICE, Forks, MachineFull, Mapping, SharedMemory, full_machine_explained
 
 # The messages that are not tasks or results. Those are pickles, which begin with another byte.
 STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
+TAKES_DEFAULT = (signal.SIGTERM, signal.SIGCHLD)  # instead of the parent's handler
 PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, where the system has no pidfd
 
 
@@ -45,28 +46,30 @@ class Setup:
     base_seed: int
     init_fn: Callable[[int], None] | None
     parent: int  # the process that the loader runs in
+    by_server: bool  # a fork server starts the workers, not the parent itself
     signal_mask: set[int]  # of the thread that started the worker
 
 
-def work(reader: Any, memory_fd: int, setup: Setup, end: socket.socket) -> None:
-    """Runs a worker process. If it was not forked, `reader` is a pair (Reader, memory_fd): see SpawnedReader."""
+def work(reader: Any, control_fd: int, setup: Setup, end: socket.socket) -> None:
+    """Runs a worker process. If it was not forked, `reader` is a pair (Reader, control_fd): see SpawnedReader."""
     gc.freeze()  # else the collector would write to memory that is shared with the parent, which copies it
     _reset_signals(setup.signal_mask)
     connection = Connection(end, blocking=True)
     connection.send(STARTED)
     if isinstance(reader, tuple):
-        reader, memory_fd = reader
-    threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
+        reader, control_fd = reader
+    threading.Thread(target=_exit_with, args=(setup.parent, setup.by_server), daemon=True).start()
     with suppress(OSError, EOFError):  # the parent has closed the pool, or has exited
-        _Worker(reader, memory_fd, setup, connection).run()
+        _Worker(reader, control_fd, setup, connection).run()
 
 
 class _Worker:
-    def __init__(self, reader: Reader, memory_fd: int, setup: Setup, connection: Connection) -> None:
+    def __init__(self, reader: Reader, control_fd: int, setup: Setup, connection: Connection) -> None:
         self._reader, self._setup, self._connection = reader, setup, connection
         self._where = f"in DataLoader worker process {setup.worker_id}"
-        self._slots = _MappedSlots(memory_fd)
-        self._control = Control(memory_fd, setup.num_workers)
+        self._slots: dict[int, Mapping] = {}
+        self._control = Control(setup.num_workers, control_fd)
+        self._control.close()
 
     def run(self) -> None:
         """Sets up the process, and answers tasks. If the set-up failed, its error is the answer to every task."""
@@ -78,32 +81,61 @@ class _Worker:
         self._connection.send(READY)
         self._clock = WorkClock()
         while (received := self._connection.receive()) and received[0] != STOP and not self._control.is_stopping:
+            message, descriptors = received
+            number, task, place = pickle.loads(message)
             try:
-                number, task, place = pickle.loads(received[0])
-                self._answer(number, task, place, failed_setup)
+                self._answer(number, task, place, descriptors, failed_setup)
             except Stopping:
                 break
         self._connection.send(LEAVING)
 
-    def _answer(self, number: int, task: Any, place: tuple[int, int, int] | None, error: bytes | None) -> None:
+    def _answer(self, number: int, task: Any, place: Any, descriptors: list[int], error: bytes | None) -> None:
         self._clock.begin()
-        buffer, payload, reading = SharedBatchBuffer(), None, None
-        if error is None:
-            try:
-                buffer = SharedBatchBuffer(self._slots.array(place))
+        forks, slot, watched, made = Forks.count, None, None, _Made()
+        try:
+            if place is not None:
+                slot = self._slot(place[0], place[1], descriptors)
+                watched = weakref.ref(slot)
+            self._connection.done()
+            if error is None:
                 self._mark(WHOLE_BATCH)
-                with _stacking_into(buffer):
-                    reading = self._reader.read(task, buffer, self._mark)
-                    payload = dump((reading.batch, reading.skipped), buffer)
-            except Exception:
-                error = _pickled_error(self._where)
-            self._mark(NO_ROW)
-        work = self._clock.end(reading.collate_seconds if reading else 0.0)
-        descriptors = [] if buffer.overflow_fd is None or error is not None else [buffer.overflow_fd]
-        flags = buffer.needed, bool(descriptors), buffer.is_pickled
-        result = Result(number, payload, error, *flags, work)
-        self._connection.send(pickle.dumps(tuple(result)), descriptors)
-        buffer.close()
+                made = self._make(task, slot)
+        except Exception:
+            error = _pickled_error(self._where)
+        self._mark(NO_ROW)
+        if place is not None:
+            slot = None
+            # What the dataset or collate_fn keeps of the batch keeps the slot's array alive. Then the slot may not be
+            # written again, nor if a process was forked meanwhile, or if this one could not map it.
+            made.holds_slot = watched is None or watched() is not None or Forks.count != forks
+            if made.holds_slot:
+                self._slots.pop(place[0], None)
+        work = self._clock.end(made.collate_seconds)
+        overflow = made.overflow
+        flags = made.needed, overflow is not None, made.is_odd, made.holds_slot
+        message = pickle.dumps(tuple(Result(number, made.payload, error, *flags, work)))
+        self._connection.send(message, [] if overflow is None else [overflow.fd])
+
+    def _make(self, task: Any, slot: np.ndarray | None) -> _Made:
+        buffer = WorkerBuffer(slot)
+        reading = self._reader.read(task, buffer, self._mark)
+        payload, overflow, is_odd = dump((reading.batch, reading.skipped), buffer)
+        return _Made(payload, overflow, is_odd, buffer.needed, reading.collate_seconds)
+
+    def _slot(self, number: int, retired: list[int], descriptors: list[int]) -> np.ndarray:
+        """Returns the bytes, uint8 (capacity,), of a slot, and unmaps the `retired` ones.
+
+        The descriptor of a slot's memory comes with its first task. Raises MachineFull.
+        """
+        for old in retired:
+            self._slots.pop(old, None)
+        for fd in descriptors:
+            size = os.fstat(fd).st_size
+            with full_machine_explained(f"providing {size:,} bytes for a batch"):
+                self._slots[number] = Mapping(fd, size, provide=True)
+        if number not in self._slots:
+            raise MachineFull(f"receiving a slot failed: {ADVICE[errno.EMFILE]}")
+        return self._slots[number].array()
 
     def _mark(self, row: int) -> None:
         """Tells the parent what is read next. Raises Stopping, to abandon the batch, if the parent closes the pool."""
@@ -112,48 +144,29 @@ class _Worker:
         self._control.rows[self._setup.worker_id] = row
 
 
-class _MappedSlots:
-    """Maps slots into this process. When the parent has replaced a slot, the old one is unmapped."""
+@dataclass
+class _Made:
+    """A batch that is ready to be sent."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._mapped: dict[int, tuple[int, Mapping]] = {}  # number -> offset, mapping
-
-    def array(self, place: tuple[int, int, int] | None) -> np.ndarray | None:
-        """Returns the bytes, uint8 (capacity,), of the slot at `place` (see Slot). Raises MachineFull."""
-        if place is None:
-            return None
-        number, offset, capacity = place
-        if self._mapped.get(number, (-1,))[0] != offset:
-            self._mapped.pop(number, None)
-            with full_machine_explained(f"providing {capacity:,} bytes for a batch"):
-                self._mapped[number] = offset, Mapping(self._fd, offset, capacity, provide=True)
-        return self._mapped[number][1].array()
-
-
-@contextmanager
-def _stacking_into(buffer: SharedBatchBuffer) -> Iterator[None]:
-    """Makes default_collate, if the user's collate_fn calls it, stack into the buffer instead of /dev/shm."""
-    if not stacks_as_torch_does():
-        yield
-        return
-    default_collate_fn_map[torch.Tensor] = buffer.stack
-    try:
-        yield
-    finally:
-        default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+    payload: Any = None
+    overflow: SharedMemory | None = None
+    is_odd: bool = False
+    needed: int = 0
+    collate_seconds: float = 0.0
+    holds_slot: bool = False
 
 
 def _reset_signals(mask: set[int]) -> None:
     """Removes the parent's Python handlers, which a forked worker would run.
 
-    SIGTERM then kills the worker. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the
-    whole process group, and the parent handles it.
+    SIGTERM then kills the worker, and SIGCHLD does nothing: if it were ignored, the dataset could not wait for its
+    programs. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole process group,
+    and the parent handles it.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL if number in TAKES_DEFAULT else signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -171,16 +184,20 @@ def _set_up(setup: Setup, reader: Reader) -> None:
         setup.init_fn(setup.worker_id)
 
 
-def _exit_with(parent: int) -> None:
+def _exit_with(parent: int, by_server: bool) -> None:
     """Exits when the parent has exited, even while a sample is read, or while a sibling keeps the socket open."""
     try:
         fd = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
     except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
-        starter = os.getppid()  # the parent, or the fork server that started this process: it exits with the parent
-        while os.getppid() == starter:
-            time.sleep(PARENT_SECONDS)
+        # A fork server exits with the parent. Otherwise the parent's own number is the one to compare with: it may
+        # have exited before this process could ask.
+        starter = os.getppid() if by_server else parent
+        with suppress(ProcessLookupError):
+            while os.getppid() == starter:
+                os.kill(parent, 0)
+                time.sleep(PARENT_SECONDS)
         os._exit(1)
     poll = select.poll()
     poll.register(fd, select.POLLIN)

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -23,12 +24,13 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from ..background import EXIT_SECONDS, stop_at_exit
+from .connection import Control
 from .pool import NO_ROW, Death, Pool, PoolClosed, Result
 from .process_main import LEAVING, READY, STARTED, Setup
 from .reader import Reader, Reading
-from .serialize import load
-from .shared_memory import ADVICE, MachineFull, drop_shared, full_machine_explained, read_shared
-from .slots import Control, Lease
+from .serialize import Payload, load
+from .shared_memory import ADVICE, MachineFull, SharedMemory, full_machine_explained
+from .slots import Lease
 from .spawning import SpawnedReader
 from .tasks import Task
 from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
@@ -57,22 +59,23 @@ class ProcessPool(Pool):
         context: BaseContext,
         base_seed: int,
         init_fn: Callable[[int], None] | None,
-        memory_fd: int,
         timeout: float,
         started: int,
     ) -> None:
         self.num_workers = num_workers
+        self.events = deque[Result | Death]()
         self.processes: list[Any] = [None] * num_workers
         self._workers: list[WorkerProcess | None] = [None] * num_workers
         self._taking = threading.Lock()  # held while a worker is taken out of the list: one thread only may close it
         self._owner = os.getpid()
         self._closed = False
         self._timeout = timeout
-        self._context, self._memory_fd = context, memory_fd
+        self._context = context
+        with full_machine_explained("making shared memory for workers"):
+            self._control = Control(num_workers)
         self._method = context.get_start_method()
-        self._reader = reader if self._method == "fork" else SpawnedReader(reader, memory_fd, init_fn)
-        self._setup = Setup(0, num_workers, base_seed, init_fn, self._owner, set())
-        self._control = Control(memory_fd, num_workers)
+        self._reader = reader if self._method == "fork" else SpawnedReader(reader, self._control.fd, init_fn)
+        self._setup = Setup(0, num_workers, base_seed, init_fn, self._owner, self._method == "forkserver", set())
         self._setup_seconds: dict[int, float] = {}  # the longest set-up of each worker so far
         self._poll = select.poll()
         self._polled: dict[int, int] = {}  # descriptor -> worker
@@ -84,40 +87,32 @@ class ProcessPool(Pool):
             self.close()
             raise
 
-    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
-        message = pickle.dumps((number, task, lease and lease.place), pickle.HIGHEST_PROTOCOL)
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None, sent: list[Any]) -> bool:
         process = self._workers[worker] or self._start(worker)
         with full_machine_explained("sending a task to a worker"):
-            return process.submit(number, task, message)
+            return process.submit(number, task, None if lease is None else lease.slot, sent)
 
-    def receive(self) -> list[Result | Death]:
-        events: list[Result | Death] = []
+    def wait(self) -> None:
         try:
-            while not events and not self._closed:
-                self._wait_and_receive(events)
+            while not self.events and not self._closed:
+                self._wait_and_receive()
         finally:
             if self._closed:  # by another thread, which has ended the workers
                 raise PoolClosed("the loader was closed") from None
-        return events
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         if result.error is not None:
             return _unwrapped(pickle.loads(result.error))
-        pickled, overflow_fd = result.payload
-        if result.overflowed and overflow_fd is None:
+        payload, overflow = result.payload
+        if result.overflowed and overflow is None:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
-        with full_machine_explained("mapping a batch into memory"):
-            overflow = None if overflow_fd is None else read_shared(overflow_fd, is_last=True)
-        return Reading(*load(pickled, None if lease is None else lease.array, overflow, result.needed))
-
-    def discard(self, result: Result) -> None:
-        _, overflow_fd = result.payload or (None, None)
-        if overflow_fd is None:
-            return
-        if os.getpid() == self._owner:
-            drop_shared(overflow_fd)
-        else:  # in a forked child, whose parent still uses the memory
-            os.close(overflow_fd)
+        memory = None
+        if overflow is not None:
+            with full_machine_explained("mapping a batch into memory"):
+                memory = overflow.array()
+            overflow.is_delivered = True
+            overflow.close()
+        return Reading(*load(Payload(*payload), None if lease is None else lease.array, memory))
 
     def stop(self, deadline: float) -> None:
         """Ends the workers at the interpreter's exit, by `deadline`."""
@@ -137,7 +132,7 @@ class ProcessPool(Pool):
             worker = self._workers[worker_id] = WorkerProcess(self._context)
             self._control.rows[worker_id] = NO_ROW
             try:
-                worker.start(self._reader, self._memory_fd, replace(self._setup, worker_id=worker_id))
+                worker.start(self._reader, self._control.fd, replace(self._setup, worker_id=worker_id))
             except BaseException:
                 self._workers[worker_id] = None
                 worker.close()
@@ -149,7 +144,7 @@ class ProcessPool(Pool):
             self._poll.register(fd, select.POLLIN)
         return worker
 
-    def _wait_and_receive(self, events: list[Result | Death]) -> None:
+    def _wait_and_receive(self) -> None:
         """Waits for a message, a death or a time limit, and appends the results and deaths to `events`."""
         limits = [limit for worker in self._workers if worker and (limit := self._limit(worker)) is not None]
         if not all(worker.pidfd >= 0 for worker in self._workers if worker):
@@ -158,15 +153,15 @@ class ProcessPool(Pool):
         ready = self._poll.poll(None if seconds is None else max(0.0, 1000 * seconds))
         for worker_id in {self._polled[fd] for fd, _ in ready}:
             worker = self._workers[worker_id]
-            if worker and not self._drain(worker_id, worker, events):
-                events.append(self._reap(worker_id))
+            if worker and not self._drain(worker_id, worker):
+                self._reap(worker_id, worker)
         for worker_id, worker in enumerate(self._workers):
             if worker is None:
                 continue
-            if worker.pidfd < 0 and not self._drain(worker_id, worker, events):
-                events.append(self._reap(worker_id))
+            if worker.pidfd < 0 and not self._drain(worker_id, worker):
+                self._reap(worker_id, worker)
             elif (limit := self._limit(worker)) is not None and limit <= time.monotonic():
-                self._enforce_limit(worker_id, worker, events)
+                self._enforce_limit(worker_id, worker)
 
     def _limit(self, worker: WorkerProcess) -> float | None:
         """Returns the time (time.monotonic) at which the worker exceeds its limit, or None if it has none."""
@@ -174,7 +169,7 @@ class ProcessPool(Pool):
             return worker.start_by
         return worker.began + self._timeout if self._timeout and worker.tasks else None
 
-    def _enforce_limit(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> None:
+    def _enforce_limit(self, worker_id: int, worker: WorkerProcess) -> None:
         """Kills a worker at its time limit, unless it reads sample by sample and has begun another sample."""
         row = int(self._control.rows[worker_id])
         if worker.is_ready and worker.reads_singly and row != worker.row:
@@ -186,22 +181,20 @@ class ProcessPool(Pool):
             seconds = (worker.start_by or 0.0) - worker.began
             reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
         worker.kill()
-        death = self._reap(worker_id)
-        death.reason = reason
-        events.append(death)
+        self._reap(worker_id, worker, reason)
 
-    def _drain(self, worker_id: int, worker: WorkerProcess, events: list[Result | Death]) -> bool:
+    def _drain(self, worker_id: int, worker: WorkerProcess) -> bool:
         """Receives all messages that have arrived; False if the worker has died."""
         is_dead = not worker.process.is_alive()  # before receiving, so that no message from before its death is missed
         try:
             while (received := worker.connection.receive()) is not None:
-                if result := self._receive(worker_id, worker, *received):
-                    events.append(result)
+                self._receive(worker_id, worker, *received)
+                worker.connection.done()
         except (EOFError, OSError):
             return False
         return not is_dead
 
-    def _receive(self, worker_id: int, worker: WorkerProcess, message: bytes, fds: list[int]) -> Result | None:
+    def _receive(self, worker_id: int, worker: WorkerProcess, message: bytes, fds: list[int]) -> None:
         now = time.monotonic()
         if message == STARTED:
             # Its set-up, with worker_init_fn, has no limit the first time; later, several times the time that it took.
@@ -214,28 +207,27 @@ class ProcessPool(Pool):
             worker.is_leaving = True
         else:
             result = Result(*pickle.loads(message))
-            result = result._replace(payload=result.payload and (result.payload, fds.pop() if fds else None))
-            del worker.tasks[result.number]
-            worker.began = now
-            return result
+            overflow = SharedMemory(os.dup(fds[-1])) if fds else None
+            self.events.append(result._replace(payload=result.payload and (result.payload, overflow)))
+            worker.tasks.pop(result.number, None)
         worker.began = now
-        return None
 
-    def _reap(self, worker_id: int) -> Death:
-        """Reaps a dead worker, and returns its death. Raises PoolClosed if another thread has closed the pool."""
-        worker = self._take(worker_id)
-        if worker is None:
+    def _reap(self, worker_id: int, worker: WorkerProcess, reason: str = "") -> None:
+        """Reaps a dead worker, and reports its death. Raises PoolClosed if another thread has closed the pool."""
+        if self._closed:
             raise PoolClosed("the loader was closed")
         worker.process.join(BUSY_SECONDS)
+        code = worker.process.exitcode
+        if not reason and code is not None and code < 0:
+            reason = f"DataLoader worker (pid {worker.process.pid}) is killed by signal: {signal.strsignal(-code)}."
+        elif not reason:
+            reason = f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly with exit code {code}."
+        death = Death(worker_id, reason, int(self._control.rows[worker_id]))
         self._stop_polling(worker)
         worker.close()
-        code = worker.process.exitcode
-        if code is not None and code < 0:
-            reason = f"is killed by signal: {signal.strsignal(-code)}."
-        else:
-            reason = f"exited unexpectedly with exit code {code}."
-        row = int(self._control.rows[worker_id])
-        return Death(worker_id, f"DataLoader worker (pid {worker.process.pid}) {reason}", row)
+        self.events.append(death)
+        if self._take(worker_id) is None:
+            raise PoolClosed("the loader was closed")
 
     def _take(self, worker_id: int) -> WorkerProcess | None:
         with self._taking:
@@ -262,6 +254,7 @@ class ProcessPool(Pool):
                 worker.close()
             if isinstance(self._reader, SpawnedReader):
                 self._reader.close()
+            self._control.close()
 
 
 def _unwrapped(wrapper: ExceptionWrapper) -> BaseException:

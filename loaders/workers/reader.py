@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
 
 from ..randomness import Random, fold, seed_globals
-from .batch_buffer import ALIGNMENT, BatchBuffer, stacks_as_torch_does
+from .batch_buffer import ALIGNMENT, BatchBuffer
 from .shared_memory import align
 from .tasks import Task
 
@@ -132,10 +131,7 @@ class Reader:
                 return reading
         samples = self._samples(task, mark, reading.skipped, seeded)
         began = time.perf_counter()
-        if self.collate_fn is default_collate and stacks_as_torch_does():
-            reading.batch = collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: buffer.stack})
-        else:
-            reading.batch = self.collate_fn(samples)
+        reading.batch = buffer.collate(self.collate_fn, samples)
         reading.collate_seconds = time.perf_counter() - began
         return reading
 

@@ -1,77 +1,226 @@
-"""Pickles a batch without its tensors, which lie in shared memory: the pickle has a reference to each of them.
+"""Pickles a batch without the memory of its tensors, which is sent in a slot: the pickle has a number for each tensor.
 
-So a batch of any structure is sent in a few hundred bytes. Only unusual tensors (sparse, nested, quantized, with
-gradients) are sent inside the pickle.
+Everything else is pickled as torch's loader pickles it, by multiprocessing's ForkingPickler. Tensors that share a
+storage still share it afterwards. Of a storage only the areas in which the batch's tensors lie are sent.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
-import math
 import pickle
-from typing import Any
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._tensor import _rebuild_from_type_v2
+from torch._utils import _get_obj_state
 
-from .batch_buffer import SMALL, Reference, SharedBatchBuffer, is_plain
+from .batch_buffer import SMALL, WorkerBuffer, is_plain
+from .shared_memory import SharedMemory, create_shared_memory, full_machine_explained, page_aligned
+
+GRANULE = 16  # an area begins at a multiple of it: the size of the largest dtype
+# A view that uses less than a SPARSE_SHARE of an area larger than SPARSE_BYTES is sent as a contiguous copy: a column
+# of a large dataset, for example.
+SPARSE_SHARE, SPARSE_BYTES = 1 / 8, 1 << 20
 
 
-def dump(batch: Any, buffer: SharedBatchBuffer) -> bytes:
-    """Pickles a batch; the tensors that lie in `buffer`, or are copied there, are replaced by references."""
-    file = io.BytesIO()
-    _BatchPickler(file, buffer).dump(batch)
-    return file.getvalue()
+class Payload(NamedTuple):
+    """A batch as it is sent. An area is (offset, bytes); an offset n >= 0 is in the slot, -1 - n in the overflow."""
+
+    areas: list[tuple[int, int]]
+    tensors: list[Any]  # (area, offset in elements, dtype, shape, stride) each; (area,) for a storage
+    pickled: bytes
 
 
-def load(pickled: bytes, slot: np.ndarray | None, overflow: np.ndarray | None, batch_bytes: int) -> Any:
-    """Unpickles a batch whose tensors take `batch_bytes`, in `slot` and `overflow`, both uint8 (size,).
+def dump(batch: Any, buffer: WorkerBuffer) -> tuple[Payload, SharedMemory | None, bool]:
+    """Returns the batch as a payload, the memory of what did not fit into the slot, and whether a tensor was odd.
 
-    Its tensors share that memory, except those that are a small part of the batch: they are cloned, see SMALL.
+    Odd tensors (sparse, nested, with gradients, ...) are taken apart by torch, which takes longer.
     """
-    return _BatchUnpickler(io.BytesIO(pickled), slot, overflow, batch_bytes).load()
+    file = io.BytesIO()
+    pickler = _BatchPickler(file)
+    pickler.dump(batch)
+    packer = _Packer(buffer)
+    tensors = packer.pack(pickler.found)
+    return Payload(packer.areas, tensors, file.getvalue()), packer.write_overflow(), pickler.is_odd
 
 
-class _BatchPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, buffer: SharedBatchBuffer) -> None:
+def load(payload: Payload, slot: np.ndarray | None, overflow: np.ndarray | None) -> Any:
+    """Returns the batch. Its tensors lie in `slot` and `overflow`, both uint8 (size,); small ones are copies."""
+    return _BatchUnpickler(payload, slot, overflow).load()
+
+
+class _BatchPickler(ForkingPickler):
+    """Replaces plain tensors, and the storages of odd ones, by their numbers in `found`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._buffer = buffer
+        self.found: list[torch.Tensor | torch.UntypedStorage] = []
+        self.is_odd = False
+        self._numbers: dict[int, int] = {}  # by id, so that a tensor that occurs twice is sent once
 
-    def persistent_id(self, item: Any) -> Reference | None:
-        return self._buffer.place(item) if type(item) is torch.Tensor else None
+    def persistent_id(self, item: Any) -> int | None:
+        kind = type(item)
+        if kind is torch.Tensor:
+            if item.is_cuda:
+                raise TypeError(
+                    "a worker made a CUDA tensor: make CPU tensors there, and move the batch in the main process"
+                )
+            if not is_plain(item):
+                self.is_odd = True
+                return None  # torch takes it apart, into storages or plain tensors
+        elif kind is not torch.UntypedStorage or item.device.type != "cpu":
+            return None
+        number = self._numbers.setdefault(id(item), len(self.found))
+        if number == len(self.found):
+            self.found.append(item)  # which keeps it alive, so that no other object gets its id
+        return number
 
     def reducer_override(self, item: Any) -> Any:
-        """Sends a tensor of a subclass, such as torchvision's tv_tensors, as a plain tensor and its attributes."""
-        is_special = type(item) is torch.Tensor or isinstance(item, torch.nn.Parameter)
-        if isinstance(item, torch.Tensor) and not is_special and is_plain(item):
-            return _as_subclass, (type(item), item.as_subclass(torch.Tensor), item.__dict__)
-        return NotImplemented
+        """Sends a tensor of a subclass, such as torchvision's tv_tensors, as Tensor.__reduce_ex__ does.
+
+        That would send the whole storage, which is the dataset if the sample is a row of it.
+        """
+        kind = type(item)
+        if not isinstance(item, torch.Tensor) or kind in self.dispatch_table or not is_plain(item):
+            return NotImplemented
+        if any(getattr(kind, name) is not getattr(torch.Tensor, name) for name in ("__reduce_ex__", "__reduce__")):
+            return NotImplemented
+        plain = item.as_subclass(torch.Tensor)
+        return _rebuild_from_type_v2, (_same, kind, (plain,), _get_obj_state(item))
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _Packer:
+    """Chooses the areas of a batch, and copies those that do not lie in the slot yet."""
+
+    def __init__(self, buffer: WorkerBuffer) -> None:
+        self.areas: list[tuple[int, int]] = []
+        self._buffer = buffer
+        self._overflow: list[tuple[int, int, int, object]] = []  # offset, address, bytes, and what owns the address
+        self._overflow_end = 0
+
+    def pack(self, found: list[Any]) -> list[Any]:
+        """Returns a reference to each tensor and storage, as Payload has them."""
+        references: list[Any] = [None] * len(found)
+        by_storage: dict[int, tuple[torch.UntypedStorage, list[tuple[int, int, int]]]] = {}
+        for number, item in enumerate(found):
+            if isinstance(item, torch.UntypedStorage):
+                storage, begin, end = item, 0, item.nbytes()
+            else:
+                begin, end = _extent(item)
+                if end - begin > SPARSE_BYTES and item.nbytes < SPARSE_SHARE * (end - begin):
+                    found[number] = item = item.contiguous()
+                    begin, end = _extent(item)
+                storage = item.untyped_storage()
+            key = storage._cdata
+            by_storage.setdefault(key, (storage, []))[1].append((begin, end, number))
+        for storage, views in by_storage.values():
+            for start, stop, numbers in _clusters(sorted(views), storage, self._buffer.slot):
+                area = len(self.areas)
+                self.areas.append((self._place(storage, start, stop - start), stop - start))
+                for number in numbers:
+                    item = found[number]
+                    if isinstance(item, torch.UntypedStorage):
+                        references[number] = (area,)
+                    else:
+                        offset = item.storage_offset() - start // item.itemsize
+                        references[number] = area, offset, item.dtype, tuple(item.size()), item.stride()
+        return references
+
+    def write_overflow(self) -> SharedMemory | None:
+        """Returns shared memory with the areas that did not fit into the slot; None if all did."""
+        if not self._overflow:
+            return None
+        size = page_aligned(self._overflow_end)
+        with full_machine_explained(f"providing {size:,} bytes for a batch"):
+            memory = SharedMemory(create_shared_memory(size))
+            address = memory.array(provide=True).ctypes.data
+        for offset, source, count, _ in self._overflow:
+            ctypes.memmove(address + offset, source, count)
+        return memory
+
+    def _place(self, storage: torch.UntypedStorage, start: int, size: int) -> int:
+        """Returns the offset of an area, see Payload; copies it there if it does not lie in the slot."""
+        if not size:
+            return 0
+        slot, source = self._buffer.slot, storage.data_ptr() + start
+        address = slot.ctypes.data
+        if 0 <= source - address < len(slot):
+            return source - address
+        offset = self._buffer.place(size)
+        if offset is not None:
+            ctypes.memmove(address + offset, source, size)
+            return offset
+        offset, self._overflow_end = self._overflow_end, self._overflow_end + -(-size // 64) * 64
+        self._overflow.append((offset, source, size, storage))
+        return -1 - offset
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns where the tensor begins and ends in its storage, in bytes."""
+    first, size = int(tensor.storage_offset()), tensor.itemsize
+    if not tensor.numel():
+        return first * size, first * size
+    last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return first * size, (last + 1) * size
+
+
+def _clusters(
+    views: list[tuple[int, int, int]], storage: torch.UntypedStorage, slot: np.ndarray
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Yields the areas (start, stop) of a storage that are sent, each with the numbers of the views in it.
+
+    Views are in one area if they overlap, or if the gap between them is not larger than what comes before it. So no
+    more than twice the memory that the batch uses is sent, though a storage may be a whole dataset.
+    """
+    if 0 <= storage.data_ptr() - slot.ctypes.data < len(slot):
+        yield 0, storage.nbytes(), [number for *_, number in views]
+        return
+    start, stop, numbers = views[0][0], views[0][1], list[int]()
+    for begin, end, number in views:
+        if begin - stop > stop - start:
+            yield start // GRANULE * GRANULE, stop, numbers
+            start, stop, numbers = begin, end, []
+        stop = max(stop, end)
+        numbers.append(number)
+    yield start // GRANULE * GRANULE, stop, numbers
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    def __init__(
-        self, file: io.BytesIO, slot: np.ndarray | None, overflow: np.ndarray | None, batch_bytes: int
-    ) -> None:
-        super().__init__(file)
-        self._slot, self._overflow, self._batch_bytes = slot, overflow, batch_bytes
-        self._tensors: dict[Reference, torch.Tensor] = {}
+    def __init__(self, payload: Payload, slot: np.ndarray | None, overflow: np.ndarray | None) -> None:
+        super().__init__(io.BytesIO(payload.pickled))
+        self._payload, self._slot, self._overflow = payload, slot, overflow
+        self._least = SMALL * sum(size for _, size in payload.areas)
+        self._storages: list[torch.UntypedStorage | None] = [None] * len(payload.areas)
+        self._tensors: dict[int, Any] = {}
 
-    def persistent_load(self, reference: Reference) -> torch.Tensor:
-        if reference not in self._tensors:
-            self._tensors[reference] = self._tensor(*reference)
-        return self._tensors[reference]
+    def persistent_load(self, number: int) -> Any:
+        if number not in self._tensors:
+            area, *view = self._payload.tensors[number]
+            self._tensors[number] = self._tensor(area, *view) if view else self._storage(area)
+        return self._tensors[number]
 
     def _tensor(
-        self, offset: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+        self, area: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
     ) -> torch.Tensor:
-        memory, offset = (self._slot, offset) if offset >= 0 else (self._overflow, -1 - offset)
-        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
-        if flat.nbytes < SMALL * self._batch_bytes:
-            flat = flat.clone()
-        return torch.as_strided(flat, shape, stride)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(self._storage(area), offset, shape, stride)
 
-
-def _as_subclass(kind: type, tensor: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
-    item: torch.Tensor = tensor.as_subclass(kind)
-    item.__dict__.update(attributes)
-    return item
+    def _storage(self, area: int) -> torch.UntypedStorage:
+        storage = self._storages[area]
+        if storage is None:
+            offset, size = self._payload.areas[area]
+            if size:
+                memory, offset = (self._slot, offset) if offset >= 0 else (self._overflow, -1 - offset)
+                flat = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
+                storage = (flat.clone() if size < self._least else flat).untyped_storage()
+            else:
+                storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+            self._storages[area] = storage
+        return storage

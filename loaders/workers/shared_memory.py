@@ -16,13 +16,12 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
 
 MAP_FAILED = ctypes.c_void_p(-1).value
-MADV_REMOVE = 9
 MAP_POPULATE = 0x8000
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}  # the system call's number, for Pythons built without the function
 
@@ -31,6 +30,7 @@ ADVICE = {
     errno.ENFILE: "too many open files on this machine: lower num_workers",
     errno.EAGAIN: "no more processes are allowed here: raise the limit (ulimit -u), or lower num_workers",
     errno.ENOMEM: "out of memory: lower batch_size, num_workers or prefetch_factor",
+    errno.EFBIG: "the batch is larger than a file may be: raise the limit (ulimit -f), or lower batch_size",
     errno.ENOSPC: "out of memory: lower batch_size, num_workers or prefetch_factor",
 }
 
@@ -39,7 +39,6 @@ if sys.platform == "linux":  # elsewhere there are no worker processes, but this
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class MachineFull(RuntimeError):
@@ -71,7 +70,11 @@ def create_shared_memory(size: int) -> int:
     fd = _create_memfd()
     if fd is None:
         fd = _create_unlinked_file()
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -107,24 +110,24 @@ def _free_bytes(folder: str) -> int:
 
 
 class Mapping:
-    """`size` bytes at `offset` of a descriptor's memory, mapped into this process until the last array on it dies.
+    """`size` bytes of a descriptor's memory, mapped into this process until the last array on them dies.
 
     `provide`: allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
-    when it is first touched. `is_last`: nobody reads the memory after this process, so unmapping it frees its pages,
-    even if a process that was forked meanwhile has them mapped. Raises OSError if no memory is left.
+    when it is first touched. `private`: this process's writes stay its own. Raises OSError if no memory is left.
     """
 
-    def __init__(self, fd: int, offset: int, size: int, provide: bool = False, is_last: bool = False) -> None:
-        flags = mmap.MAP_SHARED
+    def __init__(self, fd: int, size: int, provide: bool = False, private: bool = False) -> None:
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         if provide:
-            os.posix_fallocate(fd, offset, size)
+            os.posix_fallocate(fd, 0, size)
             flags |= MAP_POPULATE
         self.size = size
-        self.address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        self.address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
         if self.address == MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        weakref.finalize(self, _unmap, self.address, size, os.getpid() if is_last else None).atexit = False
+        self.unmap = weakref.finalize(self, _libc.munmap, self.address, size)
+        self.unmap.atexit = False
 
     def array(self) -> np.ndarray:
         """Returns the bytes, uint8 (size,), as a new array that keeps the mapping alive."""
@@ -132,15 +135,60 @@ class Mapping:
         memory.mapping = self
         return np.asarray(np.frombuffer(memory, np.uint8))
 
-    def free_pages(self) -> None:
-        """Returns the memory to the system, even if other processes have it mapped; they then read zeros."""
-        _libc.madvise(self.address, self.size, MADV_REMOVE)
+
+class SharedMemory:
+    """A descriptor's memory and this process's mapping of it, which is made when it is first used.
+
+    A forked child closes the descriptor, and unmaps the memory unless it `is_delivered`: then objects of the program
+    may use it. So the kernel frees the memory as soon as those that use it have dropped it.
+    """
+
+    _all: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self.is_delivered = False
+        self._mapping: Mapping | None = None
+        self._all.add(self)
+
+    def array(self, provide: bool = False) -> np.ndarray:
+        """Returns the bytes, uint8 (size,), as a new array. Raises OSError if no memory is left."""
+        if self._mapping is None:
+            self._mapping = Mapping(self.fd, self.size, provide)
+        return self._mapping.array()
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory stays mapped until the last array on it dies."""
+        fd, self.fd, self._mapping = self.fd, -1, None
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @classmethod
+    def drop_in_child(cls) -> None:
+        """Runs in a forked child."""
+        for memory in list(cls._all):
+            if memory._mapping is not None and not memory.is_delivered:
+                memory._mapping.unmap()
+            memory.close()
 
 
-def _unmap(address: int, size: int, frees_in: int | None) -> None:
-    if frees_in == os.getpid():
-        _libc.madvise(address, size, MADV_REMOVE)
-    _libc.munmap(address, size)
+class Forks:
+    """Counts this process's forks: `count` is odd while one is under way, and goes up in parent and child."""
+
+    count = 0
+
+    @classmethod
+    def step(cls) -> None:
+        cls.count += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=Forks.step, after_in_parent=Forks.step, after_in_child=Forks.step)
+    os.register_at_fork(after_in_child=SharedMemory.drop_in_child)
 
 
 def write_shared(data: bytes | np.ndarray) -> int:
@@ -148,27 +196,15 @@ def write_shared(data: bytes | np.ndarray) -> int:
     size = data.nbytes if isinstance(data, np.ndarray) else len(data)
     fd = create_shared_memory(size)
     try:
-        array = Mapping(fd, 0, size, provide=True).array()
-        array[:] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
+        array = Mapping(fd, size, provide=True).array()
+        flat = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1, order="A")
+        array[:] = flat.view(np.uint8)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def drop_shared(fd: int) -> None:
-    """Closes a descriptor and frees its memory, even if a process that was forked meanwhile has the descriptor too."""
-    try:
-        with suppress(OSError):
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
-
-
-def read_shared(fd: int, is_last: bool = False) -> np.ndarray:
-    """Maps all of a descriptor's memory, uint8 (size,), and closes the descriptor. `is_last`: see Mapping."""
-    try:
-        return Mapping(fd, 0, os.fstat(fd).st_size, is_last=is_last).array()
-    finally:
-        with suppress(OSError):
-            os.close(fd)
+def read_shared(fd: int, private: bool = False) -> np.ndarray:
+    """Maps all of a descriptor's memory, uint8 (size,); the descriptor may be closed then. `private`: see Mapping."""
+    return Mapping(fd, os.fstat(fd).st_size, private=private).array()

@@ -1,16 +1,20 @@
 """A ring of slots: each is memory for one batch, allocated once and reused.
 
-Invariant: a slot is either free or leased, first to the task that writes it, then to the batch that lies in it. A
-lease ends when the last tensor on its memory dies. That may happen in any thread, so the finaliser takes no lock: it
-only appends to a deque.
+Invariant: a slot is either free, or being written by exactly one task, or leased to the batch that lies in it; and it
+is written again only when nobody is left who could read it:
+- the consumer's last tensor on it has died: the finaliser of the slot's array gives it back. That may happen in any
+  thread, so the finaliser takes no lock: it only appends to a deque;
+- the worker that wrote it holds no tensor on it, and no process was forked while the batch was delivered and alive.
+  Otherwise the slot is retired: its memory is unmapped and closed, and the kernel frees it with the last process that
+  uses it.
 
 Slots of worker processes lie in shared memory; those of threads in the process's private memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import mmap
 import os
 import weakref
 from collections import deque
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .shared_memory import Mapping, create_shared_memory, full_machine_explained, page_aligned
+from .shared_memory import Forks, SharedMemory, create_shared_memory, full_machine_explained, page_aligned
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +35,33 @@ LATEST = 16  # how many of the latest batches decide the size of slots
 
 @dataclass(eq=False)
 class Slot:
-    """Memory for one batch. `place` tells worker processes where it is: (number, offset, capacity), in bytes."""
+    """Memory for one batch. Its number tells worker processes which slot it is, and is never used again."""
 
-    memory: Mapping | np.ndarray
-    capacity: int
-    place: tuple[int, int, int] | None = None
+    number: int
+    memory: SharedMemory | np.ndarray
+    capacity: int  # bytes
     is_page_locked: bool = False
+    has_readers: bool = False  # somebody beside the consumer may read it: it is retired after its lease
+    is_retired: bool = False
+    _forks: int | None = None  # Forks.count when its batch was delivered
+
+    def deliver(self) -> None:
+        """Is called before the consumer gets the batch in the slot."""
+        if isinstance(self.memory, SharedMemory):  # a forked child has its own copy of private memory
+            self.memory.is_delivered = True
+            self._forks = Forks.count
+
+    def end_lease(self) -> None:
+        """Is called when the last tensor on the slot has died."""
+        if self._forks is not None:
+            self.has_readers |= Forks.count != self._forks or Forks.count % 2 == 1
+            self._forks = None
+            if not self.has_readers:
+                self.memory.is_delivered = False  # type: ignore[union-attr]  # see `deliver`
 
     def array(self) -> np.ndarray:
         """Returns the bytes, uint8 (capacity,), as a new array object that keeps the memory alive."""
-        return self.memory.array() if isinstance(self.memory, Mapping) else np.frombuffer(self.memory, np.uint8)
+        return self.memory.array() if isinstance(self.memory, SharedMemory) else np.frombuffer(self.memory, np.uint8)
 
 
 @dataclass
@@ -48,53 +69,26 @@ class Lease:
     """A slot's bytes, uint8 (capacity,). When the array and all tensors on it have died, the slot is free again."""
 
     array: np.ndarray
-    place: tuple[int, int, int] | None
-
-
-class Control:
-    """Shared memory that tells the parent which row each worker is reading, and the workers when to stop.
-
-    `rows` is int64 (num_workers + 1,): each worker's row (see Death.row), and then 1 if the workers have to stop.
-    """
-
-    def __init__(self, fd: int, num_workers: int) -> None:
-        self.rows = Mapping(fd, 0, control_bytes(num_workers)).array().view(np.int64)
-        self._num_workers = num_workers
-
-    @property
-    def is_stopping(self) -> bool:
-        return bool(self.rows[self._num_workers])
-
-    def stop(self) -> None:
-        self.rows[self._num_workers] = 1
-
-
-def control_bytes(num_workers: int) -> int:
-    return page_aligned(8 * (num_workers + 1))
+    slot: Slot
 
 
 class SlotRing:
     """At most `count` slots, each made when it is first needed, and large enough for the latest batches.
 
-    They are shared with `num_workers` processes; if that is 0, `fd` is None. Copies from `page_locked` slots to a GPU
-    do not block the host; whoever copies must hold the lease until the copy is done.
+    Retired slots do not count. `shared`: worker processes write into them. Copies from `page_locked` slots to a GPU do
+    not block the host; whoever copies must hold the lease until the copy is done.
     """
 
-    def __init__(self, count: int, num_workers: int, page_locked: bool = False) -> None:
-        self.fd: int | None = None
-        self._end = 0
-        if num_workers:
-            with full_machine_explained("making shared memory for batches"):
-                self._end = control_bytes(num_workers)
-                self.fd = create_shared_memory(self._end)
+    def __init__(self, count: int, shared: bool, page_locked: bool = False) -> None:
         self.capacity = 0
         self._latest: deque[int] = deque(maxlen=LATEST)  # sizes of batches
         self._count = count
+        self._shared = shared
         self._page_locked = page_locked
         self._free: deque[Slot] = deque()
         self._returned: deque[Slot] = deque()  # appended to by finalisers, in any thread
         self._made = 0
-        self._numbers = list(range(count))  # unused slot numbers
+        self._numbers = itertools.count()
         self._owner = os.getpid()
         self._closed = False
 
@@ -127,7 +121,7 @@ class SlotRing:
             slot = self._make()
         array = slot.array()
         weakref.finalize(array, self._give_back, slot).atexit = False
-        return Lease(array, slot.place)
+        return Lease(array, slot)
 
     def has_free(self) -> bool:
         """Returns whether `acquire` would lease a slot without making one."""
@@ -146,8 +140,6 @@ class SlotRing:
         self._collect()
         while self._free:
             self._discard(self._free.pop())
-        if self.fd is not None:
-            os.close(self.fd)
 
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
@@ -155,6 +147,7 @@ class SlotRing:
 
     def _give_back(self, slot: Slot) -> None:
         """Ends a lease; called by a finaliser, in any thread."""
+        slot.end_lease()
         self._returned.append(slot)
         if self._closed:
             with suppress(IndexError):
@@ -162,36 +155,34 @@ class SlotRing:
 
     def _collect(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
+            slot = self._returned.popleft()
+            if slot.has_readers:
+                self._discard(slot)
+            else:
+                self._free.append(slot)
 
     def _make(self) -> Slot:
+        memory: SharedMemory | np.ndarray
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
-            if self.fd is None and self._page_locked:
-                # Not np.empty: page-locked slots must not share pages, and a fork must not move their memory.
-                slot = Slot(np.frombuffer(mmap.mmap(-1, self.capacity), np.uint8), self.capacity)
-            elif self.fd is None:
-                slot = Slot(np.empty(self.capacity, np.uint8), self.capacity)
+            if self._shared or self._page_locked:  # a fork does not move shared memory, so it can be page-locked
+                memory = SharedMemory(create_shared_memory(self.capacity))
             else:
-                os.ftruncate(self.fd, self._end + self.capacity)
-                mapping = Mapping(self.fd, self._end, self.capacity)
-                slot = Slot(mapping, self.capacity, (self._numbers.pop(), self._end, self.capacity))
-                self._end += self.capacity
+                memory = np.empty(self.capacity, np.uint8)
+            slot = Slot(next(self._numbers), memory, self.capacity)
+            slot.array()  # maps it here, where an error says what failed
         self._made += 1
         if self._page_locked:
             self._lock(slot)
         return slot
 
     def _discard(self, slot: Slot) -> None:
-        """Returns a slot's memory to the system at once, even if workers still have it mapped."""
+        """Retires a slot: drops this process's mapping and descriptor of its memory."""
         self._made -= 1
-        if slot.place is not None:
-            self._numbers.append(slot.place[0])
-        if os.getpid() != self._owner:  # in a forked child, whose parent still uses the memory
-            return
-        if slot.is_page_locked:
+        slot.is_retired = True
+        if slot.is_page_locked and os.getpid() == self._owner:
             torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)
-        if isinstance(slot.memory, Mapping):
-            slot.memory.free_pages()
+        if isinstance(slot.memory, SharedMemory):
+            slot.memory.close()
 
     def _lock(self, slot: Slot) -> None:
         """Page-locks the slot. If that fails, copies to a GPU are slower; the log says so once."""

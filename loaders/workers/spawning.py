@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,15 +50,21 @@ class SpawnedReader:
             return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if id(array) not in self._shared:
             self._shared[id(array)] = array, write_shared(array)
-        return _rebuild_array, (reduction.DupFd(self._shared[id(array)][1]), array.dtype, array.shape)
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        return _rebuild_array, (reduction.DupFd(self._shared[id(array)][1]), array.dtype, array.shape, order)
 
 
 def _unpickle(pickled: bytes, memory: Any) -> tuple[Reader, int]:
     return pickle.loads(pickled), memory.detach()
 
 
-def _rebuild_array(memory: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    return read_shared(memory.detach()).view(dtype).reshape(shape)
+def _rebuild_array(memory: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
+    # Private: each worker may write to its array, as it may to one that was pickled.
+    fd = memory.detach()
+    try:
+        return read_shared(fd, private=True).view(dtype).reshape(shape, order=order)
+    finally:
+        os.close(fd)
 
 
 def _name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> TypeError:

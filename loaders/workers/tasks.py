@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..order import Order
+from ..order import EpochBatches, Order
 from ..randomness import fold, global_states, preserved_globals, restore_globals, seed_globals
 from ..samplers import length_of
 
@@ -45,13 +45,27 @@ class Task:
         return self.epoch if self.row_epochs is None else self.row_epochs[rows], self.positions[rows]
 
 
-def unseeded_task(indices: Any) -> Task:
-    """Returns the task of a batch, or sample, of a loader without a seed."""
-    return Task(snapshot(indices))
-
-
 class SamplerError(RuntimeError):
     """Wraps, as its cause, an error that a user's sampler raised, to tell it from a signal handler's exception."""
+
+
+class UnseededTasks:
+    """The tasks of an epoch of a loader without a seed, in the order of its sampler's iterator."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        try:
+            item = next(self._items, END)
+        except Exception as error:
+            raise SamplerError from error
+        if item is END:
+            raise StopIteration
+        return Task(snapshot(item))
 
 
 class OwnTasks:
@@ -62,26 +76,48 @@ class OwnTasks:
     def __init__(self, order: Order, batched: bool) -> None:
         self.order = order
         self.kind = order.kind
-        self._batched = batched
+        self.batched = batched
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        """Yields the epoch's tasks from batch number `first` on."""
-        for number, relative, indices in self.order.batches(epoch, first):
-            epochs, positions = self.order.origins(epoch, relative)
-            rows = indices.tolist() if self._batched else int(indices[0])
-            yield Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
+        """Returns the epoch's tasks from batch number `first` on."""
+        return _OwnEpochs(self, epoch, first, endless=False)
 
     def onwards(self, epoch: int, first: int) -> Iterator[Task]:
-        """Yields the epoch's tasks, and then those of all later epochs."""
-        while self.order.has_batches:
-            yield from self.epoch(epoch, first)
-            epoch, first = epoch + 1, 0
+        """Returns the epoch's tasks, and then those of all later epochs."""
+        return _OwnEpochs(self, epoch, first, endless=self.order.has_batches)
+
+
+class _OwnEpochs:
+    """Iterates over tasks. Not a generator: an exception from a signal handler would end it."""
+
+    def __init__(self, tasks: OwnTasks, epoch: int, first: int, endless: bool) -> None:
+        self._order, self._batched, self._endless = tasks.order, tasks.batched, endless
+        self._epoch, self._number = epoch, first
+        self._batches = EpochBatches(tasks.order, epoch)
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        while self._number >= len(self._batches):
+            if not self._endless:
+                raise StopIteration
+            batches = EpochBatches(self._order, self._epoch + 1)
+            self._epoch, self._number, self._batches = self._epoch + 1, 0, batches
+        epoch, number = self._epoch, self._number
+        relative, indices = self._batches[number]
+        epochs, positions = self._order.origins(epoch, relative)
+        rows = indices.tolist() if self._batched else int(indices[0])
+        task = Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
+        self._number = number + 1  # no call from here on: whoever calls this by C code loses no task
+        return task
 
 
 class SamplerTasks:
     """Tasks in the order of a user's sampler of indices, split among ranks as our own order is."""
 
     kind = "sampler"
+    gives_batches = False  # the sampler itself cuts the batches
 
     def __init__(self, sampler: Any, order: Order) -> None:
         self.order = order
@@ -89,44 +125,68 @@ class SamplerTasks:
         self.overruns = False  # in the newest epoch the sampler may give more items than its length says
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
-        """Yields the epoch's tasks from batch number `first` on."""
+        """Returns the epoch's tasks from batch number `first` on."""
         items, self.overruns = draw(self.sampler, self.order.seed, epoch)
-        return self._tasks(items, epoch, first)
+        return filter(None, _SamplerEpoch(self, items, epoch, first))
 
-    def _tasks(self, items: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
-        order, number = self.order, 0
-        head: list[Any] = []  # the first global batch, which pads the last one
-        size = order.global_batch_size
-        while batch := list(islice(items, size)):
-            if len(batch) < size and order.drop_last:
-                return
-            head = head or batch
-            if number >= first:
-                start = number * size
-                # Not the sampler's own length: it may have none, or a wrong one.
-                positions = replace(order, length=start + len(batch)).positions(number)
-                rows = [batch[at - start] if at >= start else head[at] for at in positions.tolist()]
-                if rows:
-                    yield Task(rows, epoch, number, positions)
-            number += 1
+    def cut(self, items: Iterator[Any], drawn: list[Any], number: int) -> bool:
+        """Moves the items of batch `number` to `drawn`; returns whether there are any."""
+        missing = self.order.global_batch_size - len(drawn)
+        drawn.extend(islice(items, missing))  # one call, so that an exception in between loses no item
+        return bool(drawn) and not (self.order.drop_last and len(drawn) < self.order.global_batch_size)
+
+    def rows(self, drawn: list[Any], number: int, start: int, head: list[Any]) -> tuple[Any, np.ndarray, int]:
+        """Returns this rank's part of batch `number`, its rows' positions, and the position after the batch.
+
+        `head` pads a short batch.
+        """
+        stop = start + len(drawn)
+        positions = replace(self.order, length=stop).positions(number)  # the sampler's own length may be wrong
+        return [drawn[at - start] if at >= start else head[at] for at in positions.tolist()], positions, stop
 
 
 class BatchSamplerTasks(SamplerTasks):
     """Tasks in the order of a user's batch sampler, or (not `batched`) of a user's sampler without batching."""
 
     kind = "batch_sampler"
+    gives_batches = True
 
     def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
         super().__init__(sampler, order)
         self._batched = batched
 
-    def _tasks(self, items: Iterator[Any], epoch: int, first: int) -> Iterator[Task]:
-        position = 0
-        for number, batch in enumerate(items):
-            rows = len(batch) if self._batched else 1
-            if number >= first:
-                yield Task(batch, epoch, number, np.arange(position, position + rows))
-            position += rows
+    def cut(self, items: Iterator[Any], drawn: list[Any], number: int) -> bool:
+        drawn.extend(islice(items, 1 - len(drawn)))
+        return bool(drawn)
+
+    def rows(self, drawn: list[Any], number: int, start: int, head: list[Any]) -> tuple[Any, np.ndarray, int]:
+        stop = start + (len(drawn[0]) if self._batched else 1)
+        return drawn[0], np.arange(start, stop), stop
+
+
+class _SamplerEpoch:
+    """Iterates over the tasks of an epoch, None for those before batch `first` or without rows. Not a generator."""
+
+    def __init__(self, tasks: SamplerTasks, items: Iterator[Any], epoch: int, first: int) -> None:
+        self._tasks, self._items, self._epoch, self._first = tasks, items, epoch, first
+        self._number = self._start = 0  # the next batch, and its first row's position
+        self._drawn: list[Any] = []
+        self._head: list[Any] = []  # the first global batch, which pads the last one
+
+    def __iter__(self) -> Iterator[Task | None]:
+        return self
+
+    def __next__(self) -> Task | None:
+        number, start, drawn = self._number, self._start, self._drawn
+        if not self._tasks.cut(self._items, drawn, number):
+            raise StopIteration
+        if not self._head:
+            self._head = drawn
+        rows, positions, stop = self._tasks.rows(drawn, number, start, self._head)
+        is_read = number >= self._first and (len(positions) > 0 or self._tasks.gives_batches)
+        task = Task(rows, self._epoch, number, positions) if is_read else None
+        self._number, self._start, self._drawn = number + 1, stop, []  # no call from here on
+        return task
 
 
 def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTasks:
@@ -164,8 +224,8 @@ def draw(sampler: Any, seed: int, epoch: int) -> tuple[Iterator[Any], bool]:
             error = raised
         states = global_states()
     if error is not None or len(items) < most:
-        return _replay(items, error), False
-    return chain(items, _draw_on_demand(given, states, threading.get_ident())), True
+        return chain(items, map(_raise, [error] if error else [])), False
+    return chain(items, _OnDemand(given, states, threading.get_ident())), True
 
 
 def snapshot(indices: Any) -> Any:
@@ -175,32 +235,37 @@ def snapshot(indices: Any) -> Any:
     return copy(indices) if isinstance(indices, (list, dict, np.ndarray)) else indices
 
 
-def _replay(items: list[Any], error: Exception | None) -> Iterator[Any]:
-    yield from items
-    if error is not None:
-        raise SamplerError from error
+def _raise(error: Exception) -> Any:
+    raise SamplerError from error
 
 
-def _draw_on_demand(items: Iterator[Any], states: Any, thread: int) -> Iterator[Any]:
-    """Yields the items; in the given thread, each is drawn with the global generators continuing from `states`.
+class _OnDemand:
+    """Iterates over a sampler's items; in the given thread, each is drawn with the generators going on from `states`.
 
     Another thread, such as a preloader's, must not touch the global generators: the training loop draws from them.
     """
-    while True:
+
+    def __init__(self, items: Iterator[Any], states: Any, thread: int) -> None:
+        self._items, self._states, self._thread = items, states, thread
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         try:
-            if threading.get_ident() != thread:
+            if threading.get_ident() != self._thread:
                 _warn_of_unseeded_drawing()
-                item = next(items, END)
+                item = next(self._items, END)
             else:
                 with preserved_globals():
-                    restore_globals(states)
-                    item = next(items, END)
-                    states = global_states()
+                    restore_globals(self._states)
+                    item = next(self._items, END)
+                    self._states = global_states()
         except Exception as error:
             raise SamplerError from error
         if item is END:
-            return
-        yield snapshot(item)
+            raise StopIteration
+        return snapshot(item)
 
 
 @cache

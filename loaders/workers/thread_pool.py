@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import repeat, starmap
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..background import start_thread, stop_at_exit
-from ..nested import move
 from ..timeline import WorkClock
-from .batch_buffer import BatchBuffer
-from .pool import Death, Pool, PoolClosed, Result, WorkerTimeout
+from .batch_buffer import ThreadBuffer
+from .pool import Pool, PoolClosed, Result, WorkerTimeout
 from .reader import Reader, Stopping, warn_of_unseeded_reading
 from .slots import Lease
 from .tasks import Task
@@ -40,6 +41,7 @@ class ThreadPool(Pool):
         self, reader: Reader, num_workers: int, init_fn: Callable[[int], None] | None, timeout: float
     ) -> None:
         self.num_workers = num_workers
+        self.events = deque[Any]()
         self._timeout = timeout
         self._shared = shared = _Shared(num_workers)
         if reader.seed is not None and reader.spec is None:
@@ -48,30 +50,28 @@ class ThreadPool(Pool):
             shared.threads.append(start_thread(f"loader-{worker}", _work, reader, worker, init_fn, shared))
         stop_at_exit(self)
 
-    def submit(self, worker: int, number: int, task: Task, lease: Lease | None) -> bool:
-        self._shared.tasks[worker].put((number, task, None if lease is None else lease.array))
+    def submit(self, worker: int, number: int, task: Task, lease: Lease | None, sent: list[Any]) -> bool:
+        sent.extend(map(self._shared.tasks[worker].put, ((number, task, None if lease is None else lease.array),)))
         return True
 
-    def receive(self) -> list[Result | Death]:
-        results: list[Any] = []
-        while not results:
+    def wait(self) -> None:
+        results = self._shared.results
+        while not self.events:
             began = [began for began in self._shared.began if began is not None]
             seconds = None
             if self._timeout:
                 oldest = min(began, default=time.monotonic())
-                seconds = max(0.0, oldest + self._timeout - time.monotonic())
+                seconds = min(max(0.0, oldest + self._timeout - time.monotonic()), threading.TIMEOUT_MAX)
             with suppress(Empty):
-                results.append(self._shared.results.get(timeout=seconds and min(seconds, threading.TIMEOUT_MAX)))
-                while True:
-                    results.append(self._shared.results.get_nowait())
-            if not results and began and time.monotonic() >= min(began) + self._timeout:
+                self.events.extend(map(results.get, (True,), (seconds,)))
+                self.events.extend(starmap(results.get_nowait, repeat((), results.qsize())))
+            if self._shared.is_stopping:
+                raise PoolClosed("the loader was closed")
+            if not self.events and began and time.monotonic() >= min(began) + self._timeout:
                 raise WorkerTimeout(
                     f"DataLoader timed out after {self._timeout} seconds. A thread cannot be restarted as a process "
                     "can: raise timeout, or use worker_method='multiprocessing' (loader=workers)"
                 )
-        if None in results:  # see _Shared.stop
-            raise PoolClosed("the loader was closed")
-        return results
 
     def stop(self, deadline: float) -> None:
         """Stops the threads at the interpreter's exit, and waits for them until `deadline` (time.monotonic)."""
@@ -132,19 +132,17 @@ def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, sh
         number, task, slot = message
         clock.begin()
         shared.began[worker] = time.monotonic()
-        buffer = BatchBuffer(slot)
+        buffer = ThreadBuffer(slot)
         reading, failure = None, failed_setup
         try:
             if failed_setup is not None:
                 raise failed_setup
             reading = reader.read(task, buffer, shared.mark, seeds_globals=False)
-            if slot is not None:
-                reading.batch = move(reading.batch, buffer.owned)
         except Stopping:
             return
         except BaseException as raised:  # SystemExit too: it would end the thread silently
             failure = raised
         work, shared.began[worker] = clock.end(reading.collate_seconds if reading else 0.0), None
         shared.longest_seconds = max(shared.longest_seconds or 0.0, work.seconds)
-        shared.results.put(Result(number, reading, failure, buffer.needed, buffer.overflowed, False, work))
+        shared.results.put(Result(number, reading, failure, buffer.needed, buffer.overflowed, work=work))
         del message, slot, buffer, reading, failure  # the consumer owns them now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from contextlib import suppress
@@ -13,7 +14,8 @@ from ..background import forget, protect_from_children
 from .connection import Connection
 from .pool import NO_ROW
 from .process_main import LEAVING, STOP, Setup, work
-from .shared_memory import ADVICE, drop_shared
+from .shared_memory import ADVICE, SharedMemory
+from .slots import Slot
 from .tasks import Task
 
 BUSY_SECONDS = 0.3  # after it was told to stop, a worker may go on reading a sample so long before it is killed
@@ -24,6 +26,7 @@ class WorkerProcess:
 
     def __init__(self, context: Any) -> None:
         self.tasks: dict[int, Task] = {}  # unanswered, by number
+        self.slots: dict[int, Slot] = {}  # that it has mapped, by number
         self.is_ready = False  # it has been set up, and answers tasks
         self.is_leaving = False  # it has sent LEAVING: it only runs its exit functions
         self.row = NO_ROW  # what it was reading when its time limit was last checked
@@ -68,16 +71,28 @@ class WorkerProcess:
         """
         return self.connection.fileno(), self.pidfd if self.pidfd >= 0 else self.process.sentinel
 
-    def submit(self, number: int, task: Task, message: bytes) -> bool:
-        """Sends a task as the pickle `message`; False if there is no room for it in the socket."""
-        try:
-            if not self.connection.send(message):
-                return False
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it has died: the pool's receive() reports that, and the task is retried
+    def submit(self, number: int, task: Task, slot: Slot | None, sent: list[Any]) -> bool:
+        """Sends a task, and its slot's descriptor if the worker has not mapped it; False if the socket has no room."""
+        place, descriptors, retired = None, list[int](), list[int]()
+        if slot is not None:
+            if slot.number not in self.slots and isinstance(slot.memory, SharedMemory):
+                descriptors = [slot.memory.fd]
+                retired = [known for known, other in self.slots.items() if other.is_retired]
+            place = slot.number, retired
+        message = pickle.dumps((number, task, place), pickle.HIGHEST_PROTOCOL)
         if self.is_ready and not self.tasks:
             self.began = time.monotonic()
-        self.tasks[number] = task
+        self.tasks[number] = task  # before it is sent: its time limit counts, even if an exception interrupts this
+        try:
+            if not self.connection.send(message, descriptors, sent):
+                del self.tasks[number]
+                return False
+        except (BrokenPipeError, ConnectionResetError):
+            sent.append(None)  # it has died: the pool's wait() reports that, and the task is retried
+            return True
+        if slot is not None and descriptors:
+            self.slots = {known: other for known, other in self.slots.items() if known not in retired}
+            self.slots[slot.number] = slot
         return True
 
     def kill(self) -> None:
@@ -105,10 +120,8 @@ class WorkerProcess:
     def discard_messages(self) -> None:
         """Receives and drops all messages, so that a worker that is blocked in send() can continue."""
         while (received := self.connection.receive()) is not None:
-            message, fds = received
-            self.is_leaving |= message == LEAVING
-            for fd in fds:
-                drop_shared(fd)
+            self.is_leaving |= received[0] == LEAVING
+            self.connection.done()
 
 
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
