@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, starmap
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ class ItemMaker:
         began = time.perf_counter()
         try:
             # One call fetches and keeps it, so that an exception from a signal handler cannot lose it.
-            self.fetched.extend(islice(self.batches, 1 - len(self.fetched)))
+            if not self.fetched:
+                self.fetched.extend(map(next, (self.batches,)))  # not islice, which would call iter() again
             item.is_end = not self.fetched
         except Exception as error:
             item.error = error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
@@ -21,6 +22,12 @@ ALIGNMENT = 64
 # images.
 SMALL = 1 / 4
 
+# The dtypes that torch's workers can collate.
+SHAREABLE = {
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
+}
+
 
 class BatchBuffer:
     """A slot's bytes, uint8 (capacity,), in which tensors are placed one after the other.
@@ -31,11 +38,11 @@ class BatchBuffer:
     def __init__(self, slot: np.ndarray | None = None) -> None:
         self.slot = np.empty(0, np.uint8) if slot is None else slot
         self._end = 0  # of the tensors in the slot
-        self._outside = 0  # bytes that did not fit
+        self.outside = 0  # bytes that did not fit
 
     @property
     def needed(self) -> int:
-        return self._end + self._outside
+        return self._end + self.outside
 
     @property
     def overflowed(self) -> bool:
@@ -53,7 +60,7 @@ class BatchBuffer:
         if size and self._end + size <= len(self.slot):
             start, self._end = self._end, self._end + align(size, ALIGNMENT)
             return start
-        self._outside += align(size, ALIGNMENT)
+        self.outside += align(size, ALIGNMENT)
         return None
 
     def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
@@ -61,17 +68,17 @@ class BatchBuffer:
         return collate_fn(samples)
 
     def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
-        """Stacks tensors as default_collate does in a worker, but into the buffer."""
+        """Stacks tensors as default_collate does without workers, but into the buffer, where that is possible."""
         first = samples[0]
         if set(map(type, samples)) == {torch.Tensor} and is_plain(first) and first.numel():
-            dtype = first.dtype
-            if all(sample.dtype == dtype for sample in samples):
-                try:
+            dtype, is_plain_format = (
+                first.dtype,
+                first.dim() < 4 or first.is_contiguous(),
+            )  # else perhaps channels-last
+            if is_plain_format and all(sample.dtype == dtype for sample in samples):
+                with suppress(RuntimeError):  # for mixed shapes, for example: below the same error comes
                     return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), dtype))
-                except RuntimeError:
-                    pass  # mixed shapes, for example: torch's own function raises its own error
-        stacked: torch.Tensor = collate_tensor_fn(samples)
-        return stacked
+        return _stacked(samples)
 
 
 class ThreadBuffer(BatchBuffer):
@@ -81,7 +88,7 @@ class ThreadBuffer(BatchBuffer):
         size = dtype.itemsize * math.prod(shape)
         if size >= SMALL * len(self.slot):
             return super().empty(shape, dtype)
-        self._outside += align(size, ALIGNMENT)
+        self.outside += align(size, ALIGNMENT)
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
@@ -92,7 +99,14 @@ class ThreadBuffer(BatchBuffer):
 
 
 class WorkerBuffer(BatchBuffer):
-    """A buffer of a worker process, where any collate_fn that calls default_collate stacks into the buffer."""
+    """A buffer of a worker process, where any collate_fn that calls default_collate stacks into the buffer.
+
+    as_torch: it also raises what default_collate raises in a worker of torch's, though it could stack the samples.
+    """
+
+    def __init__(self, slot: np.ndarray | None = None, as_torch: bool = False) -> None:
+        super().__init__(slot)
+        self._as_torch = as_torch
 
     def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
         """Returns collate_fn(samples). In this thread alone, default_collate stacks into the buffer meanwhile."""
@@ -109,6 +123,26 @@ class WorkerBuffer(BatchBuffer):
             return collate_fn(samples)
         finally:
             default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+
+    def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
+        if not self._as_torch:
+            return super().stack(samples)
+        first, kinds = samples[0], set(map(type, samples))
+        if kinds == {torch.Tensor} and is_plain(first) and first.dtype in SHAREABLE:
+            return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), first.dtype))
+        if all(issubclass(kind, torch.Tensor) for kind in kinds) and all(map(is_plain, samples)):
+            if first.dtype in SHAREABLE:
+                return torch.stack(tuple(samples))  # subclasses
+        refused: torch.Tensor = collate_tensor_fn(samples)
+        return refused
+
+
+def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stacks tensors as default_collate does without workers: in a worker, torch's function needs /dev/shm."""
+    if samples[0].is_nested or samples[0].layout != torch.strided:
+        refused: torch.Tensor = collate_tensor_fn(samples)
+        return refused
+    return torch.stack(tuple(samples))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

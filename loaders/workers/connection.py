@@ -70,7 +70,8 @@ class Connection:
                 self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (socket.MSG_CMSG_CLOEXEC,)))
             if not self._arrived:
                 return None
-        message, descriptors = self._arrived[0][0], self._descriptors()
+        received = self._arrived[0]
+        message, descriptors = received[0], _descriptors(received)
         if not message:
             raise EOFError
         if message == IN_SHARED_MEMORY:
@@ -79,23 +80,28 @@ class Connection:
             message = read_shared(descriptors.pop(0)).tobytes()
         return message, descriptors
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a message is here that is not done."""
+        return bool(self._arrived)
+
     def done(self) -> None:
         """Drops the message that `receive` returned."""
-        descriptors = self._descriptors()
-        self._arrived.popleft()
-        for fd in descriptors:
-            os.close(fd)
+        with suppress(IndexError):  # a thread that closes the pool has dropped it
+            for fd in _descriptors(self._arrived.popleft()):
+                os.close(fd)
 
     def close(self) -> None:
         while self._arrived:
             self.done()
         self.socket.close()
 
-    def _descriptors(self) -> list[int]:
-        fds = array("i")
-        for *_, data in self._arrived[0][1]:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        return fds.tolist()
+
+def _descriptors(received: tuple[bytes, list[Any], int, Any]) -> list[int]:
+    fds = array("i")
+    for *_, data in received[1]:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 class Control:

@@ -81,6 +81,7 @@ class Dispatcher:
         self._newest_number = -1  # of the task of the newest delivery
         self._tasks_error: Delivery | None = None  # a sampler's error, delivered after the batches before it
         self._has_delivered = False  # since `begin`
+        self._has_unsent = False  # a task has to be retried, or its worker had no room for it
 
     @property
     def processes(self) -> list[Any]:
@@ -89,6 +90,7 @@ class Dispatcher:
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
         self.check_process()
+        self._receive_rest()
         for number, flight in list(self._in_flight.items()):
             flight.is_wanted = False
             if flight.result is not None or not flight.sent:
@@ -104,6 +106,7 @@ class Dispatcher:
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
         self.check_process()
+        self._receive_rest()
         self._forget_newest()
         flight = self._first_in_flight()
         if flight is None or (flight.task.epoch, flight.task.number) != (epoch, number):
@@ -121,6 +124,7 @@ class Dispatcher:
         if self._newest is not None and not self._newest.is_taken:
             return self._newest
         self._newest = None
+        self._receive_rest()
         began = time.perf_counter()
         first = self._first_in_flight()
         if first is None and self._tasks_error is not None and not self._tasks_error.is_taken:
@@ -134,9 +138,11 @@ class Dispatcher:
         delivery = self._open(flight, ready, ended - began)
         self._newest_number = number
         self._newest = delivery
+        in_flight = len(wanted) - 1
+        del first, flight, wanted  # else they would hold the slot of a batch that lies elsewhere
         self._forget_newest()
         is_first, self._has_delivered = not self._has_delivered, True
-        self._tuner.delivered(ended, ended - began, ready, len(wanted) - 1, is_first, self.stats.worker_load)
+        self._tuner.delivered(ended, ended - began, ready, in_flight, is_first, self.stats.worker_load)
         self.stats.active_workers, self.stats.worker_changes = self._tuner.workers, self._tuner.changes
         with suppress(MachineFull):  # the next call tries again, and raises it
             self._submit(sparing=True)
@@ -187,11 +193,13 @@ class Dispatcher:
             if flight.sent or flight.result is not None:
                 continue
             if flight.lease is None:
-                if sparing and len(wanted) == depth > active and not self._ring.has_free():
+                if sparing and flight is wanted[-1] and len(wanted) == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
             if not self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent):
+                self._has_unsent = True
                 return
+        self._has_unsent = False
 
     def _take(self) -> InFlight | None:
         """Puts the next task in flight, and chooses its worker; None if there is none left."""
@@ -229,22 +237,25 @@ class Dispatcher:
                 if flight.is_wanted and self._in_order:
                     break
             self._receive()
+            if self._has_unsent:
+                self._submit(sparing=True)
+
+    def _receive_rest(self) -> None:
+        """Handles events that an interrupted call has left: before a task is sent, which they are not about."""
+        if self._pool.events:
+            self._receive()
 
     def _receive(self) -> None:
         events = self._pool.events
         if not events:
             self._pool.wait()
-        is_retried = False
         while events:
             event = events[0]
             if isinstance(event, Death):
                 self._retry(event)
-                is_retried = True
             else:
                 self._note(event)
             events.popleft()
-        if is_retried:
-            self._submit()
 
     def _note(self, result: Result) -> None:
         flight = self._in_flight.get(result.number)
@@ -268,10 +279,12 @@ class Dispatcher:
             for number, flight in self._in_flight.items()
             if flight.worker == death.worker and flight.sent and flight.result is None
         }
-        for flight in islice(lost.values(), 1):
-            self.stats.count_skipped(flight.count_death(death, self._max_restarts, self._skips))
+        self._has_unsent = True
+        first = next(iter(lost.values()), None)
         for number, flight in lost.items():
             flight.sent.clear()
+            if flight is first:
+                self.stats.count_skipped(flight.count_death(death, self._max_restarts, self._skips))
             if not flight.is_wanted:
                 del self._in_flight[number]
         to_retry = sum(flight.is_wanted and flight.result is None for flight in lost.values())

@@ -34,12 +34,14 @@ class SeededMethods(OptionalMethods):
         current = self._newest() if self._current is None else self._current
         if current is None or not getattr(current, "is_running", True):
             current = iter(self)
-        self._current = current  # a subclass may have wrapped the newest: keep the wrapper
         try:
             return next(current)
         except StopIteration:
             self._end_epoch()
+            current = None
             raise
+        finally:
+            self._current = current  # a subclass may have wrapped the newest: keep the wrapper
 
     @property
     def _iterator(self: Any) -> Any:

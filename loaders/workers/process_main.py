@@ -93,10 +93,12 @@ class _Worker:
         self._clock.begin()
         forks, slot, watched, made = Forks.count, None, None, _Made()
         try:
-            if place is not None:
-                slot = self._slot(place[0], place[1], descriptors)
-                watched = weakref.ref(slot)
-            self._connection.done()
+            try:
+                if place is not None:
+                    slot = self._slot(place[0], place[1], descriptors)
+                    watched = weakref.ref(slot)
+            finally:
+                self._connection.done()
             if error is None:
                 self._mark(WHOLE_BATCH)
                 made = self._make(task, slot)
@@ -117,7 +119,7 @@ class _Worker:
         self._connection.send(message, [] if overflow is None else [overflow.fd])
 
     def _make(self, task: Any, slot: np.ndarray | None) -> _Made:
-        buffer = WorkerBuffer(slot)
+        buffer = WorkerBuffer(slot, as_torch=self._reader.seed is None)
         reading = self._reader.read(task, buffer, self._mark)
         payload, overflow, is_odd = dump((reading.batch, reading.skipped), buffer)
         return _Made(payload, overflow, is_odd, buffer.needed, reading.collate_seconds)

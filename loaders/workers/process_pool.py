@@ -111,7 +111,6 @@ class ProcessPool(Pool):
             with full_machine_explained("mapping a batch into memory"):
                 memory = overflow.array()
             overflow.is_delivered = True
-            overflow.close()
         return Reading(*load(Payload(*payload), None if lease is None else lease.array, memory))
 
     def stop(self, deadline: float) -> None:
@@ -121,7 +120,7 @@ class ProcessPool(Pool):
     def close(self) -> None:
         """Ends and reaps all workers: an idle one may run its exit functions, a busy one is killed.
 
-        It may be called while another thread waits in `receive`, which then raises PoolClosed.
+        It may be called while another thread is in `wait`, which then raises PoolClosed.
         """
         self._close(time.monotonic() + EXIT_SECONDS)
 
@@ -149,9 +148,11 @@ class ProcessPool(Pool):
         limits = [limit for worker in self._workers if worker and (limit := self._limit(worker)) is not None]
         if not all(worker.pidfd >= 0 for worker in self._workers if worker):
             limits.append(time.monotonic() + LOOK_SECONDS)
-        seconds = min(min(limits) - time.monotonic(), LONGEST_SECONDS) if limits else None
+        # An interrupted call may have received a message that it could not handle.
+        arrived = {at for at, worker in enumerate(self._workers) if worker and worker.connection.has_arrived}
+        seconds = 0 if arrived else min(min(limits) - time.monotonic(), LONGEST_SECONDS) if limits else None
         ready = self._poll.poll(None if seconds is None else max(0.0, 1000 * seconds))
-        for worker_id in {self._polled[fd] for fd, _ in ready}:
+        for worker_id in arrived | {self._polled[fd] for fd, _ in ready}:
             worker = self._workers[worker_id]
             if worker and not self._drain(worker_id, worker):
                 self._reap(worker_id, worker)
@@ -223,7 +224,7 @@ class ProcessPool(Pool):
         elif not reason:
             reason = f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly with exit code {code}."
         death = Death(worker_id, reason, int(self._control.rows[worker_id]))
-        self._stop_polling(worker)
+        self._stop_polling(worker_id)
         worker.close()
         self.events.append(death)
         if self._take(worker_id) is None:
@@ -234,8 +235,8 @@ class ProcessPool(Pool):
             worker, self._workers[worker_id] = self._workers[worker_id], None
         return worker
 
-    def _stop_polling(self, worker: WorkerProcess) -> None:
-        for fd in worker.descriptors():
+    def _stop_polling(self, worker_id: int) -> None:
+        for fd in [fd for fd, polled in self._polled.items() if polled == worker_id]:
             with suppress(KeyError):
                 self._poll.unregister(fd)
             self._polled.pop(fd, None)

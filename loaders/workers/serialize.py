@@ -43,6 +43,7 @@ def dump(batch: Any, buffer: WorkerBuffer) -> tuple[Payload, SharedMemory | None
     file = io.BytesIO()
     pickler = _BatchPickler(file)
     pickler.dump(batch)
+    buffer.outside = 0  # what was stacked there is counted when it is packed
     packer = _Packer(buffer)
     tensors = packer.pack(pickler.found)
     return Payload(packer.areas, tensors, file.getvalue()), packer.write_overflow(), pickler.is_odd
@@ -85,7 +86,11 @@ class _BatchPickler(ForkingPickler):
         That would send the whole storage, which is the dataset if the sample is a row of it.
         """
         kind = type(item)
-        if not isinstance(item, torch.Tensor) or kind in self.dispatch_table or not is_plain(item):
+        if not isinstance(item, torch.Tensor):
+            return NotImplemented
+        if kind is torch.Tensor and (item.is_quantized or item.is_conj() or item.is_neg()):
+            return item.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # ForkingPickler would lose what these bits mean
+        if kind in self.dispatch_table or not is_plain(item):
             return NotImplemented
         if any(getattr(kind, name) is not getattr(torch.Tensor, name) for name in ("__reduce_ex__", "__reduce__")):
             return NotImplemented
@@ -167,7 +172,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns where the tensor begins and ends in its storage, in bytes."""
     first, size = int(tensor.storage_offset()), tensor.itemsize
     if not tensor.numel():
-        return first * size, first * size
+        return 0, 0  # its offset may be beyond the storage
     last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
     return first * size, (last + 1) * size
 

@@ -21,7 +21,7 @@ class SpawnedReader:
     """Wraps a reader, so that Process.start() can pickle it for each worker of a pool.
 
     A large array is put into shared memory once, when the first worker starts. (Torch itself shares tensors.) In the
-    worker it is unpickled as a pair: the Reader, and the descriptor of the slots' memory.
+    worker it is unpickled as a pair: the Reader, and the descriptor of Control's memory.
     """
 
     def __init__(self, reader: Reader, memory_fd: int, init_fn: Callable[[int], None] | None) -> None:

@@ -66,6 +66,7 @@ class ThreadPool(Pool):
                 self.events.extend(map(results.get, (True,), (seconds,)))
                 self.events.extend(starmap(results.get_nowait, repeat((), results.qsize())))
             if self._shared.is_stopping:
+                self.events.clear()
                 raise PoolClosed("the loader was closed")
             if not self.events and began and time.monotonic() >= min(began) + self._timeout:
                 raise WorkerTimeout(

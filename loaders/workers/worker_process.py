@@ -113,9 +113,9 @@ class WorkerProcess:
             self.discard_messages()
         self.connection.close()
         self._end.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        fd, self.pidfd = self.pidfd, -1  # first, so that no descriptor is closed twice if an exception interrupts this
+        if fd >= 0:
+            os.close(fd)
 
     def discard_messages(self) -> None:
         """Receives and drops all messages, so that a worker that is blocked in send() can continue."""
@@ -131,7 +131,7 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
             worker.connection.send(STOP)
     kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
     while workers:
-        # The timeout is short because another thread, in the pool's receive(), may get LEAVING and set is_leaving.
+        # The timeout is short because another thread, in the pool's wait(), may get LEAVING and set is_leaving.
         exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):

@@ -1,5 +1,7 @@
 import json
 import pickle
+import weakref
+from contextlib import suppress
 from copy import copy
 
 import pytest
@@ -11,6 +13,7 @@ from loaders.base import (
     Delivery,
     EpochIterator,
     Epochs,
+    NumberedSource,
     OptionalMethods,
     Position,
     missing_attribute,
@@ -144,7 +147,7 @@ def test_a_copy_stands_in_the_same_place_and_moves_alone():
 
 
 class Scripted:
-    """A source of the given deliveries."""
+    """A source of the given deliveries; each is returned again until it is taken."""
 
     def __init__(self, *deliveries: Delivery) -> None:
         self.deliveries = list(deliveries)
@@ -152,35 +155,64 @@ class Scripted:
         self.processes = ["a process"]
 
     def next(self) -> Delivery | None:
-        return self.deliveries.pop(0) if self.deliveries else None
+        while self.deliveries and self.deliveries[0].is_taken:
+            self.deliveries.pop(0)
+        return self.deliveries[0] if self.deliveries else None
 
     def close(self) -> None:
         self.closed += 1
 
 
-def test_an_iterator_returns_batches_and_counts_what_was_received():
-    source, position = (
-        Scripted(Delivery(4, "a"), Delivery(5, error=ValueError("bad")), Delivery(6, "b")),
-        Position(2, 4),
-    )
+def test_an_iterator_returns_batches_and_errors_and_moves_its_position():
+    source = Scripted(Delivery(4, "a"), Delivery(5, error=ValueError("bad")), Delivery(6, "b"))
+    position = Position(2, 4)
     iterator = EpochIterator(source, position, 3)
     assert iter(iterator) is iterator
     assert len(iterator) == 3
-    assert (position.batch, position.received) == (4, 0)
     assert next(iterator) == "a"
-    assert (position.batch, position.received) == (5, 1)
+    assert position.batch == 5
     with pytest.raises(ValueError, match="bad"):
         next(iterator)
-    assert (position.batch, position.received) == (6, 2)
+    assert position.batch == 6
     assert next(iterator) == "b"
-    assert (position.batch, position.received, position.finished) == (7, 3, False)
-    assert iterator.is_running
+    assert (position.batch, position.finished, iterator.is_running) == (7, False, True)
     assert iterator._workers == ["a process"]
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(iterator)
-    assert (position.batch, position.received, position.finished) == (7, 3, True)
+    assert (position.batch, position.finished) == (7, True)
     assert (iterator.is_running, iterator._workers, source.closed) == (False, [], 1)
+
+
+def test_an_interrupted_next_loses_no_batch_and_moves_no_position(monkeypatch):
+    source, position = Scripted(Delivery(0, "a"), Delivery(1, "b")), Position(0)
+    iterator, fetch = EpochIterator(source, position), source.next
+
+    def interrupted() -> None:
+        fetch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(source, "next", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    monkeypatch.undo()
+    assert position.batch == 0
+    assert list(iterator) == ["a", "b"]
+
+
+class Refused(Exception):
+    """An error that can be referred to weakly."""
+
+
+def test_neither_the_iterator_nor_its_source_keeps_a_batch_or_an_error_alive():
+    error = Refused()
+    source = Scripted(Delivery(0, {1, 2}), Delivery(1, error=error))
+    iterator = EpochIterator(source, Position(0))
+    watched = [weakref.ref(next(iterator)), weakref.ref(error)]
+    del error
+    with suppress(Refused):
+        next(iterator)
+    assert [reference() for reference in watched] == [None, None]
 
 
 def test_a_batch_without_a_number_does_not_move_the_position():
@@ -189,7 +221,48 @@ def test_a_batch_without_a_number_does_not_move_the_position():
     assert next(iterator) == "a"
     with pytest.raises(ValueError, match="bad"):
         next(iterator)
-    assert (position.batch, position.received) == (0, 2)
+    assert position.batch == 0
+
+
+def test_a_numbered_source_makes_each_batch_once_and_delivers_errors_in_their_places():
+    made: list[int] = []
+
+    def make(number: int) -> str:
+        made.append(number)
+        if number == 3:
+            raise ValueError("bad")
+        return "abcdef"[number]
+
+    source, position = NumberedSource(make, 2, 5), Position(0, 2)
+    assert source.next() is source.next()
+    iterator = EpochIterator(source, position)
+    assert next(iterator) == "c"
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert list(iterator) == ["e"]
+    assert made == [2, 3, 4]
+
+
+def test_a_numbered_source_that_is_interrupted_makes_the_batch_again():
+    outcomes: list = [KeyboardInterrupt(), "a"]
+
+    def make(number: int) -> str:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    iterator = EpochIterator(NumberedSource(make, 0, 1), Position(0))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert list(iterator) == ["a"]
+
+
+def test_a_closed_source_has_no_batches_left():
+    source = NumberedSource(str, 0, 2)
+    assert source.next().batch == "0"
+    source.close()
+    assert source.next() is None
 
 
 def test_an_ended_iterator_says_so_and_closes_its_source_once():

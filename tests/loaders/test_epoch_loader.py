@@ -2,7 +2,9 @@
 
 import pytest
 
-from loaders.epoch_loader import EpochLoader, IteratorSource
+from loaders.base import NumberedSource
+from loaders.epoch_loader import EpochLoader
+from loaders.order import EpochBatches
 
 
 class Indices(EpochLoader):
@@ -18,10 +20,10 @@ class Indices(EpochLoader):
         if self.error is not None:
             raise self.error
 
-    def _open(self, epoch: int, first: int) -> IteratorSource:
+    def _open(self, epoch: int, first: int) -> NumberedSource:
         self.calls.append((epoch, first))
-        ours = self._order.batches(epoch, first)
-        return IteratorSource((number, indices.tolist()) for number, _, indices in ours)
+        batches = EpochBatches(self._order, epoch)
+        return NumberedSource(lambda number: batches[number][1].tolist(), first, len(batches))
 
 
 def make(length: int = 10, **settings) -> Indices:
@@ -132,10 +134,3 @@ def test_a_batch_has_a_sample_at_least(batch_size):
 def test_a_dataset_without_a_length_is_refused():
     with pytest.raises(TypeError, match="Indices needs a map-style dataset, and list_iterator has no __len__"):
         Indices(iter([1]), 4)
-
-
-def test_a_closed_source_has_no_batches_left():
-    source = IteratorSource(iter([(0, "a"), (1, "b")]))
-    assert source.next() == (0, "a", None)
-    source.close()
-    assert source.next() is None

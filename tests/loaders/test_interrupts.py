@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """What a program's own signal handler raises."""
 
 
@@ -150,33 +150,26 @@ def test_after_ctrl_c_inside_next_a_fresh_epoch_is_whole(kind, count):
 
 @MANY
 @pytest.mark.parametrize("kind", LOADERS)
-def test_after_an_error_of_a_signal_handler_the_same_iterator_skips_no_batch(kind, count):
+def test_after_an_error_of_a_signal_handler_the_same_iterator_goes_on_and_loses_no_batch(kind, count):
     expected = epochs_of(kind, count)
     with LOADERS[kind]() as loader:
         for epoch, (place, moment) in enumerate(strikes(kind, count)):
             name_epoch(loader, epoch)
             seen = go_on(iter(loader), place, moment)
-            assert contents(seen) == expected[epoch][: len(seen)]
-            if "unseeded" not in kind and len(seen) < BATCHES:
-                assert loader.state_dict()["samples"] == 4 * len(seen)
+            assert contents(seen) == expected[epoch]
 
 
 def go_on(iterator: Iterator, place: int, moment: int) -> list:
-    """The batches of an epoch whose next() is struck once; up to its end, or to a RuntimeError in its place."""
+    """The batches of an epoch whose next() is struck once."""
     seen = [next(iterator) for _ in range(place)]
-    with suppress(Interrupted), struck(moment, Interrupted):
-        seen.append(next(iterator))
-    while True:
-        try:
-            seen.append(next(iterator))
-        except StopIteration:
-            assert len(seen) == BATCHES, "the epoch ended early"
-            return seen
-        except Interrupted:  # at last: it had struck what reads the order ahead
-            continue
-        except RuntimeError as error:
-            assert str(error), "an error without a sentence"
-            return seen
+    try:
+        with struck(moment, Interrupted):
+            for batch in iterator:  # not next(): the strike may come after its return, when the batch is the test's
+                seen.append(batch)
+                break
+    except Interrupted:
+        pass
+    return [*seen, *iterator]
 
 
 @pytest.fixture

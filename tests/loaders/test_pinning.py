@@ -25,9 +25,9 @@ def a_gpu(monkeypatch):
     page_locked = []
     ring = engine.SlotRing
 
-    def make_ring(count: int, num_workers: int, locks: bool):
+    def make_ring(count: int, shared: bool, locks: bool):
         page_locked.append(locks)
-        return ring(count, num_workers, False)
+        return ring(count, shared)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(epochs, "pin_memory", lambda batch: Pinned([batch.clone()]))

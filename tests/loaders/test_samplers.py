@@ -354,10 +354,9 @@ class Unsized:
         return iter([[0, 1, 2], [3, 4]])
 
 
-@pytest.mark.parametrize("seed", [None, 0])
-def test_next_works_over_a_sampler_without_a_length(seed, reader):
+def test_next_works_over_a_sampler_without_a_length(reader):
     persistent = reader["num_workers"] > 0
-    with seeded(batch_sampler=Unsized(), seed=seed, **{**reader, "persistent_workers": persistent}) as loader:
+    with seeded(batch_sampler=Unsized(), seed=0, **{**reader, "persistent_workers": persistent}) as loader:
         for _ in range(2):
             assert [next(loader).tolist(), next(loader).tolist()] == [[0, 1, 2], [3, 4]]
             with pytest.raises(StopIteration):

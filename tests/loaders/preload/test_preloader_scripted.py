@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from loaders import Preloader, TorchLoader
-from loaders.base import INTERRUPTED
 from loaders.preload import preloader as module
 from loaders.randomness import Random
 
@@ -70,18 +69,21 @@ def test_the_length_of_an_epoch_is_its_iterators_if_it_knows_one():
         len(iter(Preloader((number for number in range(3)), "cpu", 0)))
 
 
-def test_next_raises_after_an_interrupt_lost_a_batch(monkeypatch):
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_interrupted_next_loses_no_batch_and_moves_no_state(monkeypatch, depth):
     def interrupted(*_) -> None:
         raise KeyboardInterrupt
 
-    iterator = iter(Preloader([1, 2, 3], "cpu", 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(module.DeviceCopier, "hand_over", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-    with pytest.raises(RuntimeError) as missed:
-        next(iterator)
-    assert str(missed.value) == INTERRUPTED
+    with Preloader(TorchLoader([1, 2, 3], 1), "cpu", depth) as loader:
+        iterator = iter(loader)
+        for number in range(3):
+            with monkeypatch.context() as patch:
+                patch.setattr(module.DeviceCopier, "hand_over", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    next(iterator)
+            assert loader.state_dict()["samples"] == number
+            assert next(iterator).item() == number + 1
+        assert loader.stats()["preloader"]["batches"] == 3
 
 
 def test_the_seconds_that_the_consumer_waits_add_up(monkeypatch):
@@ -103,6 +105,9 @@ class Queue:
     def get(self):
         self.queued -= 1
         return self.make()
+
+    def done(self) -> None:
+        """Nothing is kept."""
 
     def close(self, unblock=None) -> None:
         self.calls.append("close")

@@ -12,7 +12,7 @@ from loaders import background
 from loaders.base import ENDED
 from loaders.preload import producer as module
 from loaders.preload.device_copy import DeviceCopier
-from loaders.preload.producer import InlineProducer, ItemMaker, ThreadProducer
+from loaders.preload.producer import InlineProducer, Item, ItemMaker, ThreadProducer
 from loaders.randomness import Random
 
 
@@ -43,6 +43,13 @@ def maker(script: Script, transform=None, depth: int = 2, **settings) -> ItemMak
     copier = DeviceCopier("cpu", transform, side_stream=False)
     settings = {"state": script.state, "key": (3, 2), "rank": 1, "number": 4, **settings}
     return ItemMaker(script, copier, depth, **settings)
+
+
+def taken(producer) -> Item:
+    """The next item, which makes room for another one."""
+    item = producer.get()
+    producer.done()
+    return item
 
 
 @pytest.fixture
@@ -118,9 +125,30 @@ def test_an_out_of_memory_error_names_the_device_the_number_of_samples_and_what_
     assert error.__cause__ is full
 
 
-def test_a_keyboard_interrupt_is_raised_and_not_queued():
-    with pytest.raises(KeyboardInterrupt):
-        maker(Script(KeyboardInterrupt()))()
+def test_a_batch_is_kept_if_a_keyboard_interrupt_comes_while_it_is_prepared():
+    interrupts = [KeyboardInterrupt]
+
+    def transform(batch, random):
+        if interrupts:
+            raise interrupts.pop()
+        return batch
+
+    make = maker(Script(torch.tensor(7), KeyboardInterrupt(), torch.tensor(8)), transform)
+    for number, value in ((4, 7), (5, 8)):
+        with pytest.raises(KeyboardInterrupt):
+            make()
+        item = make()
+        assert (item.number, item.after, item.batch.item()) == (number, number + 1, value)
+
+
+def test_an_error_that_belongs_to_no_batch_does_not_move_the_number():
+    script = Script(ValueError("a timeout"), torch.tensor(7))
+    script.position = SimpleNamespace(batch=4)
+    make = maker(script)
+    error = make()
+    script.position.batch = 5
+    batch = make()
+    assert [(item.number, item.after) for item in (error, batch)] == [(4, 4), (4, 5)]
 
 
 # In the consumer's call
@@ -131,7 +159,10 @@ def test_inline_an_item_is_made_when_it_is_asked_for_and_none_after_close(releas
     inline = InlineProducer(maker(script))
     assert (script.calls, inline.queued) == (0, 0)
     assert inline.get().batch.item() == 7
+    assert inline.get().batch.item() == 7, "until it is done"
     assert script.calls == 1
+    inline.done()
+    assert inline.get().batch.item() == 8
     inline.stop(0, lambda: None)
     assert released == []
     inline.close()
@@ -162,7 +193,7 @@ def test_a_thread_makes_all_items_and_exits(produce, bound, released):
     one._thread.join(bound)
     assert not one._thread.is_alive()
     assert one.queued == 3
-    items = [one.get() for _ in range(3)]
+    items = [taken(one) for _ in range(3)]
     assert items[0].batch.item() == 7
     assert str(items[1].error) == "bad"
     assert items[2].is_end
@@ -172,7 +203,7 @@ def test_a_thread_makes_all_items_and_exits(produce, bound, released):
 def test_an_exception_that_ends_the_thread_comes_in_its_place_and_ends_the_epoch(produce):
     interrupt = KeyboardInterrupt()
     one = produce(Script(torch.tensor(7), interrupt, torch.tensor(8)), depth=3)
-    items = [one.get() for _ in range(3)]
+    items = [taken(one) for _ in range(3)]
     assert [(item.number, item.error, item.is_end) for item in items] == [
         (4, None, False),
         (5, interrupt, False),

@@ -1,25 +1,21 @@
-"""Tensors of a batch are written into its slot one after the other, and into memory of the batch's own after that."""
+"""Tensors of a batch are written into its slot one after the other, and into new memory if they do not fit."""
 
-import os
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from loaders.workers.batch_buffer import (
     ALIGNMENT,
     BatchBuffer,
-    SharedBatchBuffer,
+    ThreadBuffer,
+    WorkerBuffer,
     is_plain,
     stacks_as_torch_does,
-    tensor_at,
 )
-from loaders.workers.shared_memory import page_aligned
-
-PAGE = page_aligned(1)
 
 
 def memory(size: int = 4 * ALIGNMENT) -> np.ndarray:
@@ -29,19 +25,6 @@ def memory(size: int = 4 * ALIGNMENT) -> np.ndarray:
 
 def lies_at(tensor: torch.Tensor, slot: np.ndarray) -> int:
     return tensor.data_ptr() - slot.ctypes.data
-
-
-@pytest.fixture
-def shared():
-    buffers = []
-
-    def make(slot: np.ndarray | None = None) -> SharedBatchBuffer:
-        buffers.append(SharedBatchBuffer(slot))
-        return buffers[-1]
-
-    yield make
-    for buffer in buffers:
-        buffer.close()
 
 
 # Room
@@ -58,22 +41,21 @@ def test_tensors_are_placed_one_after_the_other_at_aligned_places():
     assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [15, 8, 65]
 
 
-@pytest.mark.parametrize("size", [4 * ALIGNMENT, 3 * ALIGNMENT + 1])
-def test_a_slot_may_be_filled_to_its_last_byte(size):
-    slot = memory(size)
+def test_a_slot_may_be_filled_to_its_last_byte():
+    slot = memory()
     buffer = BatchBuffer(slot)
-    assert lies_at(buffer.empty((size,), torch.uint8), slot) == 0
+    assert lies_at(buffer.empty((len(slot),), torch.uint8), slot) == 0
     assert not buffer.overflowed
 
 
-def test_what_finds_no_room_and_all_after_it_overflow():
+def test_what_finds_no_room_overflows():
     slot = memory()
     buffer = BatchBuffer(slot)
     buffer.empty((ALIGNMENT,), torch.uint8)
     large, small = buffer.empty((3 * ALIGNMENT + 1,), torch.uint8), buffer.empty((1,), torch.uint8)
     assert buffer.overflowed
-    for tensor in (large, small):
-        assert not 0 <= lies_at(tensor, slot) < len(slot)
+    assert not 0 <= lies_at(large, slot) < len(slot)
+    assert lies_at(small, slot) == ALIGNMENT
     assert buffer.needed == 6 * ALIGNMENT  # how large the slot should have been
 
 
@@ -124,12 +106,6 @@ class Marked(torch.Tensor):
     """A subclass that changes nothing."""
 
 
-def test_a_stack_function_of_the_users_is_noticed(monkeypatch):
-    assert stacks_as_torch_does() is True
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda samples, **_: samples)
-    assert stacks_as_torch_does() is False
-
-
 class Intercepting(torch.Tensor):
     """A subclass that is no plain memory."""
 
@@ -157,116 +133,54 @@ def test_plain_tensors_are_cpu_memory_of_any_class(unusual):
 # Small tensors
 
 
-def test_a_small_part_of_a_batch_is_copied_out_of_the_slot():
+def test_a_threads_small_tensors_get_memory_of_their_own():
     slot = memory(16 * ALIGNMENT)
-    buffer = BatchBuffer(slot)
-    images, labels = buffer.empty((3 * ALIGNMENT,), torch.uint8), buffer.empty((ALIGNMENT,), torch.uint8)
-    assert buffer.owned(images) is images
-    assert buffer.owned(labels) is labels  # a quarter is not small
-    labels.zero_()
-    buffer.empty((1,), torch.uint8)
-    copy = buffer.owned(labels)
-    assert torch.equal(copy, labels)
-    assert not 0 <= lies_at(copy, slot) < len(slot)
+    buffer = ThreadBuffer(slot)
+    labels, images = buffer.empty((4 * ALIGNMENT - 1,), torch.uint8), buffer.empty((4 * ALIGNMENT,), torch.uint8)
+    assert not 0 <= lies_at(labels, slot) < len(slot)
+    assert lies_at(images, slot) == 0
+    assert (buffer.needed, buffer.overflowed) == (8 * ALIGNMENT, False)
 
 
-def test_a_small_tensor_at_the_beginning_of_the_slot_is_copied_too():
-    buffer = BatchBuffer(memory(16 * ALIGNMENT))
-    labels = buffer.empty((1,), torch.uint8)
-    buffer.empty((9 * ALIGNMENT,), torch.uint8)
-    assert buffer.owned(labels) is not labels
+# Collating
 
 
-def test_what_does_not_lie_in_the_slot_is_not_copied():
-    slot = memory(4 * ALIGNMENT)
-    buffer = BatchBuffer(slot[ALIGNMENT : 3 * ALIGNMENT])
-    buffer.empty((2 * ALIGNMENT,), torch.uint8)
-    ahead, behind = (tensor_at(slot, place, torch.uint8, (1,)) for place in (ALIGNMENT - 1, 3 * ALIGNMENT))
-    sparse = torch.ones(1).to_sparse()
-    marked = tensor_at(slot, ALIGNMENT, torch.uint8, (1,)).as_subclass(Marked)
-    for item in (ahead, behind, torch.ones(1), sparse, marked, "text", None):
-        assert buffer.owned(item) is item
-    first = torch.ones(1)
-    assert BatchBuffer().owned(first) is first
+def wrapped(samples: list) -> dict:
+    """A user's own collate_fn, which calls torch's."""
+    return {"image": default_collate(samples)}
 
 
-# Places for another process
+@pytest.mark.parametrize(
+    ("kind", "collate_fn", "is_placed"),
+    [
+        (BatchBuffer, default_collate, False),
+        (ThreadBuffer, default_collate, True),
+        (ThreadBuffer, wrapped, False),  # its map is all threads'
+        (WorkerBuffer, default_collate, True),
+        (WorkerBuffer, wrapped, True),
+        (WorkerBuffer, torch.stack, False),
+    ],
+)
+def test_torchs_collating_stacks_into_the_buffer(kind, collate_fn, is_placed):
+    buffer, samples = kind(memory()), [torch.arange(4), torch.arange(4, 8)]
+    batch = buffer.collate(collate_fn, samples)
+    stacked = batch["image"] if isinstance(batch, dict) else batch
+    assert stacked.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (lies_at(stacked, buffer.slot) == 0) == (buffer.needed > 0) == is_placed
+    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
 
 
-def test_a_tensor_in_the_slot_is_referred_to_where_it_is(shared):
-    slot = memory()
-    buffer = shared(slot)
-    buffer.empty((1,), torch.uint8)
-    tensor = buffer.empty((2, 3), torch.int16)
-    assert buffer.place(tensor) == (ALIGNMENT, torch.int16, (2, 3), (3, 1))
-    assert buffer.place(tensor[1, 1:]) == (ALIGNMENT + 8, torch.int16, (2,), (1,))
-    assert buffer.needed == 2 * ALIGNMENT
-
-
-def test_any_other_tensor_is_copied_into_the_slot_once(shared):
-    slot = memory()
-    buffer = shared(slot)
-    tensor = torch.arange(6, dtype=torch.uint8)
-    reference = buffer.place(tensor)
-    assert reference == (0, torch.uint8, (6,), (1,))
-    assert slot[:6].tolist() == [0, 1, 2, 3, 4, 5]
-    assert buffer.place(tensor) is reference
-    assert buffer.needed == ALIGNMENT
-
-
-@pytest.mark.parametrize("place", [ALIGNMENT - 1, 3 * ALIGNMENT])
-def test_a_tensor_just_outside_the_slot_is_copied_into_it(shared, place):
-    whole = memory(4 * ALIGNMENT)
-    slot = whole[ALIGNMENT : 3 * ALIGNMENT]
-    slot[:] = 0
-    assert shared(slot).place(tensor_at(whole, place, torch.uint8, (1,)))[0] == 0
-    assert slot[0] == 0xEE
-
-
-def test_dense_tensors_keep_their_strides_and_others_get_new_ones(shared):
-    buffer = shared(memory())
-    assert buffer.place(torch.zeros(2, 3, dtype=torch.uint8).t())[2:] == ((3, 2), (1, 3))
-    assert buffer.place(torch.zeros(2, 6, dtype=torch.uint8)[:, ::2])[2:] == ((2, 3), (3, 1))
-    assert buffer.place(torch.zeros(1, dtype=torch.uint8).expand(4))[2:] == ((4,), (1,))
-
-
-def test_an_overflow_lies_in_whole_pages_of_shared_memory(shared):
-    buffer = shared(memory(ALIGNMENT))
-    assert buffer.overflow_fd is None
-    first, second, third = torch.ones(PAGE + 1, dtype=torch.uint8), torch.full((8,), 7), torch.ones(3)
-    offsets = [buffer.place(tensor)[0] for tensor in (first, second, third)]
-    assert offsets == [-1, -1 - 2 * PAGE, -1 - 3 * PAGE]
-    inside = buffer.empty((4,), torch.uint8)
-    assert buffer.place(inside[2:])[0] == -1 - 4 * PAGE - 2
-    assert buffer.overflowed
-    assert os.fstat(buffer.overflow_fd).st_size == 5 * PAGE
-    alone = shared()
-    assert alone.place(alone.empty((4,), torch.uint8)[2:])[0] == -3
-
-
-def test_closing_closes_the_overflows_descriptor():
-    buffer = SharedBatchBuffer()
-    buffer.place(torch.ones(3))
-    buffer.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(buffer.overflow_fd)
-
-
-def test_a_cuda_tensor_of_a_worker_is_refused_with_advice(shared):
-    with pytest.raises(TypeError, match="a worker made a CUDA tensor: make CPU tensors there"):
-        shared(memory()).place(SimpleNamespace(is_cuda=True))
-
-
-def test_what_is_no_plain_memory_has_to_be_pickled(shared, unusual):
-    buffer = shared(memory())
-    assert not buffer.is_pickled
-    for tensor in unusual:
-        buffer.is_pickled = False
-        assert buffer.place(tensor) is None
-        assert buffer.is_pickled
-    buffer.is_pickled = False
-    light = [torch.empty(0), torch.ones(2, device="meta"), torch.ones(2, dtype=torch.complex64).conj()]
-    light.append(torch.ones(2, dtype=torch.complex64).conj().imag)
-    assert [buffer.place(tensor) for tensor in light] == [None] * 4
-    assert not buffer.is_pickled
+def test_another_thread_of_a_worker_collates_into_memory_of_its_own(in_thread, bound):
+    buffer = WorkerBuffer(memory())
+    sample = torch.arange(3)
+    batch = buffer.collate(lambda samples: in_thread(default_collate, samples).result(bound), [sample])
+    assert batch.tolist() == [[0, 1, 2]]
     assert buffer.needed == 0
+
+
+@pytest.mark.parametrize("kind", [ThreadBuffer, WorkerBuffer])
+def test_a_users_own_stack_function_is_used(kind, monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda samples, **_: samples)
+    sample = torch.ones(2)
+    assert stacks_as_torch_does() is False
+    assert kind(memory()).collate(default_collate, [sample]) == [sample]

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from loaders.workers import connection as module
-from loaders.workers.connection import LARGEST, Connection
+from loaders.workers.connection import LARGEST, Connection, Control
+from loaders.workers.shared_memory import page_aligned
 
 
 @pytest.fixture
@@ -25,6 +26,14 @@ def pipe_with(data: bytes) -> int:
     return reading
 
 
+def taken(connection: Connection) -> tuple[bytes, list[int]] | None:
+    """The next message, with copies of its descriptors; it is dropped."""
+    if (received := connection.receive()) is not None:
+        received = received[0], [os.dup(fd) for fd in received[1]]
+        connection.done()
+    return received
+
+
 def open_descriptors() -> list[str]:
     return os.listdir("/proc/self/fd")
 
@@ -36,20 +45,19 @@ def test_messages_of_any_size_arrive_whole_and_in_order(ends, size):
     messages = [os.urandom(size), b"between", os.urandom(size)]
     for message in messages:
         assert ours.send(message)
-    assert [theirs.receive() for _ in messages] == [(message, []) for message in messages]
+    assert [taken(theirs) for _ in messages] == [(message, []) for message in messages]
     assert theirs.receive() is None
     assert open_descriptors() == before
 
 
 def test_only_large_messages_take_shared_memory(ends, monkeypatch):
-    ours, theirs = ends
+    ours, _ = ends
     written = []
     monkeypatch.setattr(module, "write_shared", lambda message: written.append(message) or pipe_with(b""))
     ours.send(bytes(b"x" * LARGEST))
     assert written == []
     ours.send(b"x" * (LARGEST + 1))
     assert len(written) == 1
-    theirs.receive()
 
 
 @pytest.mark.parametrize("size", [5, LARGEST + 1])
@@ -62,9 +70,40 @@ def test_a_descriptor_travels_with_its_message(ends, size):
     assert message == b"x" * size
     assert os.read(received, 9) == b"inside"
     assert not os.get_inheritable(received)
-    assert len(open_descriptors()) == before + 1
-    os.close(received)
+    theirs.done()
+    assert len(open_descriptors()) == before
     os.close(fd)
+
+
+@pytest.mark.parametrize("size", [5, LARGEST + 1])
+def test_a_message_is_received_again_until_it_is_done(ends, size):
+    ours, theirs = ends
+    fd = pipe_with(b"")
+    before = open_descriptors()
+    ours.send(b"x" * size, [fd])
+    ours.send(b"next")
+    first = theirs.receive()
+    assert theirs.receive() == first
+    assert first[0] == b"x" * size
+    theirs.done()
+    assert theirs.receive() == (b"next", [])
+    ours.send(b"more", [fd])
+    theirs.done()
+    assert theirs.receive() is not None
+    theirs.close()  # with a message that is not done
+    assert len(open_descriptors()) == len(before) - 1
+    os.close(fd)
+
+
+def test_the_call_that_sends_a_message_notes_it(ends):
+    ours, theirs = ends
+    sent: list = []
+    while ours.send(b"x" * 1000, [], sent):
+        pass
+    count = 0
+    while taken(theirs) is not None:
+        count += 1
+    assert len(sent) == count > 0
 
 
 @pytest.mark.parametrize("size", [1000, LARGEST + 1])
@@ -76,8 +115,8 @@ def test_a_full_connection_refuses_a_message_and_takes_it_later(ends, size):
     while ours.send(message):
         sent += 1
     for _ in range(sent):
-        assert theirs.receive() == (message, [])
-    assert theirs.receive() is None  # what was refused never arrives
+        assert taken(theirs) == (message, [])
+    assert taken(theirs) is None  # what was refused never arrives
     assert open_descriptors() == before
     assert ours.send(message)
     assert theirs.receive() == (message, [])
@@ -108,7 +147,7 @@ def test_messages_before_the_end_arrive_and_then_it_is_the_end(ends):
     ours, theirs = ends
     ours.send(b"last")
     ours.close()
-    assert theirs.receive() == (b"last", [])
+    assert taken(theirs) == (b"last", [])
     with pytest.raises(EOFError):
         theirs.receive()
     with pytest.raises(OSError, match="Broken pipe"):
@@ -125,3 +164,19 @@ def test_a_large_message_whose_descriptor_is_lost_ends_the_connection(ends):
 def test_a_connection_can_be_waited_for(ends):
     ours, _ = ends
     assert ours.fileno() == ours.socket.fileno()
+
+
+@pytest.mark.parametrize("num_workers", [1, 7, page_aligned(1) // 8])
+def test_each_worker_has_a_row_and_all_see_that_they_have_to_stop(num_workers):
+    before = open_descriptors()
+    ours = Control(num_workers)
+    theirs = Control(num_workers, os.dup(ours.fd))
+    ours.rows[:num_workers] = range(1, num_workers + 1)
+    assert not theirs.is_stopping
+    ours.close()
+    ours.close()
+    ours.stop()  # the memory stays mapped
+    assert theirs.is_stopping
+    assert theirs.rows[:num_workers].tolist() == [*range(1, num_workers + 1)]
+    theirs.close()
+    assert open_descriptors() == before

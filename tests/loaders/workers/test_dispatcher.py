@@ -3,12 +3,13 @@
 import os
 import weakref
 from collections import deque
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loaders.base import INTERRUPTED, Delivery
+from loaders.base import Delivery
 from loaders.timeline import Work
 from loaders.workers import dispatcher as module
 from loaders.workers.dispatcher import Dispatcher
@@ -22,7 +23,7 @@ BATCH_BYTES = 64
 
 
 class ScriptedPool:
-    """Answers the oldest task first, as long as there is no script of what `receive` does."""
+    """Answers the oldest task first, as long as there is no script of what `wait` does."""
 
     writes_to_slots = False
 
@@ -32,48 +33,47 @@ class ScriptedPool:
         self.submitted: list[tuple[int, Task]] = []  # (worker, task), in order
         self.full: set[int] = set()  # workers that take no task now
         self.error: Exception | None = None  # what the next call of `submit` raises
-        self.discarded: list[int] = []
         self.calls: list[str] = []
         self.unanswered: dict[int, tuple[int, Task]] = {}
         self.leases: dict[int, weakref.ref] = {}  # of arrays, by batch
         self.script: deque = deque()
+        self.events: deque = deque()
 
     def begin(self) -> None:
         self.calls.append("begin")
 
-    def submit(self, worker: int, number: int, task: Task, lease) -> bool:
+    def submit(self, worker: int, number: int, task: Task, lease, sent: list) -> bool:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         if worker in self.full:
             return False
+        sent.append(True)
         self.submitted.append((worker, task))
         self.unanswered[number] = worker, task
         if lease is not None:
             self.leases[task.number] = weakref.ref(lease.array)
         return True
 
-    def receive(self) -> list:
+    def wait(self) -> None:
         assert self.script or self.unanswered, "the dispatcher waits for nothing"
         if not self.script:
-            return [self.result(next(iter(self.unanswered)))]
+            self.events.append(self.result(next(iter(self.unanswered))))
+            return
         step = self.script.popleft()
         if isinstance(step, BaseException):
             raise step
-        return [self._event(item) for item in step]
+        self.events.extend(self._event(item) for item in step)
 
     def open(self, result: Result, lease) -> Reading | BaseException:
         if callable(result.payload):
             return result.payload(lease)
         return result.payload
 
-    def discard(self, result: Result) -> None:
-        self.discarded.append(result.payload.batch)
-
     def close(self) -> None:
         self.calls.append("close")
 
-    # What a test scripts: each call is what one `receive` returns.
+    # What a test scripts: each call is what one `wait` reports.
 
     def answers(self, *batches: int, **fields) -> None:
         self.script.append([(batch, fields) for batch in batches])
@@ -113,7 +113,7 @@ def tasks(*numbers: int, epoch: int | None = None):
 
 def started(pool: ScriptedPool, given, ring: SlotRing | None = None, depth: int = 3, **settings) -> Dispatcher:
     how = {"round_robin": False, "in_order": True, "max_restarts": 2, "skips": False, **settings}
-    dispatcher = Dispatcher(pool, ring or SlotRing(0, 0), lambda workers: depth, **how)
+    dispatcher = Dispatcher(pool, ring or SlotRing(0, False), lambda workers: depth, **how)
     dispatcher.begin(given)
     return dispatcher
 
@@ -121,9 +121,19 @@ def started(pool: ScriptedPool, given, ring: SlotRing | None = None, depth: int 
 def rest(dispatcher: Dispatcher, epoch: int | None = None) -> list:
     """What is left of the epoch: batches, or errors."""
     found = []
-    while (delivery := dispatcher.next(epoch)) is not None:
+    while (delivery := take(dispatcher, epoch)) is not None:
         found.append(delivery.batch if delivery.error is None else delivery.error)
     return found
+
+
+def take(dispatcher: Dispatcher, epoch: int | None = None) -> Delivery | None:
+    """The next delivery, taken as an epoch's iterator takes it."""
+    delivery = dispatcher.next(epoch)
+    if delivery is None:
+        return None
+    delivery.is_taken = True
+    taken, delivery.batch, delivery.error = copy(delivery), None, None
+    return taken
 
 
 @pytest.fixture
@@ -147,17 +157,18 @@ def test_without_order_batches_are_delivered_as_they_come(pool):
     assert rest(started(pool, tasks(*range(4)), in_order=False)) == [2, 1, 0, 3]
 
 
-def test_several_events_of_one_call_are_all_noted(pool):
-    pool.answers(1, 0, 2)
-    dispatcher = started(pool, tasks(0, 1, 2))
-    assert rest(dispatcher) == [0, 1, 2]
-    assert dispatcher.stats.queued == 2 + 1 + 0
-
-
 def test_a_delivery_tells_the_number_of_its_batch(pool):
     dispatcher = started(pool, tasks(7))
-    assert dispatcher.next() == Delivery(7, 7)
-    assert dispatcher.next() is None
+    assert take(dispatcher) == Delivery(7, 7, is_taken=True)
+    assert take(dispatcher) is None
+
+
+def test_a_delivery_is_returned_again_until_it_is_taken(pool):
+    dispatcher = started(pool, tasks(0, 1))
+    first = dispatcher.next()
+    assert dispatcher.next() is first
+    assert (take(dispatcher).batch, take(dispatcher).batch) == (0, 1)
+    assert dispatcher.stats.batches == 2
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -165,7 +176,7 @@ def test_depth_batches_are_loaded_ahead(depth):
     pool = ScriptedPool(5)
     dispatcher = started(pool, tasks(*range(9)), depth=depth)
     assert pool.batches == [*range(depth)]
-    dispatcher.next()
+    take(dispatcher)
     assert pool.batches == [*range(depth + 1)]
 
 
@@ -173,9 +184,9 @@ def test_depth_0_reads_each_batch_when_it_is_asked_for(pool):
     dispatcher = started(pool, tasks(*range(3)), depth=0)
     assert pool.batches == []
     for number in range(3):
-        assert dispatcher.next().batch == number
+        assert take(dispatcher).batch == number
         assert pool.batches == [*range(number + 1)]
-    assert dispatcher.next() is None
+    assert take(dispatcher) is None
 
 
 def test_round_robin_gives_task_k_to_worker_k_modulo_their_number(pool):
@@ -204,7 +215,7 @@ def test_a_task_that_a_worker_has_no_room_for_waits_for_that_worker(pool):
     pool.full = {1}
     dispatcher = started(pool, tasks(*range(4)), round_robin=True)
     assert pool.batches == [0]
-    assert dispatcher.next().batch == 0
+    assert take(dispatcher).batch == 0
     assert pool.batches == [0]
     pool.full = set()
     assert rest(dispatcher) == [1, 2, 3]
@@ -215,19 +226,14 @@ def test_a_task_that_no_worker_has_room_for_waits_for_answers_to_tasks_that_nobo
     dispatcher = started(pool, tasks(0, 1), depth=2)
     pool.full = {0, 1}
     dispatcher.begin(tasks(10, 11))
-    answer = pool.receive
+    answer = pool.wait
 
-    def receive() -> list:
+    def wait() -> None:
         pool.full = set()
-        return answer()
+        answer()
 
-    pool.receive = receive
+    pool.wait = wait
     assert rest(dispatcher) == [10, 11]
-
-
-def test_the_processes_are_the_pools(pool):
-    pool.processes = ["a process", None]  # a second one is not started yet
-    assert started(pool, tasks()).processes == ["a process"]
 
 
 # Beginning and ending
@@ -238,12 +244,10 @@ def test_begin_drops_what_is_in_flight_and_what_waits():
     dispatcher = started(pool, tasks(*range(9)))
     pool.answers(1)
     pool.answers(0)
-    assert dispatcher.next().batch == 0
+    assert take(dispatcher).batch == 0
     dispatcher.begin(tasks(10, 11, 12, 13))
-    assert pool.discarded == [1]  # it had its result
     assert pool.batches == [0, 1, 2, 3, 10, 11, 12]  # dropped tasks take no place from wanted ones
     assert rest(dispatcher) == [10, 11, 12, 13]
-    assert pool.discarded == [1, 2, 3]  # each when it was answered
     assert dispatcher.stats.batches == 5
 
 
@@ -256,62 +260,30 @@ def test_begin_drops_a_task_that_was_held(pool):
     assert pool.batches == [10]
 
 
-def test_each_begin_is_passed_on_to_the_pool(pool):
-    dispatcher = started(pool, tasks())
-    dispatcher.begin(tasks())
-    assert pool.calls == ["begin", "begin"]
-
-
 def test_the_slot_of_a_dropped_task_is_free_when_it_is_answered_and_not_before(pool):
-    ring = SlotRing(2, 0)
+    ring = SlotRing(2, False)
     ring.fit(BATCH_BYTES)
     dispatcher = started(pool, tasks(0), ring, depth=1)
     dispatcher.begin(tasks(10))
     assert pool.leases[0]() is not None
     pool.answers(0)
     pool.answers(10)
-    dispatcher.next()
+    take(dispatcher)
     assert pool.leases[0]() is None
 
 
-def test_begin_drops_tasks_that_wait_to_be_retried(pool):
-    dispatcher = started(pool, tasks(0, 1), depth=2)
-    pool.dies(0)
-    pool.raises(EngineError("later"))
-    pool.full = {0}
-    with pytest.raises(EngineError):
-        dispatcher.next()
-    pool.full = set()
-    dispatcher.begin(tasks(10))
-    pool.answers(10)
-    assert rest(dispatcher) == [10]
-    assert pool.batches == [0, 1, 10]
-
-
 def test_close_ends_the_workers_and_frees_all(pool):
-    ring = SlotRing(4, 0)
+    ring = SlotRing(4, False)
     ring.fit(BATCH_BYTES)
     dispatcher = started(pool, tasks(*range(9)), ring)
     pool.answers(1)
     pool.answers(0)
-    dispatcher.next()
+    take(dispatcher)
     dispatcher.close()
     assert pool.calls == ["begin", "close"]
-    assert pool.discarded == [1]
     assert all(lease() is None for lease in pool.leases.values())
     assert ring.acquire() is None
-    assert dispatcher.next() is None
-
-
-def test_close_forgets_tasks_that_wait_to_be_retried(pool):
-    dispatcher = started(pool, tasks(0), depth=1)
-    pool.dies(0)
-    pool.raises(EngineError("nothing comes"))
-    pool.full = {0}
-    with pytest.raises(EngineError):
-        dispatcher.next()
-    dispatcher.close()
-    assert dispatcher.next() is None
+    assert take(dispatcher) is None
 
 
 def test_a_dispatcher_that_nobody_holds_closes_its_pool(pool):
@@ -343,26 +315,11 @@ def test_the_next_epoch_is_loaded_ahead_and_continues(pool):
     assert not dispatcher.continues_with(0, 1)
     assert dispatcher.continues_with(0, 0)
     assert rest(dispatcher, 0) == [0, 1]
-    assert dispatcher.deliveries == 2
     assert not dispatcher.continues_with(1, 1)
     assert not dispatcher.continues_with(2, 0)
-    assert dispatcher.deliveries == 2
     assert dispatcher.continues_with(1, 0)
-    assert dispatcher.deliveries == 0
     assert rest(dispatcher, 1) == [0, 1]
     assert not dispatcher.continues_with(2, 0)  # nothing is left
-
-
-def test_deliveries_count_batches_and_errors_since_begin(pool):
-    pool.answers(1, error=ValueError())
-    dispatcher = started(pool, tasks(0, 1, 2))
-    for count in (1, 2, 3):
-        dispatcher.next()
-        assert dispatcher.deliveries == count
-    assert dispatcher.next() is None
-    assert dispatcher.deliveries == 3
-    dispatcher.begin(tasks(10))
-    assert dispatcher.deliveries == 0
 
 
 # Deaths
@@ -386,21 +343,13 @@ def test_a_death_is_logged_with_the_number_of_batches_to_retry(pool, caplog):
     ]
 
 
-def test_a_worker_that_dies_without_a_task_costs_nothing(pool):
-    pool.dies(1)
-    dispatcher = started(pool, tasks(0))
-    assert rest(dispatcher) == [0]
-    assert pool.workers == [(0, 0)]
-    assert dispatcher.stats.deaths == 1
-
-
 def test_a_retried_task_keeps_its_slot(pool):
-    ring = SlotRing(2, 0)
+    ring = SlotRing(2, False)
     ring.fit(BATCH_BYTES)
     pool.dies(0)
     dispatcher = started(pool, tasks(0), ring, depth=1)
     before = pool.leases[0]()
-    dispatcher.next()
+    take(dispatcher)
     assert pool.leases[0]() is before
 
 
@@ -420,7 +369,7 @@ def test_a_task_that_its_worker_has_no_room_for_is_retried_later_and_once(pool):
     pool.answers(1)
     pool.raises(EngineError("nothing comes"))
     with pytest.raises(EngineError):
-        dispatcher.next()
+        take(dispatcher)
     assert pool.workers == [(0, 0), (1, 1)]
     pool.full = set()
     assert rest(dispatcher) == [0, 1, 2, 3]
@@ -465,7 +414,7 @@ def test_too_many_deaths_are_an_error_that_names_the_sample(pool, row, where, ma
     dispatcher = started(pool, tasks(0, 1), depth=1, max_restarts=max_restarts)
     for _ in range(max_restarts + 1):
         pool.dies(0, row)
-    error = dispatcher.next()
+    error = take(dispatcher)
     assert error.number == 0
     with pytest.raises(WorkerFailure, match=rf"^Worker 0 was killed\. {count} died on this batch, {where}$"):
         raise error.error
@@ -524,29 +473,21 @@ def test_with_skips_a_batch_fails_if_no_sample_is_to_blame(pool, row):
 
 
 def test_tasks_that_are_retried_count_once_where_a_task_goes(pool):
-    dispatcher = started(pool, tasks(*range(8)), SlotRing(0, 0), depth=6)
+    dispatcher = started(pool, tasks(*range(8)), SlotRing(0, False), depth=6)
     pool.dies(1)
     pool.answers(1, 3)
     pool.answers(0)
-    assert dispatcher.next().batch == 0
+    assert take(dispatcher).batch == 0
     pool.script.clear()
     dispatcher._submit()
     assert pool.workers[-1] == (1, 6)  # worker 0 has two tasks, worker 1 had one
-    assert dispatcher.next().batch == 1
+    assert take(dispatcher).batch == 1
     dispatcher._submit()
     assert pool.workers[-1] == (0, 7)
 
 
-def test_tasks_of_a_dead_worker_that_have_a_result_are_not_retried(pool):
-    dispatcher = started(pool, tasks(0, 1, 2))
-    pool.answers(2)
-    pool.dies(0)
-    assert rest(dispatcher) == [0, 1, 2]
-    assert pool.batches == [0, 1, 2, 0]
-
-
 def test_the_slots_of_dropped_tasks_are_free_when_their_worker_dies(pool):
-    ring = SlotRing(9, 0)
+    ring = SlotRing(9, False)
     ring.fit(BATCH_BYTES)
     dispatcher = started(pool, tasks(0, 1, 2), ring)
     dispatcher.begin(tasks(10))
@@ -564,8 +505,7 @@ def test_an_error_that_concerns_no_batch_leaves_everything_in_its_place(pool, er
     pool.answers(1)
     pool.raises(error)
     with pytest.raises(type(error)):
-        dispatcher.next()
-    assert not dispatcher.is_interrupted
+        take(dispatcher)
     assert rest(dispatcher) == [0, 1, 2, 3, 4]
 
 
@@ -574,17 +514,16 @@ def test_a_full_machine_keeps_a_task_that_cannot_be_submitted(pool):
     pool.error = MachineFull("full")
     with pytest.raises(MachineFull):
         dispatcher.begin(tasks(*range(4)))
-    assert not dispatcher.is_interrupted
     assert rest(dispatcher) == [0, 1, 2, 3]
 
 
 def test_a_full_machine_costs_no_batch_that_is_ready(pool):
     dispatcher = started(pool, tasks(*range(5)), depth=1)
     pool.error = MachineFull("full")
-    assert dispatcher.next().batch == 0
+    assert take(dispatcher).batch == 0
     pool.error = MachineFull("still full")
     with pytest.raises(MachineFull, match="still"):
-        dispatcher.next()
+        take(dispatcher)
     assert rest(dispatcher) == [1, 2, 3, 4]
 
 
@@ -593,7 +532,7 @@ def test_a_full_machine_keeps_a_task_that_waits_to_be_retried(pool):
     pool.dies(0)
     pool.error = MachineFull("full")
     with pytest.raises(MachineFull):
-        dispatcher.next()
+        take(dispatcher)
     assert rest(dispatcher) == [0, 1]
 
 
@@ -603,33 +542,56 @@ def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error(pool):
 
     pool.answers(0, payload=full)
     dispatcher = started(pool, tasks(0, 1))
-    delivery = dispatcher.next()
+    delivery = take(dispatcher)
     assert (delivery.number, type(delivery.error)) == (0, MachineFull)
     assert rest(dispatcher) == [1]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()], ids=["KeyboardInterrupt", "ValueError"])
-def test_an_interrupted_dispatcher_refuses_every_call(pool, error):
-    dispatcher = started(pool, tasks(*range(5)))
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_an_interrupted_wait_loses_nothing(pool, error, depth):
+    dispatcher = started(pool, tasks(*range(5)), depth=depth)
+    assert take(dispatcher).batch == 0
     pool.raises(error)
     with pytest.raises(type(error)):
         dispatcher.next()
-    assert dispatcher.is_interrupted
-    for call in (dispatcher.next, lambda: dispatcher.begin(tasks()), lambda: dispatcher.continues_with(0, 0)):
-        with pytest.raises(RuntimeError) as raised:
-            call()
-        assert str(raised.value) == INTERRUPTED
+    assert rest(dispatcher) == [1, 2, 3, 4]
+    assert pool.batches == [0, 1, 2, 3, 4]
 
 
-def test_an_interruption_while_tasks_are_made_is_noticed(pool):
-    def interrupted():
-        yield from tasks(0)
-        raise KeyboardInterrupt
+def test_an_interruption_while_tasks_are_made_loses_none(pool):
+    steps = deque([0, 1, KeyboardInterrupt(), 2, 3])
+
+    class Interrupted:
+        def __iter__(self):
+            return self
+
+        def __next__(self) -> Task:
+            if not steps:
+                raise StopIteration
+            if isinstance(steps[0], BaseException):
+                raise steps.popleft()
+            return next(tasks(steps.popleft()))
 
     dispatcher = started(pool, tasks())
     with pytest.raises(KeyboardInterrupt):
-        dispatcher.begin(interrupted())
-    assert dispatcher.is_interrupted
+        dispatcher.begin(Interrupted())
+    assert rest(dispatcher) == [0, 1, 2, 3]
+
+
+def test_after_an_interrupt_a_death_counts_once_and_its_task_is_retried_once(pool, monkeypatch):
+    dispatcher = started(pool, tasks(0), depth=1, max_restarts=1)
+    pool.dies(0)
+
+    def interrupted(*_) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.log, "warning", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.next()
+    assert rest(dispatcher) == [0]
+    assert pool.batches == [0, 0]
 
 
 def test_a_samplers_error_comes_once_after_the_batches_before_it(pool):
@@ -638,13 +600,11 @@ def test_a_samplers_error_comes_once_after_the_batches_before_it(pool):
         raise SamplerError from ValueError("no more")
 
     dispatcher = started(pool, failing(), depth=5)
-    assert [dispatcher.next().batch for _ in range(2)] == [0, 1]
-    delivery = dispatcher.next()
+    assert [take(dispatcher).batch for _ in range(2)] == [0, 1]
+    delivery = take(dispatcher)
     assert delivery.number is None
     assert isinstance(delivery.error, ValueError)
-    assert dispatcher.deliveries == 3
-    assert dispatcher.next() is None
-    assert not dispatcher.is_interrupted
+    assert take(dispatcher) is None
 
 
 def test_begin_forgets_a_samplers_error(pool):
@@ -686,25 +646,25 @@ def lease_of(pool: ScriptedPool, batch: int) -> None:
 
 def test_a_batch_lies_in_its_slot_while_there_is_a_spare_one(pool):
     pool.writes_to_slots = True
-    ring = SlotRing(2, 0)
+    ring = SlotRing(2, False)
     ring.fit(BATCH_BYTES)
     lease_of(pool, 0)
     dispatcher = started(pool, tasks(0), ring, depth=1)
     array = pool.leases[0]()
-    assert dispatcher.next().batch is array
+    assert take(dispatcher).batch is array
     assert dispatcher.stats.copied_batches == 0
 
 
 @pytest.mark.parametrize("writes_to_slots", [True, False])
 def test_the_last_slot_is_never_given_away(pool, writes_to_slots):
     pool.writes_to_slots = writes_to_slots
-    ring = SlotRing(1, 0)
+    ring = SlotRing(1, False)
     ring.fit(BATCH_BYTES)
     lease_of(pool, 0)
     dispatcher = started(pool, tasks(0), ring, depth=1)
     array = pool.leases[0]()
     array[:BATCH_BYTES] = np.arange(BATCH_BYTES)
-    batch = dispatcher.next().batch
+    batch = take(dispatcher).batch
     assert dispatcher.stats.copied_batches == writes_to_slots
     if not writes_to_slots:
         assert batch is array
@@ -717,53 +677,46 @@ def test_the_last_slot_is_never_given_away(pool, writes_to_slots):
 
 def test_an_error_or_a_batch_without_a_slot_is_not_copied(pool):
     pool.writes_to_slots = True
-    ring = SlotRing(1, 0)
+    ring = SlotRing(1, False)
     dispatcher = started(
         pool, tasks(0, 1, 2), ring, depth=1
     )  # there is no slot before the first batch's size is known
-    assert dispatcher.next().batch == 0
+    assert take(dispatcher).batch == 0
     pool.answers(1, error="an error's own form", payload=ValueError("read"))
-    assert isinstance(dispatcher.next().error, ValueError)
-    assert dispatcher.stats.copied_batches == 0
-
-
-def test_where_there_are_no_slots_nothing_is_copied(pool):
-    pool.writes_to_slots = True
-    dispatcher = started(pool, tasks(0, 1), SlotRing(0, 0))
-    assert rest(dispatcher) == [0, 1]
+    assert isinstance(take(dispatcher).error, ValueError)
     assert dispatcher.stats.copied_batches == 0
 
 
 def test_no_slot_is_made_for_the_last_task_while_workers_are_busy(pool):
-    ring = SlotRing(9, 0)
+    ring = SlotRing(9, False)
     ring.fit(BATCH_BYTES)
     dispatcher = started(pool, tasks(*range(9)), ring, depth=3)
-    batch = dispatcher.next()
+    batch = take(dispatcher)
     assert pool.batches == [0, 1, 2, 3]  # the pool dropped batch 0's slot, which serves batch 3
     lease_of(pool, 1)
-    batch = dispatcher.next()
+    batch = take(dispatcher)
     assert pool.batches == [0, 1, 2, 3]  # batch 1's slot is held
     del batch
-    dispatcher.next()
+    take(dispatcher)
     assert pool.batches == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_slot_is_made_if_a_worker_had_nothing_to_do_otherwise(pool, depth):
-    ring = SlotRing(9, 0)
+    ring = SlotRing(9, False)
     ring.fit(BATCH_BYTES)
     lease_of(pool, 0)
     dispatcher = started(pool, tasks(*range(9)), ring, depth=depth)
-    batch = dispatcher.next()
+    batch = take(dispatcher)
     assert batch is not None
     assert len(pool.submitted) == depth + 1
 
 
 def test_slots_follow_the_sizes_of_batches(pool):
-    ring = SlotRing(9, 0)
+    ring = SlotRing(9, False)
     dispatcher = started(pool, tasks(0, 1), ring, depth=1)
     assert pool.leases == {}
-    dispatcher.next()
+    take(dispatcher)
     assert ring.capacity >= BATCH_BYTES
     assert list(pool.leases) == [1]
 
@@ -817,7 +770,7 @@ class OneMore:
 def test_only_as_many_workers_as_the_tuner_says_get_tasks(pool):
     tuner = OneMore()
     dispatcher = started(pool, tasks(*range(8)), tuner=tuner)
-    dispatcher.next()
+    take(dispatcher)
     assert {worker for worker, _ in pool.workers} == {0}
     tuner.workers, tuner.new_workers = 2, {1}
     assert rest(dispatcher) == [1, 2, 3, 4, 5, 6, 7]

@@ -38,7 +38,7 @@ def built(monkeypatch):
 
             return make
 
-        ring = SimpleNamespace(fd=7, fit=given.fits.append)
+        ring = SimpleNamespace(fit=given.fits.append)
         monkeypatch.setattr(module, "SlotRing", part("ring", ring))
         for pool in ("ThreadPool", "InlinePool"):
             monkeypatch.setattr(module, pool, part(pool))
@@ -60,14 +60,14 @@ def built(monkeypatch):
 def test_a_pool_loads_as_many_batches_ahead_as_it_was_told_and_has_slots_for_them(built, settings, depth, method):
     given = built(num_workers=2, worker_method=method, **settings)
     assert given.dispatcher[2](2) == depth
-    assert given.ring == (depth + SPARE_SLOTS, 2 if method == "multiprocessing" else 0, False)
+    assert given.ring == (depth + SPARE_SLOTS, method == "multiprocessing", False)
     assert given.dispatcher[0] == ("ProcessPool" if method == "multiprocessing" else "ThreadPool")
 
 
 def test_without_workers_the_caller_reads_nothing_ahead_and_there_are_no_slots(built, caplog):
     given = built(num_workers=0, seed=0)
     assert (given.dispatcher[0], given.dispatcher[2](1)) == ("InlinePool", 0)
-    assert given.ring[:2] == (0, 0)
+    assert given.ring[0] == 0
     assert not caplog.messages
 
 
@@ -108,7 +108,7 @@ def test_slots_fit_a_batch_whose_size_the_dataset_tells(built, settings, fits):
 
 def test_worker_processes_get_their_settings(built):
     given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0).ProcessPool
-    assert (given[1], given[4:]) == (2, (print, 7, 4, 2))
+    assert (given[1], given[4:]) == (2, (print, 4, 2))
     given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0, worker_method="thread").ThreadPool
     assert given[1:] == (2, print, 4)
 

@@ -1,4 +1,4 @@
-"""loaders/workers/epochs.py: which engine runs an epoch, what is loaded ahead, and what an interruption costs."""
+"""loaders/workers/epochs.py: which engine runs an epoch, and what is loaded ahead."""
 
 import logging
 from itertools import chain, islice
@@ -9,7 +9,7 @@ import torch
 from example_datasets import Numbers
 
 from loaders import WorkerLoader, worker_loader
-from loaders.base import INTERRUPTED, Delivery
+from loaders.base import Delivery
 from loaders.workers import epochs as module
 
 
@@ -20,28 +20,24 @@ class Engine:
 
     def __init__(self) -> None:
         self.processes, self.calls = ["a process"], []
-        self.is_interrupted, self.deliveries, self.tasks = False, 0, iter(())
+        self.tasks, self.newest = iter(()), None
 
     def begin(self, tasks) -> None:
-        self.tasks, self.deliveries = iter(tasks), 0
+        self.tasks, self.newest = iter(tasks), None
         self.calls.append("begin")
 
     def next(self, epoch: int | None = None) -> Delivery | None:
-        task = self.peek()
-        if task is None or task.epoch != epoch:
-            return None
-        next(self.tasks)
-        self.deliveries += 1
-        if 3 in task.indices:
-            return Delivery(task.number, error=ValueError("3 is bad"))
-        return Delivery(task.number, list(task.indices))
+        if self.newest is None or self.newest.is_taken:
+            task, self.newest = self.peek(), None
+            if task is not None and task.epoch == epoch:
+                next(self.tasks)
+                error = ValueError("3 is bad") if 3 in task.indices else None
+                self.newest = Delivery(task.number, None if error else list(task.indices), error)
+        return self.newest
 
     def continues_with(self, epoch: int, first: int) -> bool:
         task = self.peek()
-        if task is None or (task.epoch, task.number) != (epoch, first):
-            return False
-        self.deliveries = 0
-        return True
+        return task is not None and (task.epoch, task.number) == (epoch, first)
 
     def peek(self):
         """The next task, which stays the next one."""
@@ -51,7 +47,7 @@ class Engine:
         return None
 
     def check_process(self) -> None:
-        self.calls.append("check")
+        """Nothing was forked."""
 
     def close(self) -> None:
         self.calls.append("close")
@@ -90,10 +86,10 @@ def test_a_persistent_pool_is_one_engine_that_loads_the_next_epoch_ahead(engines
     loader = seeded(3, num_workers=1, persistent_workers=True)
     assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
     (engine,) = engines
-    assert engine.calls == ["begin", "check"], "the second epoch was begun by the first"
+    assert engine.calls == ["begin"], "the second epoch was begun by the first"
     loader.set_epoch(7)
     assert outcomes(iter(loader)) == [[0, 1], [2]]
-    assert engine.calls == ["begin", "check", "check", "begin"]
+    assert engine.calls == ["begin", "begin"]
     loader.close()
     assert engine.calls[-1] == "close"
 
@@ -128,48 +124,32 @@ def test_a_users_sampler_and_batches_out_of_order_are_not_loaded_ahead(engines, 
     loader = seeded(3, num_workers=1, persistent_workers=True, **settings)
     assert [outcomes(iter(loader)) for _ in range(2)] == [[[0, 1], [2]]] * 2
     (engine,) = engines
-    assert engine.calls == ["begin", "check", "begin"]
+    assert engine.calls == ["begin", "begin"]
     assert next(engine.tasks, None) is None
     loader.close()
 
 
-def test_an_engine_that_was_interrupted_is_replaced_before_the_next_epoch(engines):
-    loader = seeded(3, num_workers=1, persistent_workers=True)
-    list(loader)
-    engines[0].is_interrupted = True
-    assert list(loader) == [[0, 1], [2]]
-    assert [engine.calls for engine in engines] == [["begin", "check", "close"], ["begin"]]
-    loader.close()
-
-
-@pytest.mark.parametrize("how", ["interrupted", "lost a batch"])
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_interrupted_epoch_goes_on_after_the_last_batch_that_was_received(engines, how, persistent):
-    loader = seeded(8, num_workers=1, persistent_workers=persistent)
-    iterator = iter(loader)
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_an_interrupted_next_loses_no_batch(engines, monkeypatch, seed, pin_memory):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "pin_memory", lambda batch: batch)
+    iterator = iter(WorkerLoader(Numbers(8), 2, num_workers=1, seed=seed, pin_memory=pin_memory))
     assert next(iterator) == [0, 1]
-    if how == "interrupted":
-        engines[0].is_interrupted = True
-    else:
-        engines[0].next(0)  # nobody receives it
-    assert outcomes(islice(iterator, 2)) == ["an error"]
-    assert iterator._workers == ["a process"]
-    assert outcomes(iterator) == [[4, 5], [6, 7]]
-    reused = persistent and how == "lost a batch"
-    assert len(engines) == (1 if reused else 2)
-    assert "close" in engines[0].calls or reused
-    loader.close()
+    engine = engines[0]
+    fetch = engine.next
 
+    def interrupted(*given) -> None:
+        fetch(*given)
+        raise KeyboardInterrupt
 
-def test_out_of_order_an_interrupted_epoch_cannot_go_on(engines):
-    loader = seeded(8, num_workers=1, in_order=False)
-    iterator = iter(loader)
-    next(iterator)
-    engines[0].is_interrupted = True
-    with pytest.raises(RuntimeError) as refused:
-        next(iterator)
-    assert str(refused.value) == INTERRUPTED
-    assert engines[0].calls == ["begin", "close"]
+    for _ in range(3):
+        engine.next = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        engine.next = fetch
+        assert len(outcomes(islice(iterator, 1))) == 1
+    assert outcomes(iterator) == []
 
 
 @pytest.mark.parametrize("given", [{}, {"sampler": list(range(8))}])
@@ -232,15 +212,6 @@ def test_a_sampler_that_gives_its_length_is_at_its_end_after_its_last_batch(engi
         assert (state["epoch"], state["samples"]) == place
 
 
-def test_a_runner_that_is_copied_has_no_engine_and_tasks_of_its_own(engines):
-    loader = seeded(4, num_workers=1, persistent_workers=True)
-    next(iter(loader))
-    runner = loader._runner.__getstate__()
-    assert runner["engine"] is None
-    assert runner["tasks"] is not loader._runner.tasks
-    loader.close()
-
-
 # torch's way
 
 
@@ -261,24 +232,11 @@ def test_torchs_persistent_iterator_keeps_its_engine(engines):
         assert iterator.is_running
         assert outcomes(iterator) == [[0, 1], "an error", [4, 5]]
     (engine,) = engines
-    assert engine.calls == ["check", "begin"] * 2
-    engine.is_interrupted = True
-    assert outcomes(iter(loader)) == [[0, 1], "an error", [4, 5]]
-    assert len(engines) == 2
-    assert engine.calls[-1] == "close"
+    assert engine.calls == ["begin"] * 2
     loader.close()
-    assert engines[1].calls[-1] == "close"
+    assert engine.calls[-1] == "close"
     with pytest.raises(RuntimeError, match="this WorkerLoader is closed"):
         next(iterator)
-
-
-def test_torchs_iterator_notices_a_batch_that_an_exception_lost(engines):
-    iterator = iter(WorkerLoader(Numbers(8), 2, num_workers=1))
-    assert next(iterator) == [0, 1]
-    engines[0].next()
-    with pytest.raises(RuntimeError) as missed:
-        next(iterator)
-    assert str(missed.value) == INTERRUPTED
 
 
 @pytest.mark.parametrize("seed", [None, 0])

@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from loaders.workers import thread_pool
 from loaders.workers.inline_pool import InlinePool
+from loaders.workers.pool import Result
 from loaders.workers.reader import Reader, spec_of
 from loaders.workers.tasks import Task
 
@@ -43,6 +44,12 @@ def task(*indices: int) -> Task:
     return Task(list(indices), 0, 0, np.arange(len(indices)))
 
 
+def answer(pool: InlinePool) -> Result:
+    """The next result."""
+    pool.wait()
+    return pool.events.popleft()
+
+
 def states() -> list:
     _, words, place, *_ = np.random.get_state()
     return [random.getstate(), (words.tolist(), place), torch.get_rng_state().tolist()]
@@ -51,30 +58,30 @@ def states() -> list:
 def test_tasks_are_read_in_order_and_only_when_a_result_is_asked_for():
     dataset = Draws()
     pool = pool_of(dataset)
-    assert pool.submit(0, 5, task(1, 2), None)
-    assert pool.submit(0, 6, task(3), None)
+    assert pool.submit(0, 5, task(1, 2), None, [])
+    assert pool.submit(0, 6, task(3), None, [])
     assert dataset.read == []
-    (result,) = pool.receive()
+    result = answer(pool)
     assert (result.number, [index for index, _ in dataset.read]) == (5, [1, 2])
     batch = pool.open(result, None).batch
     assert batch[0].tolist() == [1, 2]
-    (result,) = pool.receive()
+    result = answer(pool)
     assert result.number == 6
     assert {thread for _, thread in dataset.read} == {threading.get_ident()}
 
 
 def test_an_error_is_the_datasets_own():
     pool = pool_of(Draws())
-    pool.submit(0, 0, task(-1), None)
-    (result,) = pool.receive()
+    pool.submit(0, 0, task(-1), None, [])
+    result = answer(pool)
     assert str(result.error) == "no sample -1"
     assert result.payload is None
 
 
 def test_a_batchs_bytes_and_seconds_are_counted():
     pool = pool_of(Written())
-    pool.submit(0, 0, task(1, 2, 3), None)
-    (result,) = pool.receive()
+    pool.submit(0, 0, task(1, 2, 3), None, [])
+    result = answer(pool)
     assert result.needed == 64
     assert 0 < result.work.seconds < 60
     assert 0 <= result.work.wait_seconds < 60
@@ -85,9 +92,9 @@ def test_seeded_reading_leaves_the_global_generators_as_they_were():
     before = states()
     drawn = []
     for number in range(2):
-        pool.submit(0, number, task(1), None)
+        pool.submit(0, number, task(1), None, [])
         random.random()  # the training loop's own draws change nothing
-        (result,) = pool.receive()
+        result = answer(pool)
         drawn.append([part.tolist() for part in result.payload.batch])
     assert drawn[0] == drawn[1]
     random.setstate(before[0])
@@ -97,8 +104,8 @@ def test_seeded_reading_leaves_the_global_generators_as_they_were():
 def test_unseeded_reading_draws_from_the_global_generators():
     pool = pool_of(Draws(), seed=None)
     before = states()
-    pool.submit(0, 0, task(1), None)
-    pool.receive()
+    pool.submit(0, 0, task(1), None, [])
+    answer(pool)
     assert all(now != then for now, then in zip(states(), before, strict=True))
 
 
@@ -106,34 +113,52 @@ def test_another_thread_than_the_epochs_does_not_seed(in_thread, bound, caplog):
     if hasattr(thread_pool.warn_of_unseeded_reading, "cache_clear"):
         thread_pool.warn_of_unseeded_reading.cache_clear()
     pool = pool_of(Draws())
-    pool.submit(0, 0, task(1), None)
+    pool.submit(0, 0, task(1), None, [])
     random.seed(4)
     expected = random.random()
     random.seed(4)
-    (result,) = in_thread(pool.receive).result(bound)
+    result = in_thread(answer, pool).result(bound)
     assert result.payload.batch[1].item() == expected
     assert len(caplog.records) == 1
     in_thread(pool.begin).result(bound)  # that thread's epoch begins: now this one is another
-    pool.submit(0, 0, task(1), None)
+    pool.submit(0, 0, task(1), None, [])
     before = states()
-    pool.receive()
+    answer(pool)
     assert states() != before
 
 
 def test_reading_with_read_batch_in_another_thread_warns_of_nothing(in_thread, bound, caplog):
     pool = pool_of(Written())
-    pool.submit(0, 0, task(1, 2), None)
-    (result,) = in_thread(pool.receive).result(bound)
+    pool.submit(0, 0, task(1, 2), None, [])
+    result = in_thread(answer, pool).result(bound)
     assert result.payload.batch["index"].tolist() == [1, 2]
     assert caplog.records == []
 
 
+def test_an_interrupted_reading_is_done_again(monkeypatch):
+    pool, interrupts = pool_of(Draws()), [KeyboardInterrupt]
+    read = Draws.__getitem__
+
+    def interrupted(dataset: Draws, index: int) -> list[float]:
+        if interrupts:
+            raise interrupts.pop()
+        return read(dataset, index)
+
+    monkeypatch.setattr(Draws, "__getitem__", interrupted)
+    before = states()
+    pool.submit(0, 3, task(1), None, [])
+    with pytest.raises(KeyboardInterrupt):
+        pool.wait()
+    assert not pool.events
+    assert (answer(pool).number, states()) == (3, before)
+
+
 def test_close_forgets_the_tasks():
     pool = pool_of(Draws())
-    pool.submit(0, 0, task(1), None)
+    pool.submit(0, 0, task(1), None, [])
     pool.close()
-    with pytest.raises(IndexError):
-        pool.receive()
+    pool.wait()
+    assert not pool.events
 
 
 def test_an_inline_pool_is_one_worker_without_processes_and_slots():

@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 from multiprocessing.connection import wait
-from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,19 +14,17 @@ import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from loaders import timeline
 from loaders.randomness import preserved_globals
 from loaders.workers import process_main
-from loaders.workers.batch_buffer import SharedBatchBuffer
-from loaders.workers.connection import Connection
+from loaders.workers.connection import Connection, Control
 from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Result
-from loaders.workers.process_main import LEAVING, PARENT_SECONDS, READY, STARTED, STOP, Setup
+from loaders.workers.process_main import LEAVING, PARENT_SECONDS, READY, STOP, Setup
 from loaders.workers.reader import Reader, spec_of
-from loaders.workers.serialize import load
-from loaders.workers.shared_memory import Mapping, page_aligned, read_shared
-from loaders.workers.slots import Control, SlotRing
+from loaders.workers.serialize import Payload, load
+from loaders.workers.shared_memory import MachineFull, page_aligned, read_shared
+from loaders.workers.slots import SlotRing
 from loaders.workers.tasks import Task
 
 PAGE = page_aligned(1)
@@ -62,31 +59,34 @@ class Rows:
 @pytest.fixture
 def worker(in_thread, bound):
     """A worker of a pool of 3, number 1."""
-    ring, dataset = SlotRing(4, 3), Rows()
+    ring, control, dataset = SlotRing(4, True), Control(3), Rows()
     ring.fit(4 * PAGE)
-    dataset.control = Control(ring.fd, 3)
+    dataset.control = control
     connections = []
 
     def start(init_fn=None, collate_fn=default_collate, seed=None) -> SimpleNamespace:
         ours, end = Connection.pair()
         theirs = Connection(end, blocking=True)
         connections.extend((ours, theirs))
-        setup = Setup(1, 3, 70, init_fn, os.getpid(), set())
+        setup = Setup(1, 3, 70, init_fn, os.getpid(), False, set())
         reader = Reader(dataset, collate_fn, True, seed, spec_of(dataset), False)
-        running = in_thread(process_main._Worker(reader, ring.fd, setup, theirs).run)
+        running = in_thread(process_main._Worker(reader, os.dup(control.fd), setup, theirs).run)
 
-        def received() -> tuple[bytes, list[int]]:
+        def received() -> tuple[bytes, np.ndarray | None]:
+            """The next message, and the memory that comes with it."""
             assert wait([ours], bound)
-            message = ours.receive()
-            assert message is not None
-            return message
+            message, fds = ours.receive()
+            memory = read_shared(*fds) if fds else None
+            ours.done()
+            return message, memory
 
-        def answer(number: int, task: Task, place=None) -> tuple[Result, list[int]]:
-            assert ours.send(pickle.dumps((number, task, place)))
-            message, fds = received()
-            return Result(*pickle.loads(message)), fds
+        def answer(number: int, task: Task, lease=None, is_new=False, retired=()) -> tuple[Result, np.ndarray | None]:
+            place = None if lease is None else (lease.slot.number, list(retired))
+            assert ours.send(pickle.dumps((number, task, place)), [lease.slot.memory.fd] if is_new else [])
+            message, memory = received()
+            return Result(*pickle.loads(message)), memory
 
-        assert received() == (READY, [])
+        assert received() == (READY, None)
         return SimpleNamespace(
             connection=ours, answer=answer, received=received, running=running, ring=ring, dataset=dataset
         )
@@ -100,6 +100,14 @@ def worker(in_thread, bound):
     torch.set_num_threads(threads)
     torch_worker._worker_info = info
     ring.close()
+    control.close()
+
+
+def opened(result: Result, slot: np.ndarray | None = None, memory: np.ndarray | None = None) -> torch.Tensor:
+    """The batch of a result."""
+    batch, skipped = load(Payload(*result.payload), slot, memory)
+    assert skipped == []
+    return batch
 
 
 def task(*indices: int, **settings) -> Task:
@@ -108,150 +116,123 @@ def task(*indices: int, **settings) -> Task:
 
 def stop(worker: SimpleNamespace, bound: float) -> None:
     worker.connection.send(STOP)
-    assert worker.received() == (LEAVING, [])
+    assert worker.received() == (LEAVING, None)
     worker.running.result(bound)
-
-
-@pytest.fixture
-def started(monkeypatch, in_thread, bound):
-    """Runs `work` without what would change this process; returns what it called, by name."""
-    calls, watched = {}, SimpleQueue()
-    ours, end = Connection.pair()
-    monkeypatch.setattr(process_main, "gc", SimpleNamespace(freeze=lambda: calls.update(frozen=True)))
-    monkeypatch.setattr(process_main, "_reset_signals", lambda mask: calls.update(mask=mask))
-    monkeypatch.setattr(process_main, "_exit_with", watched.put)
-
-    def start(reader, run) -> dict:
-        monkeypatch.setattr(
-            process_main, "_Worker", lambda *given: calls.update(given=given) or SimpleNamespace(run=run)
-        )
-        setup = Setup(1, 3, 70, None, 1234, {signal.SIGUSR2})
-        in_thread(process_main.work, reader, 7, setup, end).result(bound)
-        assert ours.receive() == (STARTED, [])
-        return {**calls, "parent": watched.get(timeout=bound), "blocks": end.getblocking()}
-
-    yield start
-    ours.close()
-    end.close()
-
-
-@pytest.mark.parametrize(("reader", "memory_fd"), [("reader", 7), (("reader", 8), 8)], ids=["forked", "spawned"])
-def test_a_worker_says_that_it_has_started_and_watches_its_parent(started, reader, memory_fd):
-    runs = []
-    calls = started(reader, lambda: runs.append("ran"))
-    assert calls.pop("given")[:2] == ("reader", memory_fd)
-    assert calls == {"frozen": True, "mask": {signal.SIGUSR2}, "parent": 1234, "blocks": True}
-    assert runs == ["ran"]
-
-
-@pytest.mark.parametrize("error", [OSError(), EOFError()], ids=["OSError", "EOFError"])
-def test_a_worker_whose_parent_is_gone_exits_quietly(started, error):
-    def run() -> None:
-        raise error
-
-    started("reader", run)
 
 
 class Exited(BaseException):
     """Stands in for the end of the process."""
 
 
+SLEEP = ("sleep", PARENT_SECONDS)
+
+
 @pytest.mark.parametrize(
-    ("opened", "waits"),
+    ("answer", "by_server", "parents", "calls"),
     [
-        (lambda parent: parent + 1, [("register", 56, select.POLLIN), "poll"]),
-        (ProcessLookupError(), []),
-        (AttributeError(), [("sleep", PARENT_SECONDS)] * 2),
-        (PermissionError(), [("sleep", PARENT_SECONDS)] * 2),
+        (56, False, [], [("register", 56, select.POLLIN), "poll"]),
+        (ProcessLookupError(), False, [], []),
+        (AttributeError(), False, [55, 55, 1], [SLEEP, SLEEP]),
+        (PermissionError(), False, [55, 55, 1], [SLEEP, SLEEP]),
+        (PermissionError(), False, [1], []),
+        (PermissionError(), True, [7, 7, 7, 1], [SLEEP, SLEEP]),
     ],
-    ids=["pidfd", "parent is gone", "old Python", "old kernel"],
+    ids=["pidfd", "parent is gone", "old Python", "old kernel", "parent exited before it asked", "fork server"],
 )
-def test_a_worker_exits_as_soon_as_its_parent_has(opened, waits, monkeypatch):
-    calls: list = []
-    parents = iter([5, 5, 5, 9])
+def test_a_worker_exits_as_soon_as_its_parent_has(answer, by_server, parents, calls, monkeypatch):
+    called: list = []
 
     def pidfd_open(parent: int) -> int:
-        if isinstance(opened, Exception):
-            raise opened
-        return opened(parent)
+        assert parent == 55
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def leave(code: int) -> None:
         raise Exited(code)
 
     poll = SimpleNamespace(
-        register=lambda *given: calls.append(("register", *given)), poll=lambda: calls.append("poll")
+        register=lambda *given: called.append(("register", *given)), poll=lambda: called.append("poll")
     )
-    system = SimpleNamespace(pidfd_open=pidfd_open, getppid=lambda: next(parents), _exit=leave)
+    system = SimpleNamespace(
+        pidfd_open=pidfd_open, getppid=iter(parents).__next__, kill=lambda parent, number: None, _exit=leave
+    )
     monkeypatch.setattr(process_main, "os", system)
     monkeypatch.setattr(process_main, "select", SimpleNamespace(poll=lambda: poll, POLLIN=select.POLLIN))
-    monkeypatch.setattr(process_main, "time", SimpleNamespace(sleep=lambda seconds: calls.append(("sleep", seconds))))
+    monkeypatch.setattr(process_main, "time", SimpleNamespace(sleep=lambda seconds: called.append(("sleep", seconds))))
     with pytest.raises(Exited) as exit:
-        process_main._exit_with(55)
+        process_main._exit_with(55, by_server)
     assert exit.value.args == (1,)
-    assert calls == waits
+    assert called == calls
 
 
 def test_a_batch_is_written_into_its_slot_which_is_mapped_once(worker, bound):
     one = worker()
     leases = [one.ring.acquire(), one.ring.acquire()]
-    for number, lease in enumerate((*leases, leases[0])):
-        result, fds = one.answer(number, task(number, 5), lease.place)
+    for number, (lease, is_new) in enumerate(zip((*leases, leases[0]), (True, True, False), strict=True)):
+        result, memory = one.answer(number, task(number, 5), lease, is_new)
         assert (result.number, result.error, result.needed) == (number, None, 2 * PAGE)
-        assert (result.overflowed, fds) == (False, [])
-        batch, skipped = load(result.payload, lease.array, None, result.needed)
-        assert batch[:, 0].tolist() == [number, 5]
+        assert (result.overflowed, result.holds_slot, memory) == (False, False, None)
+        assert opened(result, lease.array)[:, 0].tolist() == [number, 5]
         assert (lease.array[:PAGE] == number).all()
-        assert skipped == []
     stop(one, bound)
 
 
-def test_a_slot_is_mapped_with_its_memory_once_until_another_replaces_it(worker, bound, monkeypatch):
-    mapped: list = []
+def mapped(lease) -> int:
+    """How often this process, which is the worker's too, has the slot's memory mapped."""
+    inode = f" {os.fstat(lease.slot.memory.fd).st_ino} "
+    with open("/proc/self/maps") as maps:
+        return sum(inode in line for line in maps)
 
-    def mapping(fd: int, offset: int, size: int, **how) -> Mapping:
-        mapped.append((offset, size, how))
-        return Mapping(fd, offset, size, **how)
 
-    monkeypatch.setattr(process_main, "Mapping", mapping)
+def test_a_retired_slot_is_unmapped(worker, bound):
     one = worker()
-    first = one.ring.acquire()
-    number, offset, size = first.place
-    os.ftruncate(one.ring.fd, offset + 2 * size)
-    for place in (first.place, first.place, (number, offset + size, size)):
-        result, _ = one.answer(0, task(len(mapped)), place)
-        assert result.error is None
-    assert mapped == [(offset, size, {"provide": True}), (offset + size, size, {"provide": True})]
-    assert first.array[0] == 1  # the third batch lies in the other slot
+    old, new = one.ring.acquire(), one.ring.acquire()
+    one.answer(0, task(1), old, is_new=True)
+    assert mapped(old) == 2
+    one.answer(1, task(1), new, is_new=True, retired=[old.slot.number])
+    assert (mapped(old), mapped(new)) == (1, 2)
+    stop(one, bound)
+
+
+def test_a_slot_that_the_dataset_or_collate_fn_keeps_a_tensor_of_is_reported(worker, bound):
+    kept: list = []
+
+    def collate_fn(samples: list) -> torch.Tensor:
+        batch = default_collate(samples)
+        if batch[0, 0] == 5:
+            kept.append(batch[:, :3])
+        return batch
+
+    one = worker(collate_fn=collate_fn)
+    lease, other = one.ring.acquire(), one.ring.acquire()
+    assert one.answer(0, task(4), lease, is_new=True)[0].holds_slot is False
+    assert one.answer(1, task(5), lease)[0].holds_slot is True
+    assert mapped(lease) == 2, "what was kept can still be read"
+    kept.clear()
+    assert mapped(lease) == 1
+    assert one.answer(2, task(4), other, is_new=True)[0].holds_slot is False
+    stop(one, bound)
+
+
+def test_a_slot_whose_descriptor_was_lost_is_an_error_in_words(worker, bound):
+    one = worker()
+    result, _ = one.answer(0, task(1), one.ring.acquire())
+    with pytest.raises(MachineFull, match="receiving a slot failed: too many open files"):
+        pickle.loads(result.error).reraise()
+    assert result.holds_slot
     stop(one, bound)
 
 
 def test_a_batch_without_a_slot_comes_in_memory_of_its_own(worker, bound):
     one = worker()
-    os.close(one.answer(1, task(1))[1][0])  # now its clock is open, which is closed with it
+    one.answer(1, task(1))  # now its clock is open, which is closed with it
     before = len(os.listdir("/proc/self/fd"))
-    result, (fd,) = one.answer(0, task(4, 5))
+    result, memory = one.answer(0, task(4, 5))
     assert (result.overflowed, result.needed, result.is_pickled) == (True, 2 * PAGE, False)
-    batch, _ = load(result.payload, None, read_shared(fd), result.needed)
-    assert batch[:, 0].tolist() == [4, 5]
+    assert opened(result, memory=memory)[:, 0].tolist() == [4, 5]
     stop(one, bound)
     assert len(os.listdir("/proc/self/fd")) <= before
-
-
-def test_a_collate_fn_that_calls_torchs_stacks_into_the_slot_too(worker, bound):
-    stacks: list = []
-
-    def collate_fn(samples: list) -> dict:
-        stacks.append(default_collate_fn_map[torch.Tensor])
-        return {"image": default_collate(samples)}
-
-    one = worker(collate_fn=collate_fn)
-    lease = one.ring.acquire()
-    result, _ = one.answer(0, task(4, 5), lease.place)
-    assert result.needed == 2 * PAGE
-    assert lease.array[0] == 4
-    assert stacks[0] is not collate_tensor_fn
-    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
-    stop(one, bound)
 
 
 def test_the_parent_sees_which_row_is_read(worker, bound):
@@ -270,8 +251,8 @@ def test_the_parent_sees_which_row_is_read(worker, bound):
 
 def test_an_error_comes_with_the_workers_traceback_and_its_number(worker, bound):
     one = worker()
-    result, fds = one.answer(3, task(4, 88))
-    assert (result.number, result.payload, fds) == (3, None, [])
+    result, memory = one.answer(3, task(4, 88))
+    assert (result.number, result.payload, memory) == (3, None, None)
     with pytest.raises(ValueError, match=r"(?s)in DataLoader worker process 1.*88 is bad"):
         pickle.loads(result.error).reraise()
     for index, name in ((99, "TwoArguments"), (66, "Local")):
@@ -315,7 +296,7 @@ def test_the_process_is_set_up_as_torchs_workers_are(worker, bound):
 def test_a_batch_is_abandoned_when_the_pool_is_closed(worker, bound):
     one = worker()
     one.connection.send(pickle.dumps((0, task(1, 77, 2), None)))
-    assert one.received() == (LEAVING, [])
+    assert one.received() == (LEAVING, None)
     one.running.result(bound)
     assert len(one.dataset.rows) == 2
 
@@ -353,10 +334,3 @@ def test_a_forked_workers_handlers_are_reset_and_its_mask_is_its_parents():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def test_where_a_user_replaced_torchs_stacking_it_is_left_alone(monkeypatch):
-    own = lambda samples, **_: samples  # noqa: E731
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, own)
-    with process_main._stacking_into(SharedBatchBuffer()):
-        assert default_collate_fn_map[torch.Tensor] is own

@@ -12,19 +12,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
 from loaders.workers import process_pool, worker_process
-from loaders.workers.batch_buffer import SharedBatchBuffer
+from loaders.workers.batch_buffer import WorkerBuffer
 from loaders.workers.connection import Connection
 from loaders.workers.pool import NO_ROW, Death, PoolClosed, Result
-from loaders.workers.process_main import LEAVING, READY, STARTED
+from loaders.workers.process_main import READY, STARTED
 from loaders.workers.process_pool import LONGEST_SECONDS, LOOK_SECONDS, SETUP_FACTOR, START_SECONDS, ProcessPool
 from loaders.workers.reader import Reader
 from loaders.workers.serialize import dump
 from loaders.workers.shared_memory import MachineFull, write_shared
-from loaders.workers.slots import SlotRing
+from loaders.workers.slots import Lease, Slot
 from loaders.workers.tasks import Task
 from loaders.workers.worker_process import BUSY_SECONDS, WorkerProcess
 
@@ -84,9 +85,9 @@ class Worker(WorkerProcess):
     has_pidfd = True
     made: list["Worker"]
 
-    def start(self, reader, memory_fd: int, setup) -> None:
+    def start(self, reader, control_fd: int, setup) -> None:
         self.made.append(self)
-        self.given = reader, memory_fd, setup
+        self.given = reader, control_fd, setup
         self.process = Process()
         self.pidfd = os.dup(self.process.sentinel) if self.has_pidfd else -1
         self.theirs = Connection(self._end, blocking=False)
@@ -119,6 +120,7 @@ class Worker(WorkerProcess):
         messages = []
         while (message := self.theirs.receive()) is not None:
             messages.append(message[0])
+            self.theirs.done()
         return messages
 
 
@@ -150,18 +152,17 @@ def exits(monkeypatch):
 def make(monkeypatch, clock, polls, exits):
     monkeypatch.setattr(process_pool, "WorkerProcess", Worker)
     monkeypatch.setattr(Worker, "made", [], raising=False)
-    pools, ring = [], SlotRing(2, 2)
+    pools = []
 
     def make(num_workers: int = 1, timeout: float = 0, init_fn=None, method: str = "fork") -> ProcessPool:
         reader = Reader([1, 2, 3], default_collate, True, None, None, False)
         context = SimpleNamespace(get_start_method=lambda: method)
-        pools.append(ProcessPool(reader, num_workers, context, 70, init_fn, ring.fd, timeout, num_workers))
+        pools.append(ProcessPool(reader, num_workers, context, 70, init_fn, timeout, num_workers))
         return pools[-1]
 
     yield make
     for pool in pools:
         pool.close()
-    ring.close()
 
 
 def task(*indices: int, **settings) -> Task:
@@ -172,16 +173,24 @@ def ready(pool: ProcessPool, seconds: float = 0) -> Worker:
     """The newest worker, after a set-up of so many seconds."""
     worker = Worker.made[-1]
     worker.says(STARTED)
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     pool_clock = process_pool.time
     pool_clock.now += seconds
     worker.says(READY)
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     return worker
 
 
+def received(pool: ProcessPool) -> list:
+    """What the pool reports next."""
+    pool.wait()
+    events = [*pool.events]
+    pool.events.clear()
+    return events
+
+
 def death(pool: ProcessPool) -> Death:
-    (event,) = pool.receive()
+    (event,) = received(pool)
     assert isinstance(event, Death)
     return event
 
@@ -211,9 +220,9 @@ def test_a_worker_that_says_nothing_is_killed_after_the_time_of_its_start_method
 def test_the_first_set_up_of_a_worker_has_no_limit(make):
     pool = make(timeout=1)
     Worker.made[0].says(STARTED)
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     with pytest.raises(AssertionError, match="waits for ever"):
-        pool.receive()
+        pool.wait()
 
 
 @pytest.mark.parametrize("set_ups", [(7.0, 2.0), (2.0, 7.0), (0.25,)])
@@ -222,7 +231,7 @@ def test_a_later_set_up_is_limited_by_the_longest_so_far(make, clock, set_ups):
     for seconds in set_ups:
         ready(pool, seconds).process.die(1)
         death(pool)
-        pool.submit(0, 0, task(1), None)
+        pool.submit(0, 0, task(1), None, [])
     Worker.made[-1].says(STARTED)
     began = clock.now
     event = death(pool)
@@ -259,78 +268,57 @@ def test_a_restart_that_fails_leaves_nothing_open_and_can_be_tried_again(make, m
     with monkeypatch.context() as patch:
         patch.setattr(Worker, "start", refuse)
         with pytest.raises(ValueError, match="no"):
-            pool.submit(0, 0, task(1), None)
+            pool.submit(0, 0, task(1), None, [])
     assert failed[0].is_closed
     assert os.listdir("/proc/self/fd") == before
-    assert pool.submit(0, 0, task(1), None)
+    assert pool.submit(0, 0, task(1), None, [])
     assert len(Worker.made) == 2
 
 
 # Tasks and results
 
 
-def test_a_task_is_sent_with_the_place_of_its_slot(make):
-    pool, lease = make(), SimpleNamespace(place=(1, 2, 3))
-    assert pool.submit(0, 5, task(1, 2), lease)
-    assert pool.submit(0, 6, task(3), None)
+def test_a_task_is_sent_with_the_number_of_its_slot(make):
+    pool, lease = make(), Lease(None, Slot(8, np.empty(1), 1))
+    assert pool.submit(0, 5, task(1, 2), lease, [])
+    assert pool.submit(0, 6, task(3), None, [])
     sent = [pickle.loads(message) for message in Worker.made[0].received()]
-    assert sent == [(5, task(1, 2), (1, 2, 3)), (6, task(3), None)]
+    assert sent == [(5, task(1, 2), (8, [])), (6, task(3), None)]
 
 
 def test_a_worker_whose_socket_is_full_takes_no_task(make):
     pool, count = make(), 0
-    while pool.submit(0, count, task(*range(1000)), None):
+    while pool.submit(0, count, task(*range(1000)), None, []):
         count += 1
     assert set(Worker.made[0].tasks) == set(range(count))
 
 
-def test_results_of_all_workers_come_at_once_with_their_descriptors(make):
+def test_results_of_all_workers_come_at_once_with_their_memory(make):
     pool = make(2)
     for number, worker in enumerate(Worker.made):
-        pool.submit(number, number, task(number), None)
+        pool.submit(number, number, task(number), None, [])
         fd = write_shared(b"more")
         worker.answers(number, needed=9, fds=[fd] if number else [])
         os.close(fd)
-    first, second = sorted(pool.receive())
+    before = len(os.listdir("/proc/self/fd"))
+    first, second = sorted(received(pool))
     assert (first.number, first.payload, first.needed) == (0, (b"batch", None), 9)
     assert (second.number, second.payload[0]) == (1, b"batch")
-    assert os.read(second.payload[1], 9) == b"more"
+    assert second.payload[1].array().tobytes() == b"more"
     assert not any(worker.tasks for worker in Worker.made)
-    pool.discard(second)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(second.payload[1])
-    pool.discard(first)
-    pool.discard(Result(2, error=b"an error"))
-
-
-def test_a_result_without_a_batch_has_no_payload(make):
-    pool = make()
-    pool.submit(0, 0, task(1), None)
-    Worker.made[0].answers(0, None, error=b"an error")
-    (result,) = pool.receive()
-    assert (result.payload, result.error) == (None, b"an error")
+    del second
+    assert len(os.listdir("/proc/self/fd")) == before, "a result that is dropped leaves nothing open"
 
 
 def test_the_batch_of_a_result_lies_in_its_slot_or_in_memory_of_its_own(make):
-    pool, image = make(), np.arange(6, dtype=np.uint8).reshape(2, 3)
+    pool, image = make(), torch.arange(6).reshape(2, 3)
     for slot in (np.zeros(4096, np.uint8), None):
-        buffer = SharedBatchBuffer(slot)
-        pickled = dump((image, [3]), buffer)
-        fd = None if buffer.overflow_fd is None else os.dup(buffer.overflow_fd)
-        result = Result(0, (pickled, fd), needed=buffer.needed, overflowed=fd is not None)
-        reading = pool.open(result, None if slot is None else SimpleNamespace(array=slot))
+        payload, overflow, _ = dump((image, [3]), WorkerBuffer(slot))
+        result = Result(0, (tuple(payload), overflow), overflowed=overflow is not None)
+        reading = pool.open(result, None if slot is None else Lease(slot, None))
         assert (reading.batch.tolist(), reading.skipped) == (image.tolist(), [3])
-        buffer.close()
-
-
-def test_the_memory_of_a_batch_without_a_slot_is_freed_with_its_last_array(make):
-    fd = write_shared(b"x" * 5000)
-    watched = os.dup(fd)
-    reading = make().open(Result(0, (pickle.dumps(([], [])), fd), overflowed=True), None)
-    assert reading.batch == []
-    del reading
-    assert os.fstat(watched).st_blocks == 0
-    os.close(watched)
+        if overflow is not None:
+            assert overflow.is_delivered, "a forked child may read the batch too"
 
 
 def test_a_batch_whose_descriptor_was_lost_is_an_error_in_words(make):
@@ -374,10 +362,10 @@ def test_a_dead_worker_is_reaped_and_told_in_torchs_words(make, monkeypatch, cod
 
 def test_what_a_worker_sent_before_its_death_is_received_first(make):
     pool = make()
-    pool.submit(0, 0, task(1), None)
+    pool.submit(0, 0, task(1), None, [])
     Worker.made[0].answers(0)
     Worker.made[0].process.die(1)
-    result, event = pool.receive()
+    result, event = received(pool)
     assert (result.number, event.worker) == (0, 0)
 
 
@@ -394,53 +382,35 @@ def test_a_dead_worker_is_polled_no_more_and_the_next_reads_no_row(make):
     worker.process.die(1)
     assert death(pool).row == 7
     assert set(pool._polled.values()) == {0}
-    pool.submit(0, 5, task(1), None)
+    pool.submit(0, 5, task(1), None, [])
     Worker.made[0].answers(5)
-    assert [event.number for event in pool.receive()] == [5]
-    pool.submit(1, 0, task(1), None)
+    assert [event.number for event in received(pool)] == [5]
+    pool.submit(1, 0, task(1), None, [])
     assert pool._control.rows[1] == NO_ROW
     assert sorted(pool._polled.values()) == [0, 0, 1, 1]
     Worker.made[2].answers(0)
-    assert [event.number for event in pool.receive()] == [0]
+    assert [event.number for event in received(pool)] == [0]
 
 
 def test_without_pidfds_the_pool_looks_now_and_then_whether_workers_live(make, polls, monkeypatch):
     monkeypatch.setattr(Worker, "has_pidfd", False)
     pool = make()
-    pool.submit(0, 0, task(1), None)
-    events: list = []
-    pool._wait_and_receive(events)
+    pool.submit(0, 0, task(1), None, [])
+    pool._wait_and_receive()
     assert polls[0].waits == [pytest.approx(1000 * LOOK_SECONDS)]
-    assert not events
+    assert not pool.events
     Worker.made[0].answers(0)
     Worker.made[0].process.die(3, has_child=True)
-    result, event = pool.receive()
+    result, event = received(pool)
     assert (result.number, event.worker) == (0, 0)
-    pool.submit(0, 1, task(1), None)
+    pool.submit(0, 1, task(1), None, [])
     Worker.made[1].process.die(3, has_child=True)
     assert death(pool).reason.endswith("exited unexpectedly with exit code 3.")
     assert len(polls[0].waits) == 3
     monkeypatch.setattr(Worker, "has_pidfd", True)
     pool = make()
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     assert polls[1].waits == [pytest.approx(1000 * START)]
-
-
-def test_what_a_worker_without_a_pidfd_sends_as_it_dies_is_received_first(make, monkeypatch):
-    monkeypatch.setattr(Worker, "has_pidfd", False)
-    pool = make()
-    pool.submit(0, 0, task(1), None)
-    worker = Worker.made[0]
-
-    def dies_when_it_is_looked_at() -> bool:
-        if worker.process.exitcode is None:
-            worker.answers(0)
-            worker.process.die(3, has_child=True)
-        return False
-
-    worker.process.is_alive = dies_when_it_is_looked_at
-    result, event = pool.receive()
-    assert (result.number, event.worker) == (0, 0)
 
 
 # Time limits
@@ -451,10 +421,10 @@ def test_the_timeout_counts_from_when_a_worker_began_its_task(make, clock, polls
     worker = ready(pool)
     clock.now += 100
     for number in range(2):
-        pool.submit(0, number, task(number), None)
+        pool.submit(0, number, task(number), None, [])
         clock.now += 3
     worker.answers(0)
-    assert [result.number for result in pool.receive()] == [0]
+    assert [result.number for result in received(pool)] == [0]
     began = clock.now
     assert death(pool).reason == "DataLoader timed out after 5 seconds."
     assert clock.now == pytest.approx(began + 5), "it began the second when it had answered the first"
@@ -463,7 +433,7 @@ def test_the_timeout_counts_from_when_a_worker_began_its_task(make, clock, polls
 
 def test_a_task_that_waits_for_its_workers_set_up_begins_after_it(make, clock):
     pool = make(timeout=5)
-    pool.submit(0, 0, task(0), None)
+    pool.submit(0, 0, task(0), None, [])
     ready(pool, seconds=60)
     began = clock.now
     assert death(pool).reason == "DataLoader timed out after 5 seconds."
@@ -475,20 +445,20 @@ def test_without_a_timeout_or_a_task_a_worker_may_take_any_time(make, timeout, c
     pool = make(timeout=timeout)
     ready(pool)
     for number in range(count):
-        pool.submit(0, number, task(number), None)
+        pool.submit(0, number, task(number), None, [])
     with pytest.raises(AssertionError, match="waits for ever"):
-        pool.receive()
+        pool.wait()
 
 
 def test_a_worker_that_reads_sample_by_sample_has_the_timeout_for_each(make, clock):
     pool = make(timeout=5)
     ready(pool)
     pool._control.rows[0] = 0
-    pool.submit(0, 0, task(1, 2, 3, singly=True), None)
+    pool.submit(0, 0, task(1, 2, 3, singly=True), None, [])
     began = clock.now
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     pool._control.rows[0] = 1
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     event = death(pool)
     assert (event.row, event.reason) == (1, "DataLoader timed out after 5 seconds.")
     assert clock.now == began + 15
@@ -498,41 +468,32 @@ def test_a_worker_that_reads_a_whole_batch_has_the_timeout_once(make, clock):
     pool = make(timeout=5)
     ready(pool)
     pool._control.rows[0] = 1
-    pool.submit(0, 0, task(1, 2, 3), None)
+    pool.submit(0, 0, task(1, 2, 3), None, [])
     began = clock.now
     assert death(pool).row == 1
     assert clock.now == began + 5
-
-
-def test_a_worker_that_says_that_it_is_leaving_is_noted(make):
-    pool = make()
-    Worker.made[0].says(LEAVING)
-    events: list = []
-    pool._wait_and_receive(events)
-    assert Worker.made[0].is_leaving
-    assert not events
 
 
 def test_the_earliest_limit_of_all_workers_counts_and_none_is_too_long_for_poll(make, clock, polls):
     pool = make(2, timeout=1e9)
     for worker in Worker.made:
         worker.says(STARTED, READY)
-    pool._wait_and_receive([])
-    pool.submit(0, 0, task(0), None)
+    pool._wait_and_receive()
+    pool.submit(0, 0, task(0), None, [])
     polls[0].waits.clear()
-    pool._wait_and_receive([])
+    pool._wait_and_receive()
     assert polls[0].waits == [1000 * LONGEST_SECONDS]
     pool._timeout = 8
     clock.now += 5 - LONGEST_SECONDS
-    pool.submit(1, 1, task(1), None)
-    pool._wait_and_receive([])
+    pool.submit(1, 1, task(1), None, [])
+    pool._wait_and_receive()
     assert polls[0].waits[1:] == [pytest.approx(3000)]
 
 
 def test_a_limit_that_is_over_is_not_waited_for(make, clock, polls):
     pool = make(timeout=5)
     ready(pool)
-    pool.submit(0, 0, task(0), None)
+    pool.submit(0, 0, task(0), None, [])
     clock.now += 50
     assert death(pool).worker == 0
     assert polls[0].waits[-1] == 0
@@ -549,7 +510,7 @@ def test_close_asks_all_workers_to_exit_and_closes_them(make, clock, exits):
     assert all(worker.is_closed for worker in Worker.made)
     pool.stop(7.0)
     assert len(exits) == 1, "there are none left"
-    for call in (pool.receive, lambda: pool.submit(0, 0, task(0), None), lambda: pool._reap(0)):
+    for call in (pool.wait, lambda: pool.submit(0, 0, task(0), None, []), lambda: pool._reap(0, Worker.made[0])):
         with pytest.raises(PoolClosed, match="the loader was closed"):
             call()
 
@@ -573,9 +534,9 @@ def test_workers_are_closed_at_the_interpreters_exit_even_if_waiting_is_interrup
 def test_a_pool_that_is_closed_while_it_receives_says_so(make):
     pool = make()
     receive = pool._wait_and_receive
-    pool._wait_and_receive = lambda events: (pool.close(), receive(events))
+    pool._wait_and_receive = lambda: (pool.close(), receive())
     with pytest.raises(PoolClosed, match="the loader was closed"):
-        pool.receive()
+        pool.wait()
 
 
 def test_a_forked_child_leaves_its_parents_workers_alone(make, exits, monkeypatch):

@@ -181,17 +181,6 @@ def test_getitems_alone_reads_every_sample(seed):
     assert read(Wholesale(), [3, 4], seed=seed).batch.tolist() == [30, 40]
 
 
-def test_only_torchs_own_collating_stacks_into_the_buffer():
-    class Rows:
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.full((3,), index)
-
-    for collate_fn, needed in ((default_collate, 64), (lambda samples: torch.stack(samples), 0)):
-        buffer = BatchBuffer()
-        assert read(Rows(), [1, 2], None, buffer, collate_fn=collate_fn).batch.tolist() == [[1] * 3, [2] * 3]
-        assert buffer.needed == needed
-
-
 # Samples that fail
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.workers.batch_buffer import ALIGNMENT, SharedBatchBuffer
-from loaders.workers.serialize import dump, load
-from loaders.workers.shared_memory import read_shared
+from loaders.workers.batch_buffer import ALIGNMENT, WorkerBuffer
+from loaders.workers.serialize import SPARSE_BYTES, Payload, dump, load
 
 
 class Marked(torch.Tensor):
@@ -37,11 +36,15 @@ class Both:
 
 
 def sent(batch, slot: np.ndarray | None = None):
-    """The batch as the main process gets it, and its pickle."""
-    buffer = SharedBatchBuffer(slot)
-    pickled = dump(batch, buffer)
-    overflow = None if buffer.overflow_fd is None else read_shared(buffer.overflow_fd)
-    return load(pickled, slot, overflow, buffer.needed), pickled
+    """The batch as the main process gets it, and its payload."""
+    buffer = WorkerBuffer(slot)
+    payload, overflow, _ = dump(batch, buffer)
+    return load(payload, slot, None if overflow is None else overflow.array()), payload
+
+
+def sent_bytes(payload: Payload) -> int:
+    """How many bytes of tensors were sent."""
+    return sum(size for _, size in payload.areas)
 
 
 @pytest.fixture(params=[0, 2 * ALIGNMENT, 1 << 16], ids=["overflow", "partly", "slot"])
@@ -82,7 +85,7 @@ def test_a_sparse_tensor_arrives():
 
 
 def test_the_pickle_is_short_whatever_the_size_of_tensors():
-    assert len(sent([torch.zeros(1 << 20), torch.zeros(1 << 18)])[1]) < 500
+    assert len(sent([torch.zeros(1 << 20), torch.zeros(1 << 18)])[1].pickled) < 500
 
 
 def test_the_structure_arrives(slot):
@@ -102,6 +105,52 @@ def test_a_tensor_that_occurs_twice_is_one_tensor(slot):
     assert other is not first
 
 
+def test_tensors_that_share_memory_still_share_it(slot):
+    memory = torch.arange(100)
+    (first, second, other), _ = sent([memory[:60], memory[40:].reshape(3, 20), torch.ones(60)], slot)
+    first[50] = -1
+    assert second.flatten()[10] == -1
+    assert torch.equal(other, torch.ones(60))
+
+
+def test_of_a_large_storage_only_what_the_batch_uses_is_sent(slot):
+    dataset = torch.arange(1 << 20).reshape(1 << 10, 1 << 10)
+    rows = [dataset[3], dataset[700], dataset[:, 5]]
+    assert dataset.nbytes > SPARSE_BYTES
+    received, payload = sent(rows, slot)
+    assert all(map(torch.equal, received, rows))
+    assert sent_bytes(payload) <= 2 * sum(row.nbytes for row in rows)
+
+
+def test_a_tensor_that_lies_in_the_slot_is_not_copied():
+    buffer = WorkerBuffer(np.zeros(1 << 12, np.uint8))
+    buffer.empty((8,), torch.uint8)
+    tensor = buffer.empty((100,), torch.int64).fill_(3)
+    payload, overflow, _ = dump([tensor, tensor[50:]], buffer)
+    assert (payload.areas, overflow) == ([(ALIGNMENT, 800)], None)
+    assert buffer.needed == ALIGNMENT + 832
+    whole, half = load(payload, buffer.slot, None)
+    whole[50] = 9
+    assert half[0] == 9
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_saving_one_tensor_of_a_batch_saves_no_other(part):
+    received, _ = sent([torch.ones(4000), torch.ones(4000)], np.zeros(1 << 16, np.uint8))
+    assert received[part].untyped_storage().nbytes() == 16_000
+
+
+def test_odd_tensors_are_noted():
+    for tensor, odd in ((torch.ones(2), False), (torch.eye(2).to_sparse(), True), (torch.empty(0), False)):
+        assert dump([tensor], WorkerBuffer())[2] is odd
+
+
+def test_a_cuda_tensor_of_a_worker_is_refused_with_advice(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with pytest.raises(TypeError, match="a worker made a CUDA tensor: make CPU tensors there"):
+        dump([torch.ones(2)], WorkerBuffer())
+
+
 def test_large_parts_lie_in_the_slot_and_small_ones_are_copies():
     slot = np.zeros(1 << 16, np.uint8)
     batch = [torch.ones(3 * ALIGNMENT, dtype=torch.uint8), torch.ones(ALIGNMENT, dtype=torch.uint8)]
@@ -119,19 +168,19 @@ def test_large_parts_lie_in_the_slot_and_small_ones_are_copies():
 def test_a_subclass_arrives_with_its_attributes(base, slot):
     tensor = base.as_subclass(Marked)
     tensor.format = "XYXY"
-    received, pickled = sent(tensor, slot)
+    received, payload = sent(tensor, slot)
     assert type(received) is Marked
     assert received.format == "XYXY"
     assert torch.equal(received.as_subclass(torch.Tensor), base)
-    assert len(pickled) < 500
+    assert len(payload.pickled) < 500
 
 
 def test_a_large_subclass_lies_in_the_slot():
     slot = np.zeros(1 << 16, np.uint8)
-    received, pickled = sent(torch.ones(4000).as_subclass(Marked), slot)
+    received, payload = sent(torch.ones(4000).as_subclass(Marked), slot)
     slot[:] = 0
     assert not received.as_subclass(torch.Tensor).any()
-    assert len(pickled) < 500
+    assert len(payload.pickled) < 500
 
 
 def test_a_subclass_without_memory_is_pickled_in_its_own_way(slot):

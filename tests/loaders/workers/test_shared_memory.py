@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import weakref
 
 import numpy as np
 import pytest
@@ -11,11 +10,12 @@ import pytest
 from loaders.workers import shared_memory
 from loaders.workers.shared_memory import (
     ADVICE,
+    Forks,
     MachineFull,
     Mapping,
+    SharedMemory,
     align,
     create_shared_memory,
-    drop_shared,
     full_machine_explained,
     page_aligned,
     read_shared,
@@ -49,23 +49,32 @@ def test_align_rounds_up(size, to, aligned):
 
 
 def test_mappings_of_one_descriptor_share_their_bytes(fd):
-    whole, second = Mapping(fd, 0, 2 * PAGE).array(), Mapping(fd, PAGE, PAGE).array()
+    whole, second = Mapping(fd, 2 * PAGE).array(), Mapping(fd, PAGE).array()
     assert (whole.dtype, whole.shape, second.shape) == (np.uint8, (2 * PAGE,), (PAGE,))
     second[0] = 7
-    assert whole[PAGE] == 7
+    assert whole[0] == 7
+
+
+def test_a_private_mapping_reads_what_is_shared_and_keeps_its_writes_to_itself():
+    fd = write_shared(b"shared")
+    private = read_shared(fd, private=True)
+    private[0] = 7
+    assert private.tobytes() == b"\7hared"
+    assert read_shared(fd).tobytes() == b"shared"
+    os.close(fd)
 
 
 def test_memory_is_sparse_until_it_is_provided(fd):
-    mapping = Mapping(fd, 0, 2 * PAGE)
+    mapping = Mapping(fd, 2 * PAGE)
     assert pages(fd) == 0
-    provided = Mapping(fd, PAGE, PAGE, provide=True)
+    provided = Mapping(fd, PAGE, provide=True)
     assert pages(fd) == 1
     assert not mapping.array().any()
     assert not provided.array().any()
 
 
 def test_a_mapping_ends_with_its_last_array(fd):
-    array = Mapping(fd, 0, PAGE).array()
+    array = Mapping(fd, PAGE).array()
     part = array[3:5]
     del array
     assert mapped(fd) == 1
@@ -75,33 +84,9 @@ def test_a_mapping_ends_with_its_last_array(fd):
     assert pages(fd) == 1  # others may read them
 
 
-def test_the_end_of_the_last_mapping_frees_its_pages_and_no_others(fd):
-    Mapping(fd, 0, 2 * PAGE).array()[:] = 1
-    last = Mapping(fd, PAGE, PAGE, is_last=True)
-    assert pages(fd) == 2
-    del last
-    assert pages(fd) == 1
-
-
-def test_a_forked_child_frees_no_pages(fd, monkeypatch):
-    last = Mapping(fd, 0, PAGE, is_last=True)
-    last.array()[:] = 1
-    parent = os.getpid()
-    monkeypatch.setattr(shared_memory.os, "getpid", lambda: parent + 1)
-    del last
-    assert pages(fd) == 1
-
-
-def test_freed_pages_read_as_zeros_everywhere(fd):
-    mapping, other = Mapping(fd, 0, PAGE), Mapping(fd, 0, PAGE).array()
-    other[:] = 1
-    mapping.free_pages()
-    assert not other.any()
-
-
 def test_a_mapping_that_fails_is_an_os_error():
     with pytest.raises(OSError, match="Bad file descriptor") as error:
-        Mapping(-1, 0, PAGE)
+        Mapping(-1, PAGE)
     assert error.value.errno == errno.EBADF
 
 
@@ -113,19 +98,8 @@ def test_a_mapping_that_fails_is_an_os_error():
 def test_what_is_written_is_read(data):
     fd = write_shared(data)
     array = read_shared(fd)
+    os.close(fd)
     assert array.tobytes() == bytes(data)
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(fd)
-
-
-def test_reading_as_the_last_frees_the_pages():
-    fd = write_shared(b"some bytes")
-    ours = os.dup(fd)
-    array = read_shared(fd, is_last=True)
-    assert pages(ours) == 1
-    del array
-    assert pages(ours) == 0
-    os.close(ours)
 
 
 def test_writing_that_fails_leaves_no_descriptor_open(monkeypatch):
@@ -140,12 +114,72 @@ def test_writing_that_fails_leaves_no_descriptor_open(monkeypatch):
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_reading_that_fails_closes_the_descriptor():
-    fd = create_shared_memory(0)
-    with pytest.raises(OSError, match="Invalid argument"):
-        read_shared(fd)
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(fd)
+# In a forked child
+
+
+def in_child(check) -> None:
+    """Calls `check` in a forked child; fails if that raises."""
+    child = os.fork()
+    if not child:
+        try:
+            check()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_keeps_neither_descriptor_nor_mapping(fd):
+    watched = os.dup(fd)
+    memory = SharedMemory(os.dup(fd))
+    array = memory.array()
+    array[0] = 7
+
+    def check() -> None:
+        assert memory.fd == -1
+        assert mapped(watched) == 0
+
+    in_child(check)
+    assert os.fstat(memory.fd).st_ino == os.fstat(watched).st_ino
+    assert (array[0], mapped(watched)) == (7, 1)
+    os.close(watched)
+
+
+def test_a_forked_child_can_read_what_was_delivered(fd):
+    memory = SharedMemory(os.dup(fd))
+    memory.is_delivered = True
+    array = memory.array()
+    array[0] = 7
+
+    def check() -> None:
+        assert memory.fd == -1
+        assert array[0] == 7
+
+    in_child(check)
+
+
+def test_forks_are_counted_in_parent_and_child():
+    before = Forks.count
+
+    def check() -> None:
+        assert Forks.count > before
+
+    in_child(check)
+    assert Forks.count > before
+    assert Forks.count % 2 == before % 2 == 0, "no fork is under way"
+
+
+def test_dropped_shared_memory_is_closed_and_mapped_until_its_last_array_dies(fd):
+    memory = SharedMemory(os.dup(fd))
+    taken = memory.fd
+    array = memory.array()
+    del memory
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(taken)
+    array[0] = 7
+    assert mapped(fd) == 1
+    del array
+    assert mapped(fd) == 0
 
 
 # A full machine
@@ -192,7 +226,7 @@ def test_where_the_number_of_memfd_create_is_unknown_an_unlinked_file_is_used(ol
     assert kind(fd).endswith("(deleted)")
     assert "memfd" not in kind(fd)
     assert os.fstat(fd).st_size == PAGE
-    Mapping(fd, 0, PAGE).array()[:] = 1
+    Mapping(fd, PAGE).array()[:] = 1
     os.close(fd)
 
 
@@ -240,29 +274,3 @@ def test_the_file_lies_where_there_is_more_room(roomier, tmp_path, monkeypatch):
 def test_free_bytes_are_those_that_users_may_take(tmp_path):
     room = os.statvfs(tmp_path)
     assert shared_memory._free_bytes(str(tmp_path)) == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)
-
-
-def test_reading_leaves_the_memory_to_others_that_read_it_later():
-    fd = write_shared(b"for two")
-    read = [read_shared(one).tobytes() for one in (os.dup(fd), fd)]  # the first array is gone before the second
-    assert read == [b"for two"] * 2
-
-
-def test_the_interpreters_exit_ends_no_mapping_because_arrays_may_still_be_used(fd, monkeypatch):
-    made: list = []
-    finalize = weakref.finalize
-    with monkeypatch.context() as patch:
-        patch.setattr(shared_memory.weakref, "finalize", lambda *given: made.append(finalize(*given)) or made[-1])
-        mapping = Mapping(fd, 0, PAGE)
-    assert mapping.size == PAGE
-    assert [end.atexit for end in made] == [False]
-
-
-def test_dropped_memory_is_freed_though_another_holds_its_descriptor():
-    fd = write_shared(bytes(1 << 20))
-    inherited = os.dup(fd)
-    drop_shared(fd)
-    assert os.fstat(inherited).st_blocks == 0
-    os.close(inherited)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)

@@ -1,4 +1,4 @@
-"""Slots are as large as the latest batches need, are used again, and are never given to two batches at once."""
+"""Slots are as large as the latest batches need, and are written again only when nobody can read them any more."""
 
 import os
 
@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from loaders.workers import slots
-from loaders.workers.shared_memory import Mapping, page_aligned
-from loaders.workers.slots import LATEST, Control, SlotRing, control_bytes
+from loaders.workers.shared_memory import page_aligned
+from loaders.workers.slots import LATEST, Lease, SlotRing
 
 PAGE = page_aligned(1)
 
 
-@pytest.fixture(params=[0, 2], ids=["own-memory", "shared"])
-def num_workers(request) -> int:
+@pytest.fixture(params=[False, True], ids=["private", "shared"])
+def shared(request) -> bool:
     return request.param
 
 
 @pytest.fixture
-def ring(num_workers):
-    ring = SlotRing(3, num_workers)
+def ring(shared):
+    ring = SlotRing(3, shared)
     yield ring
     ring.close()
 
@@ -29,8 +29,16 @@ def free(lease) -> None:
     lease.array = None
 
 
-def pages_in_use(ring: SlotRing) -> int:
-    return os.fstat(ring.fd).st_blocks * 512 // PAGE
+def fork() -> None:
+    """Forks a child that exits at once."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 # Sizes
@@ -185,67 +193,84 @@ def test_replaced_slots_count_no_more(ring):
     assert ring.acquire() is None
 
 
-# Shared memory
+# Retired slots
 
 
-def test_workers_find_a_slot_by_its_place():
-    ring = SlotRing(3, 2)
+@pytest.fixture
+def lease():
+    """A lease of the one slot of a ring in shared memory."""
+    ring = SlotRing(1, True)
     ring.fit(PAGE)
-    leases = [ring.acquire() for _ in range(3)]
-    assert {lease.place[0] for lease in leases} == {0, 1, 2}
-    assert len({lease.place[1] for lease in leases}) == 3
-    for value, lease in enumerate(leases):
-        lease.array[:] = value
-        _, offset, capacity = lease.place
-        assert capacity == PAGE
-        assert (Mapping(ring.fd, offset, capacity).array() == value).all()
+    lease = ring.acquire()
+    lease.ring = ring
+    yield lease
     ring.close()
 
 
-def test_the_numbers_of_slots_are_used_again_and_their_places_are_not():
-    ring = SlotRing(2, 1)
-    places = []
-    for size in range(1, 30):
-        ring.capacity = size * 4 * PAGE
+def is_reused(lease: Lease) -> bool:
+    """Ends the lease, and returns whether the slot is leased again, or another in its place."""
+    free(lease)
+    again = lease.ring.acquire()
+    assert (again.slot is lease.slot) != lease.slot.is_retired
+    assert (again.slot.number == lease.slot.number) != lease.slot.is_retired
+    return again.slot is lease.slot
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+def test_a_slot_without_readers_is_used_again(lease, is_delivered):
+    if is_delivered:
+        lease.slot.deliver()
+    assert is_reused(lease)
+
+
+def test_a_slot_that_its_worker_holds_is_retired(lease):
+    lease.slot.has_readers = True
+    before = open_descriptors()
+    assert not is_reused(lease)
+    assert open_descriptors() == before, "its descriptor was closed and the other's opened"
+
+
+def test_a_slot_is_retired_if_a_process_was_forked_while_its_batch_was_delivered(lease):
+    lease.slot.deliver()
+    fork()
+    assert not is_reused(lease)
+
+
+def test_a_slot_whose_lease_ends_during_a_fork_is_retired(lease, monkeypatch):
+    lease.slot.deliver()
+    monkeypatch.setattr(slots.Forks, "count", slots.Forks.count + 1)  # as a function that runs before the fork sees it
+    assert not is_reused(lease)
+
+
+def test_a_fork_before_the_delivery_or_after_the_lease_retires_no_slot(lease):
+    fork()
+    lease.slot.deliver()
+    slot = lease.slot
+    free(lease)
+    fork()
+    assert lease.ring.acquire().slot is slot
+
+
+def test_a_fork_retires_no_slot_in_private_memory():
+    ring = SlotRing(1, False)
+    ring.fit(PAGE)
+    lease = ring.acquire()
+    lease.ring = ring
+    lease.slot.deliver()
+    fork()
+    assert is_reused(lease)
+
+
+def test_a_discarded_slots_memory_is_closed():
+    ring = SlotRing(1, True)
+    before = open_descriptors()
+    for size in (1, 100, 1, 100):  # neither fits the other
+        ring.capacity = size * PAGE
         lease = ring.acquire()
-        places.append(lease.place)
+        assert open_descriptors() == before + 1
         free(lease)
-        ring.capacity = 1  # the next one is much smaller than this one
-    assert {number for number, _, _ in places} <= {0, 1}
-    ends = [offset + capacity for _, offset, capacity in places]
-    assert all(end <= offset for end, (_, offset, _) in zip(ends[:-1], places[1:], strict=True))
     ring.close()
-
-
-def test_a_discarded_slots_memory_goes_back_to_the_system():
-    ring = SlotRing(1, 1)
-    before = pages_in_use(ring)
-    ring.capacity = 8 * PAGE
-    lease = ring.acquire()
-    lease.array[:] = 1
-    assert pages_in_use(ring) == before + 8
-    free(lease)
-    ring.capacity = 100 * PAGE
-    assert ring.acquire() is not None
-    assert pages_in_use(ring) == before
-    ring.close()
-
-
-def test_a_forked_child_gives_no_memory_of_its_parent_back(monkeypatch):
-    ring = SlotRing(1, 1)
-    ring.fit(PAGE)
-    lease = ring.acquire()
-    lease.array[:] = 7
-    memory = Mapping(ring.fd, *lease.place[1:]).array()
-    free(lease)
-    parent = os.getpid()
-    monkeypatch.setattr(slots.os, "getpid", lambda: parent + 1)
-    ring.close()
-    assert (memory == 7).all()
-
-
-def test_threads_need_no_descriptor():
-    assert SlotRing(1, 0).fd is None
+    assert open_descriptors() == before
 
 
 # Page-locked memory
@@ -284,12 +309,11 @@ def cudart(monkeypatch) -> Cudart:
     return cudart
 
 
-def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(num_workers, cudart):
-    ring = SlotRing(2, num_workers, page_locked=True)
+def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(shared, cudart):
+    ring = SlotRing(2, shared, page_locked=True)
     ring.fit(PAGE)
     leases = [ring.acquire(), ring.acquire()]
     assert cudart.locked == {lease.array.ctypes.data: PAGE for lease in leases}
-    assert [lease.place is not None for lease in leases] == [bool(num_workers)] * 2
     free(leases.pop())
     assert len(cudart.locked) == 2
     ring.close()
@@ -299,20 +323,18 @@ def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(num
 
 
 def test_page_locked_slots_lie_in_pages_of_their_own(cudart):
-    ring = SlotRing(2, 0, page_locked=True)
+    ring = SlotRing(2, False, page_locked=True)
     ring.fit(PAGE)
     leases = [ring.acquire(), ring.acquire()]
     assert [lease.array.ctypes.data % PAGE for lease in leases] == [0, 0]
     assert len(cudart.locked) == 2
 
 
-def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(
-    num_workers, cudart, caplog, monkeypatch
-):
+def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(shared, cudart, caplog, monkeypatch):
     kernels = []
     monkeypatch.setattr(slots.torch, "zeros", lambda *_, device: kernels.append(device))
     cudart.refuses = True
-    ring = SlotRing(2, num_workers, page_locked=True)
+    ring = SlotRing(2, shared, page_locked=True)
     ring.fit(PAGE)
     assert ring.acquire() is not None
     lease = ring.acquire()
@@ -342,41 +364,15 @@ def test_a_closed_ring_gives_no_slot_and_closing_again_does_nothing(ring):
     ring.close()
 
 
-def test_closing_closes_the_descriptor():
-    ring = SlotRing(1, 1)
-    fd = ring.fd
-    del ring
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
 def test_what_is_leased_outlives_the_ring_and_is_freed_then():
-    ring = SlotRing(2, 1)
+    before = open_descriptors()
+    ring = SlotRing(2, True)
     ring.fit(PAGE)
     kept, other = ring.acquire(), ring.acquire()
-    kept.array[:] = other.array[:] = 3
-    memory = [Mapping(ring.fd, *lease.place[1:]).array() for lease in (kept, other)]
+    kept.array[:] = 3
     free(other)
     ring.close()
+    assert open_descriptors() == before + 1
     assert (kept.array == 3).all()
-    assert [array.any() for array in memory] == [True, False]
     free(kept)
-    assert [array.any() for array in memory] == [False, False]
-
-
-# Control
-
-
-@pytest.mark.parametrize("num_workers", [1, 7, PAGE // 8])
-def test_each_worker_has_a_row_and_all_see_that_they_are_to_stop(num_workers):
-    ring = SlotRing(1, num_workers)
-    ours, theirs = (Control(ring.fd, num_workers) for _ in range(2))
-    assert len(ours.rows) > num_workers
-    ours.rows[:num_workers] = range(1, num_workers + 1)
-    assert theirs.rows[:num_workers].tolist() == [*range(1, num_workers + 1)]
-    assert not theirs.is_stopping
-    ours.stop()
-    assert theirs.is_stopping
-    assert theirs.rows[:num_workers].tolist() == [*range(1, num_workers + 1)]
-    assert control_bytes(num_workers) == page_aligned(8 * (num_workers + 1))
-    ring.close()
+    assert open_descriptors() == before

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from queue import Empty
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,16 +63,19 @@ def task(*indices: int) -> Task:
 
 
 def received(pool: ThreadPool, count: int) -> dict:
-    results: list = []
+    results: dict = {}
     while len(results) < count:
-        results += pool.receive()
-    return {result.number: result for result in results}
+        pool.wait()
+        results |= {result.number: result for result in pool.events}
+        pool.events.clear()
+    return results
 
 
-def test_each_worker_reads_its_tasks_in_order(make, dataset):
-    pool = make()
+@pytest.mark.parametrize("timeout", [0, 60, 1e300])
+def test_each_worker_reads_its_tasks_in_order(make, dataset, timeout):
+    pool = make(timeout=timeout)
     for number in range(4):
-        assert pool.submit(number % 2, number, task(number, 10 + number), None)
+        assert pool.submit(number % 2, number, task(number, 10 + number), None, [])
     results = received(pool, 4)
     batches = {number: pool.open(result, None).batch.tolist() for number, result in results.items()}
     assert batches == {number: [number, 10 + number] for number in range(4)}
@@ -92,8 +94,8 @@ def test_threads_are_stopped_at_the_interpreters_exit(make, monkeypatch):
 
 def test_an_error_even_system_exit_is_its_tasks_and_the_thread_goes_on(make):
     pool = make(1)
-    pool.submit(0, 0, task(-3), None)
-    pool.submit(0, 1, task(3), None)
+    pool.submit(0, 0, task(-3), None, [])
+    pool.submit(0, 1, task(3), None, [])
     results = received(pool, 2)
     assert isinstance(results[0].error, SystemExit)
     assert results[0].payload is None
@@ -110,7 +112,7 @@ def test_a_failed_worker_init_fn_is_every_tasks_error(make, dataset):
 
     pool = make(init_fn=init_fn)
     for number in range(4):
-        pool.submit(number % 2, number, task(number), None)
+        pool.submit(number % 2, number, task(number), None, [])
     results = received(pool, 4)
     assert sorted(seen) == [0, 1]
     assert [results[number].error for number in range(4)] == [None, error, None, error]
@@ -121,8 +123,8 @@ def test_a_batch_lies_in_its_slot_but_for_small_parts(make, dataset, monkeypatch
     monkeypatch.setattr(Numbers, "__getitem__", lambda _, index: (torch.ones(512), torch.tensor(index)))
     slot = np.zeros(1 << 13, np.uint8)
     pool = make(1)
-    pool.submit(0, 0, task(5, 6), Lease(slot, None))
-    pool.submit(0, 1, task(*range(9)), Lease(slot[:64], None))
+    pool.submit(0, 0, task(5, 6), Lease(slot, None), [])
+    pool.submit(0, 1, task(*range(9)), Lease(slot[:64], None), [])
     results = received(pool, 2)
     images, labels = results[0].payload.batch
     slot[:] = 0
@@ -138,7 +140,7 @@ def test_the_seconds_of_reading_and_of_waiting_for_a_task_are_counted(make, monk
     monkeypatch.setattr(timeline, "time", clock)
     pool, results = make(1), {}
     for number in (0, 1):
-        pool.submit(0, number, task(number), None)
+        pool.submit(0, number, task(number), None, [])
         results |= received(pool, 1)
     second = results[1]
     assert (second.work.seconds, second.work.wait_seconds, second.is_pickled) == (1.0, 1.0, False)
@@ -147,98 +149,29 @@ def test_the_seconds_of_reading_and_of_waiting_for_a_task_are_counted(make, monk
 def test_a_task_that_takes_longer_than_the_timeout_is_an_error(make, dataset, bound):
     dataset.hold.clear()
     pool = make(timeout=0.01)
-    pool.submit(1, 0, task(5), None)
+    pool.submit(1, 0, task(5), None, [])
     assert dataset.reading.wait(bound)
     with pytest.raises(WorkerTimeout, match=r"timed out after 0\.01 seconds"):
-        while not pool.receive():
-            pass
+        pool.wait()
 
 
 def test_the_timeout_counts_from_the_start_of_the_oldest_task(make, dataset, bound):
     pool = make(timeout=3600)
     for worker in (0, 1):
-        pool.submit(worker, worker, task(worker), None)
+        pool.submit(worker, worker, task(worker), None, [])
     received(pool, 2)
     pool._shared.began[:] = [time.monotonic() - 3599.99, time.monotonic()]
     with pytest.raises(WorkerTimeout):
-        pool.receive()
+        pool.wait()
     pool._shared.began[:] = [None, None]
-
-
-class Results:
-    """Stands in for the queue of results; a step None is a wait that ends without a result."""
-
-    def __init__(self, *steps) -> None:
-        self.steps = list(steps)
-        self.timeouts: list[float | None] = []
-
-    def get(self, timeout: float | None) -> str:
-        self.timeouts.append(timeout)
-        return self.get_nowait()
-
-    def get_nowait(self) -> str:
-        if not self.steps or (step := self.steps.pop(0)) is None:
-            raise Empty
-        return step
-
-    def put(self, item) -> None:
-        """Ignores the wake-up call of close()."""
-
-
-@pytest.mark.parametrize(
-    ("timeout", "began", "waits"),
-    [
-        (0, [990.0, 995.0], None),
-        (60, [None, None], 60),
-        (60, [995.0, 990.0], 50),
-        (60, [None, 940.0], 0),
-        (60, [None, 900.0], 0),
-        (1e300, [None, 900.0], threading.TIMEOUT_MAX),
-    ],
-)
-def test_results_are_waited_for_until_the_oldest_task_exceeds_the_timeout(make, monkeypatch, timeout, began, waits):
-    pool = make(timeout=timeout)
-    for worker in (0, 1):
-        pool.submit(worker, worker, task(worker), None)
-    received(pool, 2)  # from here on the threads only wait
-    monkeypatch.setattr(thread_pool, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    results = pool._shared.results = Results("one", "two")
-    pool._shared.began[:] = began
-    assert pool.receive() == ["one", "two"]
-    assert results.timeouts == [waits]
-    results.steps = [None, "three"]
-    if waits:
-        assert pool.receive() == ["three"]
-    elif waits == 0:
-        with pytest.raises(WorkerTimeout):
-            pool.receive()
-    monkeypatch.undo()
 
 
 def test_a_worker_init_fn_that_hangs_is_a_timeout(make):
     release = threading.Event()
     pool = make(init_fn=lambda worker: release.wait(60), timeout=0.01)
     with pytest.raises(WorkerTimeout):
-        pool.receive()
+        pool.wait()
     release.set()
-
-
-def test_a_thread_that_has_been_set_up_has_no_time_limit_until_its_first_task(make, monkeypatch, bound):
-    asked = threading.Event()
-
-    class Watched(Results):
-        """A thread's tasks: the end of the pool, after the thread has asked."""
-
-        def get(self) -> None:
-            asked.set()
-            assert released.wait(bound)
-
-    released = threading.Event()
-    monkeypatch.setattr(thread_pool, "SimpleQueue", Watched)
-    pool = make(1, init_fn=lambda worker: None)
-    assert asked.wait(bound)
-    assert pool._shared.began == [None]
-    released.set()
 
 
 def test_a_pool_that_nobody_refers_to_stops_its_threads(dataset, bound):
@@ -250,21 +183,11 @@ def test_a_pool_that_nobody_refers_to_stops_its_threads(dataset, bound):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_threads_are_waited_for_until_the_deadline(make, monkeypatch):
-    pool, waits = make(1), []
-    monkeypatch.setattr(thread_pool, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    monkeypatch.setattr(pool._shared, "threads", [SimpleNamespace(join=waits.append)])
-    for deadline in (0, 1003.0):
-        pool.stop(deadline)
-    assert waits == [0.0, 3.0]
-    monkeypatch.undo()
-
-
 def test_a_closed_pool_says_so_to_whoever_waits(make, in_thread, bound, monkeypatch):
     errors: list = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
     pool = make()
-    waiting = in_thread(pool.receive)
+    waiting = in_thread(pool.wait)
     pool.close()
     with pytest.raises(PoolClosed, match="was closed"):
         waiting.result(bound)
@@ -275,7 +198,7 @@ def test_a_closed_pool_says_so_to_whoever_waits(make, in_thread, bound, monkeypa
 def test_a_thread_that_is_stopped_reads_no_further_sample(make, dataset, bound):
     dataset.hold.clear()
     pool = make(1)
-    pool.submit(0, 0, task(1, 2, 3), None)
+    pool.submit(0, 0, task(1, 2, 3), None, [])
     assert dataset.reading.wait(bound)
     pool.stop(0)
     dataset.hold.set()
@@ -292,7 +215,7 @@ def test_close_waits_as_long_as_batches_take_and_then_leaves_the_thread_behind(
 ):
     dataset.hold.clear()
     pool = make(1)
-    pool.submit(0, 0, task(1), None)
+    pool.submit(0, 0, task(1), None, [])
     assert dataset.reading.wait(bound)
     pool._shared.longest_seconds = longest
     deadlines = []
@@ -304,26 +227,13 @@ def test_close_waits_as_long_as_batches_take_and_then_leaves_the_thread_behind(
     assert f"close() waited {patience:.1f} s for it" in caplog.text
 
 
-def test_the_longest_batch_is_remembered(make, monkeypatch):
-    pool = make(1)
-    assert pool._shared.longest_seconds is None
-    pool._shared.longest_seconds = 1e9
-    pool.submit(0, 0, task(1), None)
-    received(pool, 1)
-    assert pool._shared.longest_seconds == 1e9
-    pool._shared.longest_seconds = None
-    pool.submit(0, 1, task(1), None)
-    received(pool, 1)
-    assert 0 < pool._shared.longest_seconds < 60
-
-
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_seeded_dataset_without_read_batch_is_warned_of_once_and_draws_the_programs_numbers(make, caplog, seed):
     warn_of_unseeded_reading.cache_clear()
     before = random.getstate()
     for _ in range(2):
         pool = make(1, seed=seed)
-        pool.submit(0, 0, task(1), None)
+        pool.submit(0, 0, task(1), None, [])
         received(pool, 1)
     assert random.getstate() == before
     assert len(caplog.records) == (seed is not None)

@@ -11,8 +11,9 @@ import pytest
 
 from loaders.workers import worker_process as module
 from loaders.workers.connection import Connection
-from loaders.workers.pool import NO_ROW
 from loaders.workers.process_main import LEAVING, STOP, Setup, work
+from loaders.workers.shared_memory import SharedMemory, create_shared_memory
+from loaders.workers.slots import Slot
 from loaders.workers.tasks import Task
 from loaders.workers.worker_process import WorkerProcess, wait_for_exit
 
@@ -57,7 +58,7 @@ def noted(monkeypatch):
 
 
 def setup() -> Setup:
-    return Setup(0, 1, 70, None, os.getpid(), set())
+    return Setup(0, 1, 70, None, os.getpid(), False, set())
 
 
 @pytest.fixture
@@ -132,19 +133,6 @@ def test_without_pidfds_a_worker_is_killed_and_watched_by_its_process(start, mon
     assert worker.process.calls == ["kill"]
 
 
-def test_descriptor_0_is_a_pidfd_too(start, noted, monkeypatch):
-    worker = start(Context())
-    pidfd, worker.pidfd = worker.pidfd, 0
-    assert worker.descriptors()[1] == 0
-    closed: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "close", closed.append)
-        worker.close()
-    assert noted[1] == (0, signal.SIGKILL)
-    assert closed == [0]
-    os.close(pidfd)
-
-
 def test_a_process_without_descriptors_left_does_not_start_a_worker(start, monkeypatch):
     def refuse(pid: int) -> None:
         raise OSError(errno.EMFILE, "too many")
@@ -197,22 +185,15 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_new_worker_is_not_ready_and_reads_nothing(clock):
-    worker = WorkerProcess(Context())
-    assert (worker.is_ready, worker.is_leaving, worker.row, worker.start_by) == (False, False, NO_ROW, None)
-    assert (worker.began, worker.pidfd, worker.tasks, worker.reads_singly) == (100.0, -1, {}, False)
-    worker.close()
-
-
 def test_only_the_first_task_of_an_idle_worker_begins_at_once(start, clock):
     worker = start()
     clock.now = 101
-    worker.submit(0, Task([1]), b"before it is ready")
+    worker.submit(0, Task([1]), None, [])  # before it is ready
     assert worker.began == 100
     worker.tasks.clear()
     worker.is_ready = True
     for clock.now in (102, 103):
-        worker.submit(int(clock.now), Task([1]), b"a task")
+        worker.submit(int(clock.now), Task([1]), None, [])
     assert worker.began == 102
     assert set(worker.tasks) == {102, 103}
     assert not worker.reads_singly
@@ -220,20 +201,48 @@ def test_only_the_first_task_of_an_idle_worker_begins_at_once(start, clock):
     assert worker.reads_singly
 
 
-def test_a_task_for_a_dead_worker_is_kept_so_that_it_is_retried(start):
+def received(worker: WorkerProcess) -> tuple:
+    """The next task that the worker receives, with its slot, and what descriptors come with it."""
+    message, descriptors = worker.their_end.receive()
+    inodes = [os.fstat(fd).st_ino for fd in descriptors]
+    worker.their_end.done()
+    return *pickle.loads(message), inodes
+
+
+def test_a_slots_descriptor_comes_with_its_first_task_and_with_a_new_one_the_retired_slots(start):
     worker = start()
+    slots = [Slot(number, SharedMemory(create_shared_memory(1)), 1) for number in range(3)]
+    inodes = [os.fstat(slot.memory.fd).st_ino for slot in slots]
+    task = Task([1])
+    for number, slot in enumerate([slots[0], slots[0], slots[1]]):
+        assert worker.submit(number, task, slot, [])
+    assert [received(worker) for _ in range(3)] == [
+        (0, task, (0, []), [inodes[0]]),
+        (1, task, (0, []), []),
+        (2, task, (1, []), [inodes[1]]),
+    ]
+    slots[0].is_retired = True
+    for slot in (slots[1], slots[2], slots[2]):
+        worker.submit(3, task, slot, [])
+    assert [received(worker)[2:] for _ in range(3)] == [((1, []), []), ((2, [0]), [inodes[2]]), ((2, []), [])]
+    worker.submit(4, task, None, [])
+    assert received(worker) == (4, task, None, [])
+
+
+def test_a_task_for_a_dead_worker_is_kept_so_that_it_is_retried(start):
+    worker, sent = start(), []
     worker.their_end.close()
-    assert worker.submit(3, Task([1]), b"a task")
+    assert worker.submit(3, Task([1]), None, sent)
     assert set(worker.tasks) == {3}
+    assert sent
 
 
 def test_a_full_socket_takes_no_task(start):
-    worker, message = start(), pickle.dumps(bytes(10_000))
-    while (taken := worker.submit(len(worker.tasks), Task([1]), message)) is True:
-        pass
-    assert taken is False
+    worker, sent = start(), []
+    while worker.submit(len(worker.tasks), Task(list(range(1000))), None, sent):
+        assert len(sent) < 1000
+    assert len(sent) == len(worker.tasks)
     assert select.select([], [worker.connection], [], 0)[1] == []
-    assert len(worker.tasks) < 1000
 
 
 # Exit

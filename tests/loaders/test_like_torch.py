@@ -1,0 +1,273 @@
+"""No program can tell WorkerLoader from torch's DataLoader, but by the clock: random programs are run on both.
+
+`python tests/loaders/test_like_torch.py 5000 1` runs 5,000 programs from seed 1 and prints how often each value and
+each pair of values occurred. The differences that are excused are those in loaders/README.md, "Differences from torch".
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]  # as a program, too
+
+from like_torch import COLLATIONS, CONSUMERS, DATASETS, DTYPES, LEAVES, SAMPLERS, STRUCTURES, Program, run
+from torch.utils.data import DataLoader
+
+from loaders import WorkerLoader
+
+multiprocessing.set_forkserver_preload(["torch", "like_torch", "loaders"])
+
+AXES: dict[str, tuple] = {
+    "dtype": DTYPES,
+    "structure": tuple(STRUCTURES),
+    "dataset": tuple(DATASETS),
+    "error": ("value", "key", "custom", "stop", "exit"),
+    "collation": tuple(COLLATIONS),
+    "consumer": tuple(CONSUMERS),
+    "sampler": SAMPLERS,
+    "batch_size": (None, 1, 3, 4),
+    "num_workers": (0, 1, 3),
+    "method": ("fork", "forkserver", "spawn"),
+    "persistent": (False, True),
+    "prefetch": (None, 1, 3),
+    "timeout": (0, 30),
+    "drop_last": (False, True),
+    "in_order": (True, False),
+    "seed": (None, 0),
+    "worker_method": ("multiprocessing", "thread"),
+}
+WEIGHTS = {
+    "method": (92, 5, 3),
+    "in_order": (85, 15),
+    "seed": (60, 40),
+    "worker_method": (75, 25),
+    "num_workers": (2, 4, 4),
+}
+# Where these are not compared, the program itself depends on time: it keeps what it shares with torch's workers.
+KEEPING = ("scratch", "cached", "collating", "loader inside", "threads")
+
+
+def possible(program: Program) -> Program:
+    """The nearest program that a loader accepts, and whose unused axes have their first value."""
+    change: dict[str, Any] = {}
+    if program.num_workers == 0:
+        change |= {"method": "fork", "persistent": False, "prefetch": None, "timeout": 0, "in_order": True}
+        change |= {"worker_method": "multiprocessing"}
+    if program.seed is None:
+        change |= {"worker_method": "multiprocessing"}
+    elif program.worker_method == "thread":
+        change |= {"method": "fork"}
+    if program.seed is not None and program.sampler == "generator":
+        change |= {"sampler": "shuffled"}
+    if program.batch_size is None:
+        change |= {"drop_last": False}
+        if program.sampler == "batches":
+            change |= {"sampler": "sized"}
+    if program.dataset != "errors":
+        change |= {"error": "value"}
+    if program.collation not in ("as is", "not tensors") or program.consumer in ("write", "copy", "share", "pin"):
+        change |= {
+            "leaves": tuple("expanded" if leaf == "huge" else leaf for leaf in program.leaves)
+        }  # no memory for it
+    return program._replace(**change)
+
+
+def drawn(random_: random.Random, **fixed: Any) -> Program:
+    """A random program; `fixed` are some of its values."""
+    values = {
+        axis: random_.choices(known, WEIGHTS.get(axis), k=1)[0] for axis, known in AXES.items() if axis not in fixed
+    }
+    leaves = tuple(random_.sample(tuple(LEAVES), random_.choice((1, 2, 2, 3, 4))))
+    if "leaves" in fixed:
+        leaves = (fixed["leaves"], *leaves)[:4]
+    return possible(Program(**{**values, **fixed, "leaves": leaves}))
+
+
+def excuse(program: Program) -> str:
+    """Which row of the table of differences excuses the program from being compared, or ""."""
+    has_processes = program.num_workers > 0 and program.worker_method == "multiprocessing"
+    keeps = (
+        program.dataset in KEEPING or program.collation == "bank" or {"shared", "row", "far rows"} & {*program.leaves}
+    )
+    if has_processes and program.collation == "as is" and program.dataset == "scratch":
+        return "is_shared"
+    if has_processes and keeps and program.consumer in ("write", "share"):
+        return "is_shared"
+    return ""
+
+
+def loses_bits(program: Program) -> bool:
+    """Whether torch's workers deliver other values than the dataset's: they forget scales, and what is conjugated."""
+    sends_samples = program.collation == "as is" or (program.collation == "default" and program.batch_size is None)
+    return (
+        program.num_workers > 0 and sends_samples and bool({"conjugate", "negative", "quantized"} & {*program.leaves})
+    )
+
+
+def oracles(program: Program, folder: str) -> Iterator[list]:
+    """What ours has to show: what torch's class shows, or would if it lost nothing; with a seed what ours shows inline."""
+    flag, epochs = Path(folder, "flag"), 1 if program.method == "spawn" else 2
+    if program.error == "exit" and program.num_workers and program.worker_method == "multiprocessing":
+        flag.touch()  # as if a worker had died already
+    if program.consumer == "alarm":
+        program = program._replace(consumer="keep")
+    if program.seed is None:
+        if loses_bits(program):
+            program = program._replace(num_workers=0, **INLINE)
+        yield run(
+            program._replace(error="runtime") if program.error == "stop" else program, DataLoader, str(flag), epochs
+        )
+        return
+    if not {"stateful", "reduced"} & {*program.leaves} and program.error != "custom":  # pickling changes them
+        program = program._replace(num_workers=0, **INLINE)
+    if "random" not in program.leaves or program.worker_method == "multiprocessing":
+        yield run(program, WorkerLoader, str(flag), epochs)
+    if program.sampler in ("sequential", "sized", "unsized", "batches") and "random" not in program.leaves:
+        yield run(
+            program._replace(error="runtime") if program.error == "stop" else program, DataLoader, str(flag), epochs
+        )
+
+
+def comparable(seen: list, program: Program) -> list:
+    """What was seen, without the words of errors where they are ours, and draws where the oracle has other workers."""
+    if program.seed is not None or loses_bits(program):
+        seen = [item for item in seen if not (isinstance(item, tuple) and item[0] == "drawn")]
+    if program.error == "stop":
+        seen = [item[:2] if isinstance(item, tuple) and item[0] == "error" else item for item in seen]
+    return seen
+
+
+def differences(program: Program) -> tuple[list, list] | None:
+    """What torch's class shows and ours does not, and the reverse; None if there is no difference."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = comparable(run(program, WorkerLoader, f"{folder}/ours", 1 if program.method == "spawn" else 2), program)
+        for oracle in oracles(program, folder):
+            if (theirs := comparable(oracle, program)) != ours:
+                return theirs, ours
+    return None
+
+
+INLINE = {"method": "fork", "persistent": False, "prefetch": None, "timeout": 0, "worker_method": "multiprocessing"}
+
+
+def check(program: Program) -> None:
+    if not excuse(program) and (found := differences(program)):
+        theirs, mine = found
+        at = next(
+            (n for n, pair in enumerate(zip(theirs, mine, strict=False)) if pair[0] != pair[1]), min(map(len, found))
+        )
+        raise AssertionError(f"{program}\nafter {at}\ntorch: {theirs[at : at + 1]}\nours:  {mine[at : at + 1]}")
+
+
+programs = st.integers(0, 2**32).map(lambda number: drawn(random.Random(number), method="fork"))
+in_suite = settings(max_examples=48, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@seed(1)
+@in_suite
+@given(programs)
+def test_the_same_programs_as_ever_see_what_torchs_class_shows(program):
+    check(program)
+
+
+@in_suite
+@given(programs)
+def test_new_programs_see_what_torchs_class_shows(program):
+    check(program)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_workers_that_are_not_forked_show_what_torchs_show(number):
+    check(drawn(random.Random(number), method=("spawn", "forkserver")[number % 2], num_workers=1, dataset="fresh"))
+
+
+def shrunk(program: Program) -> Program:
+    """A simpler program that still sees a difference."""
+    simplest = {axis: known[0] for axis, known in AXES.items()}
+    for axis, value in simplest.items():
+        simpler = possible(program._replace(**{axis: value}))
+        if simpler != program and not excuse(simpler) and differences(simpler):
+            program = simpler
+    for leaf in program.leaves:
+        fewer = tuple(name for name in program.leaves if name != leaf)
+        if fewer and differences(program._replace(leaves=fewer)):
+            program = program._replace(leaves=fewer)
+    return program
+
+
+def values(program: Program) -> list[tuple[str, Any]]:
+    """The program's values on the axes that it uses."""
+    unused = {"error"} if program.dataset != "errors" else set()
+    if program.num_workers == 0 or program.worker_method == "thread":
+        unused |= {"method"}
+    if program.num_workers == 0:
+        unused |= {"persistent", "prefetch", "timeout", "in_order", "worker_method"}
+    own = [(axis, value) for axis, value in program._asdict().items() if axis not in unused | {"leaves"}]
+    return [*own, *(("leaf", leaf) for leaf in program.leaves)]
+
+
+def run_many(count: int, number: int) -> dict[str, Any]:
+    """Runs so many programs, and returns the counts of values, pairs and excuses, and the failures."""
+    random_ = random.Random(number)
+    every = [(axis, value) for axis, known in {**AXES, "leaves": LEAVES}.items() for value in known]
+    wanted = [pair for pair in combinations(every, 2) if pair[0][0] != pair[1][0]]
+    random_.shuffle(wanted)
+    counts: Counter[str] = Counter()
+    excuses: Counter[str] = Counter()
+    failures = []
+    for at in range(count):
+        program, began = drawn(random_, **dict(wanted[at % len(wanted)])), time.monotonic()
+        used = values(program)
+        counts.update(map(str, used))
+        counts.update(str(tuple(sorted(pair, key=str))) for pair in combinations(used, 2) if pair[0][0] != pair[1][0])
+        excuses[excuse(program) or "conjugate" * loses_bits(program)] += 1
+        try:
+            check(program)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if not isinstance(error, AssertionError):
+                text += f" {program} {traceback.format_exc()[-1200:]}"
+            failures.append(text)
+            print(f"#{at} {text[:2500]}", file=sys.stderr, flush=True)
+        if time.monotonic() - began > 10:
+            print(f"slow {at} {time.monotonic() - began:.0f} s {program}", file=sys.stderr, flush=True)
+    return {"programs": count, "counts": counts, "excuses": excuses, "failures": failures}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_ten_thousand_programs_see_what_torchs_class_shows():
+    count, parts = int(os.environ.get("PROGRAMS", "10000")), os.cpu_count() or 1
+    command = [sys.executable, __file__, str(count // parts)]
+    number = random.SystemRandom().randrange(10**6)
+    running = [subprocess.Popen([*command, str(number + part)], stdout=subprocess.PIPE) for part in range(parts)]
+    found = [json.loads(process.communicate()[0]) for process in running]
+    counts, excuses = Counter(), Counter()
+    for part in found:
+        counts.update(part["counts"])
+        excuses.update(part["excuses"])
+    rarest = sorted((times, what) for what, times in counts.items())
+    print(f"seeds from {number}; excused: {dict(excuses)}; values and pairs: {len(counts)}; the rarest: {rarest[:20]}")
+    assert [failure for part in found for failure in part["failures"]] == []
+    assert all(times <= count * 0.02 for row, times in excuses.items() if row)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_many(int(sys.argv[1]), int(sys.argv[2]))))
