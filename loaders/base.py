@@ -8,6 +8,7 @@ a Position, and advances at the same moment.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -227,6 +228,21 @@ class OptionalMethods:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
+
+
+def keep_out_of_compilation() -> None:
+    """Makes torch.compile leave this package's code as it is, as it leaves torch's own loader.
+
+    It is called where a program may come from a function that torch.compile compiles: torch has no public setting for
+    a whole package, and torch.compiler.disable would import the compiler for everybody, which takes seconds.
+    """
+    compiler = sys.modules.get("torch._dynamo")
+    if compiler is not None and compiler not in _told:
+        _told.append(compiler)
+        compiler.trace_rules.add(__package__)
+
+
+_told: list[Any] = []
 
 
 class Closeable:

@@ -8,7 +8,7 @@ from typing import Any
 from .arguments import checked_last_batch
 from .base import Closeable, EpochIterator, Epochs, Position, Source
 from .order import Order
-from .samplers import OrderBatchSampler, OrderSampler
+from .samplers import OrderSampler, own_batch_sampler
 
 
 class EpochLoader(Closeable):
@@ -45,7 +45,7 @@ class EpochLoader(Closeable):
         self._order = order
         self._epochs = Epochs(order, order.kind)
         self.sampler = OrderSampler(order)
-        self.batch_sampler = OrderBatchSampler(self.sampler, batch_size, drop_last)
+        self.batch_sampler = own_batch_sampler(self.sampler, batch_size, drop_last)
         self._iterator: EpochIterator | None = None
         self._closed = False
 

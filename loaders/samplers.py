@@ -42,12 +42,11 @@ class OrderSampler:
             yield from indices.tolist()
 
 
-class OrderBatchSampler(BatchSampler):
-    """A BatchSampler that passes `set_epoch` on to its sampler, also after a library rebuilt it around another one."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next `iter()`."""
-        pass_on_epoch(epoch, self.sampler)
+def own_batch_sampler(sampler: OrderSampler, batch_size: int, drop_last: bool) -> BatchSampler:
+    """Returns a BatchSampler with a `set_epoch`. It is of torch's own class, which libraries know how to rebuild."""
+    batches: Any = BatchSampler(sampler, batch_size, drop_last)
+    batches.set_epoch = sampler.set_epoch
+    return batches  # type: ignore[no-any-return]
 
 
 def pass_on_epoch(epoch: int, *samplers: Any) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import check_arguments, checked_last_batch, checked_seed
-from .base import Closeable, missing_attribute
+from .base import Closeable, keep_out_of_compilation, missing_attribute
 from .machine import available_cores
 from .order import Order
-from .samplers import OrderBatchSampler, OrderSampler
+from .samplers import OrderSampler, own_batch_sampler
 from .timeline import Timeline
 from .workers.autotune import Tuner
 from .workers.dispatcher import Dispatcher
@@ -69,6 +69,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     _newest: Callable[[], Any]  # a weak reference to the newest iterator
     _current: Any  # the iterator behind next(loader)
     _stats: Stats | None  # of the newest engine
+    _runner: EpochRunner  # with a seed
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         on_error: str = "raise",
         max_restarts: int = 3,
     ) -> None:
+        keep_out_of_compilation()
         self.seed = None if seed is None else checked_seed(seed)
         self.rank, self.world_size, self.pad, self.last_batch = rank, world_size, pad, last_batch
         self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
@@ -130,28 +132,34 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             )
         super().__init__(
             dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        # Lightning makes loaders anew from the arguments that DataLoader.__init__ got. Those of a subclass it only has
+        # if it knew the subclass before.
+        if (recorded := vars(self).get("__pl_saved_kwargs")) is not None:
+            own = ("seed", "rank", "world_size", "pad", "last_batch", "prefetch_batches", "worker_method", "on_error")
+            recorded |= {name: getattr(self, name) for name in (*own, "max_restarts")}
         SeededMethods.give(self, self.seed is not None)
         if own_order is not None and batch_size is not None:  # DataLoader.__setattr__ refuses a new batch_sampler
-            vars(self)["batch_sampler"] = OrderBatchSampler(self.sampler, batch_size, drop_last)
+            vars(self)["batch_sampler"] = own_batch_sampler(cast("OrderSampler", self.sampler), batch_size, drop_last)
         if self.seed is not None:
-            self._runner = EpochRunner(self, own_order, one_at_a_time)
+            # Not as an attribute: Lightning would set this loader's on the one that it makes anew.
+            vars(self)["_runner"] = EpochRunner(self, own_order, one_at_a_time)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
@@ -162,6 +170,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         return batches
 
     def __iter__(self) -> Any:
+        keep_out_of_compilation()
         if self._closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         self._current = None

@@ -63,9 +63,7 @@ class ItemMaker:
     fetched: list[Any] = field(default_factory=list)  # a batch that is not part of an item yet
 
     def __call__(self) -> Item:
-        item = Item(self.number)
-        batch_id = self.key[1], item.number
-        began = time.perf_counter()
+        item, began = Item(self.number, self.number + 1), time.perf_counter()
         try:
             # One call fetches and keeps it, so that an exception from a signal handler cannot lose it.
             if not self.fetched:
@@ -75,6 +73,11 @@ class ItemMaker:
             item.error = error
         if item.is_end:
             return item
+        # The loader's own count, where it has one: an error that belongs to no batch, such as a timeout, is not in it.
+        if (position := getattr(self.batches, "position", None)) is not None:
+            item.after = position.batch
+            item.number = max(self.number, item.after - 1)
+        batch_id = self.key[1], item.number
         self.copier.count_wait(began, batch_id)
         try:
             item.state = self.state()
@@ -92,9 +95,6 @@ class ItemMaker:
             item.error.__cause__ = error
         except Exception as error:
             item.error = item.error or error
-        # An error that belongs to no batch, such as a timeout, does not move the loader's position.
-        position = getattr(self.batches, "position", None)
-        item.after = item.number + 1 if position is None else position.batch
         self.fetched, self.number = [], item.after  # no call from here on
         return item
 

@@ -22,6 +22,8 @@ ALIGNMENT = 64
 # images.
 SMALL = 1 / 4
 
+Samples = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
 # The dtypes that torch's workers can collate.
 SHAREABLE = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
@@ -67,7 +69,7 @@ class BatchBuffer:
         """Returns collate_fn(samples)."""
         return collate_fn(samples)
 
-    def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
+    def stack(self, samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
         """Stacks tensors as default_collate does without workers, but into the buffer, where that is possible."""
         first = samples[0]
         if set(map(type, samples)) == {torch.Tensor} and is_plain(first) and first.numel():
@@ -77,7 +79,7 @@ class BatchBuffer:
             )  # else perhaps channels-last
             if is_plain_format and all(sample.dtype == dtype for sample in samples):
                 with suppress(RuntimeError):  # for mixed shapes, for example: below the same error comes
-                    return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), dtype))
+                    return torch.stack(samples, out=self.empty((len(samples), *first.shape), dtype))
         return _stacked(samples)
 
 
@@ -114,7 +116,7 @@ class WorkerBuffer(BatchBuffer):
             return collate_fn(samples)
         thread = get_ident()
 
-        def stack(samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
+        def stack(samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
             stacked: torch.Tensor = self.stack(samples) if get_ident() == thread else collate_tensor_fn(samples)
             return stacked
 
@@ -124,25 +126,25 @@ class WorkerBuffer(BatchBuffer):
         finally:
             default_collate_fn_map[torch.Tensor] = collate_tensor_fn
 
-    def stack(self, samples: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
+    def stack(self, samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
         if not self._as_torch:
             return super().stack(samples)
         first, kinds = samples[0], set(map(type, samples))
         if kinds == {torch.Tensor} and is_plain(first) and first.dtype in SHAREABLE:
-            return torch.stack(tuple(samples), out=self.empty((len(samples), *first.shape), first.dtype))
-        if all(issubclass(kind, torch.Tensor) for kind in kinds) and all(map(is_plain, samples)):
-            if first.dtype in SHAREABLE:
-                return torch.stack(tuple(samples))  # subclasses
+            return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
+        has_tensors = all(issubclass(kind, torch.Tensor) for kind in kinds)
+        if has_tensors and first.dtype in SHAREABLE and all(map(is_plain, samples)):
+            return torch.stack(samples)  # of subclasses
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
 
 
-def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stacked(samples: Samples) -> torch.Tensor:
     """Stacks tensors as default_collate does without workers: in a worker, torch's function needs /dev/shm."""
     if samples[0].is_nested or samples[0].layout != torch.strided:
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
-    return torch.stack(tuple(samples))
+    return torch.stack(samples)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -50,7 +50,8 @@ class SeededMethods(OptionalMethods):
 
     @_iterator.setter
     def _iterator(self: Any, _: None) -> None:
-        self._runner.engine = None
+        if "_runner" in vars(self):  # else DataLoader.__init__ sets it
+            self._runner.engine = None
 
     def set_epoch(self: Any, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""

@@ -152,6 +152,9 @@ def reset_tables() -> None:
     COLUMNS.zero_()
 
 
+reset_tables()
+
+
 def sparse(index: int, dtype: str):
     return torch.sparse_coo_tensor(torch.tensor([[0, 2], [1, 0]]), torch.tensor([1.0, index]), (3, 3)).coalesce()
 
@@ -509,7 +512,7 @@ def describe(batch: Any) -> Any:
 def describe_tensor(item: torch.Tensor) -> Any:
     kind = type(item).__name__, str(item.dtype), str(item.layout), item.requires_grad, item.device.type
     extra = {name: repr(value) for name, value in getattr(item, "__dict__", {}).items()}, getattr(item, "unit", None)
-    plain = item.detach().as_subclass(torch.Tensor) if not item.is_nested else item.detach()
+    plain = item.detach() if type(item) is torch.Tensor else item.detach().as_subclass(torch.Tensor)
     if plain.is_nested:
         return *kind, [describe_tensor(part) for part in plain.unbind()]
     if plain.layout == torch.sparse_coo:
@@ -605,9 +608,9 @@ class Alarm(BaseException):
 
 
 def take(iterator: Iterator, note: Callable[[Any], None]) -> Iterator[Any]:
-    """Yields the batches, and notes each error in its place; gives up after the third."""
+    """Yields the batches, and notes each error in its place; gives up after the thirtieth."""
     errors = 0
-    while errors < 3:
+    while errors < 30:
         try:
             yield next(iterator)
         except StopIteration:
@@ -663,7 +666,7 @@ def write(loader, note) -> None:
 
 def fork(loader, note) -> None:
     """Children that were forked with a batch read it when the epoch is over."""
-    children = []
+    children: list[tuple[int, int, int, bytes]] = []
     for number, batch in enumerate(take(iter(loader), note)):
         if number in (1, 3):
             (tells, told), (answers, answered) = os.pipe(), os.pipe()
@@ -676,13 +679,13 @@ def fork(loader, note) -> None:
                 finally:
                     os._exit(3)
             os.close(tells), os.close(answered)
-            children.append((pid, told, answers))
+            children.append((pid, told, answers, repr(describe(batch)).encode()[:60_000]))
         del batch
-    for _, told, _ in children:
+    for _, told, *_ in children:
         os.close(told)
-    for pid, _, answers in children:
+    for pid, _, answers, expected in children:
         with os.fdopen(answers, "rb") as file:
-            note(file.read())
+            note(file.read() == expected)
         note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
@@ -703,14 +706,16 @@ def thread(loader, note) -> None:
         del batch
     done.set()
     reader.join()
-    note(seen)
+    for described in seen:
+        note(described)
 
 
 def leave(loader, note) -> None:
     """Leaves an epoch early, twice, and then begins anew."""
     for number in (1, 2):
         for batch in take(iter(loader), note):
-            note(describe(batch))
+            if loader.in_order:
+                note(describe(batch))
             number -= 1
             if not number:
                 break
@@ -732,7 +737,7 @@ def alarmed(loader, note) -> None:
     before = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, ALARM_SECONDS, ALARM_SECONDS)
     try:
-        while errors < 3:
+        while errors < 30:
             try:
                 is_inside = True
                 for batch in iterator:
@@ -761,7 +766,7 @@ def nested(loader, note) -> None:
     """Two iterators of one loader, the second inside the first."""
     for number, batch in enumerate(take(iter(loader), note)):
         note(describe(batch))
-        if number == 0 and not (loader.persistent_workers and hasattr(loader, "set_epoch")):
+        if number == 0 and loader.nests:
             for inner in take(iter(loader), note):
                 note(describe(inner))
 
@@ -770,7 +775,8 @@ def in_turns(loader, note) -> None:
     """Batches of two loaders in turns, over one dataset."""
     other = loader.another()
     for batches in list(zip(take(iter(loader), note), take(iter(other), note), strict=False)):
-        note(describe(batches))
+        for batch in batches:
+            note(describe(batch))
 
 
 def pickled(loader, note) -> None:
@@ -834,7 +840,7 @@ CONSUMERS: dict[str, Callable[[Any, Callable[[Any], None]], None]] = {
 }
 
 
-def run(program: Program, kind: type, flag: str, epochs: int = 2) -> list[Any]:
+def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = True) -> list[Any]:
     """What the program sees with loaders of this class, in the order in which it sees it. `flag`: a file's path."""
     seen: list[Any] = []
     dataset: Any = DATASETS[program.dataset](program)
@@ -846,6 +852,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2) -> list[Any]:
             loader: Any = kind(dataset, **settings(program, dataset, kind))
         except (ValueError, TypeError) as error:
             return [("refused", type(error).__name__)]
+        loader.nests = nests
         loader.another = lambda: kind(dataset, **settings(program, dataset, kind))
         for epoch in range(epochs):
             dataset.epoch = epoch

@@ -1,9 +1,10 @@
 """No program can tell WorkerLoader from torch's DataLoader, but by the clock: random programs are run on both.
 
 `python tests/loaders/test_like_torch.py 5000 1` runs 5,000 programs from seed 1 and prints how often each value and
-each pair of values occurred. The differences that are excused are those in loaders/README.md, "Differences from torch".
+each pair of values occurred. Excused are the differences in loaders/README.md, "Differences from torch".
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -24,9 +25,10 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]  # as a program, too
+sys.path[:0] = [str(Path(__file__).parents[level]) for level in (2, 1, 0)]  # as a program, too
 
 from like_torch import COLLATIONS, CONSUMERS, DATASETS, DTYPES, LEAVES, SAMPLERS, STRUCTURES, Program, run
+from pages import use_huge_pages
 from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
@@ -57,7 +59,7 @@ WEIGHTS = {
     "in_order": (85, 15),
     "seed": (60, 40),
     "worker_method": (75, 25),
-    "num_workers": (2, 4, 4),
+    "num_workers": (2, 5, 3),
 }
 # Where these are not compared, the program itself depends on time: it keeps what it shares with torch's workers.
 KEEPING = ("scratch", "cached", "collating", "loader inside", "threads")
@@ -81,6 +83,15 @@ def possible(program: Program) -> Program:
             change |= {"sampler": "sized"}
     if program.dataset != "errors":
         change |= {"error": "value"}
+    if not program.in_order or (
+        program.consumer == "alarm" and program.num_workers == 0
+    ):  # else which worker reads it,
+        # or how often, would decide what it draws
+        change |= {"leaves": tuple("plain" if leaf == "random" else leaf for leaf in program.leaves)}
+        program = program._replace(**change)
+    if loses_bits(program._replace(**change)) and program.seed is None:  # compared with torch's without workers
+        kept = tuple("plain" if leaf in ("random", "reduced", "stateful") else leaf for leaf in program.leaves)
+        change |= {"leaves": kept, "dataset": "fresh" if program.dataset == "loader inside" else program.dataset}
     if program.collation not in ("as is", "not tensors") or program.consumer in ("write", "copy", "share", "pin"):
         change |= {
             "leaves": tuple("expanded" if leaf == "huge" else leaf for leaf in program.leaves)
@@ -120,44 +131,57 @@ def loses_bits(program: Program) -> bool:
     )
 
 
+def is_changed_by_sending(program: Program) -> bool:
+    """Whether a program with a seed sees that its batches come from another process, as torch's show it too."""
+    has_processes = program.num_workers > 0 and program.worker_method == "multiprocessing"
+    changed = {"stateful", "reduced", "grad", "parameter"} & {*program.leaves}
+    return program.seed is not None and has_processes and bool(changed or program.error == "custom")
+
+
+def epochs_of(program: Program) -> int:
+    """How many epochs are compared: starting a process anew takes seconds, and persistent workers' data stay old."""
+    changes = program.dataset in ("epochs", "growing") and program.seed is not None and program.persistent
+    return 1 if program.method == "spawn" or changes else 2
+
+
+def can_nest(program: Program) -> bool:
+    """Whether a loader may have two iterators: with a seed, persistent workers serve one at a time."""
+    return program.seed is None or not program.persistent
+
+
 def oracles(program: Program, folder: str) -> Iterator[list]:
-    """What ours has to show: what torch's class shows, or would if it lost nothing; with a seed what ours shows inline."""
-    flag, epochs = Path(folder, "flag"), 1 if program.method == "spawn" else 2
+    """What ours has to show: what torch's class shows, or would if it lost nothing, and with a seed ours inline."""
+    flag, epochs, nests = Path(folder, "flag"), epochs_of(program), can_nest(program)
     if program.error == "exit" and program.num_workers and program.worker_method == "multiprocessing":
         flag.touch()  # as if a worker had died already
     if program.consumer == "alarm":
         program = program._replace(consumer="keep")
+    torchs = program._replace(error="runtime") if program.error == "stop" else program
+    inline = {"num_workers": 0, **INLINE}
     if program.seed is None:
-        if loses_bits(program):
-            program = program._replace(num_workers=0, **INLINE)
-        yield run(
-            program._replace(error="runtime") if program.error == "stop" else program, DataLoader, str(flag), epochs
-        )
+        yield run(torchs._replace(**inline) if loses_bits(program) else torchs, DataLoader, str(flag), epochs, nests)
         return
-    if not {"stateful", "reduced"} & {*program.leaves} and program.error != "custom":  # pickling changes them
-        program = program._replace(num_workers=0, **INLINE)
-    if "random" not in program.leaves or program.worker_method == "multiprocessing":
-        yield run(program, WorkerLoader, str(flag), epochs)
+    sends = is_changed_by_sending(program)
+    if not sends and ("random" not in program.leaves or program.worker_method == "multiprocessing"):
+        yield run(program._replace(**inline), WorkerLoader, str(flag), epochs, nests)
     if program.sampler in ("sequential", "sized", "unsized", "batches") and "random" not in program.leaves:
-        yield run(
-            program._replace(error="runtime") if program.error == "stop" else program, DataLoader, str(flag), epochs
-        )
+        yield run(torchs if sends else torchs._replace(**inline), DataLoader, str(flag), epochs, nests)
 
 
 def comparable(seen: list, program: Program) -> list:
-    """What was seen, without the words of errors where they are ours, and draws where the oracle has other workers."""
-    if program.seed is not None or loses_bits(program):
+    """What was seen, without the words of errors where they are ours, and draws where the oracle draws otherwise."""
+    rereads = program.consumer == "alarm" and program.num_workers == 0
+    if program.seed is not None or loses_bits(program) or rereads:
         seen = [item for item in seen if not (isinstance(item, tuple) and item[0] == "drawn")]
-    if program.error == "stop":
-        seen = [item[:2] if isinstance(item, tuple) and item[0] == "error" else item for item in seen]
-    return seen
+    keeps = 1 if is_changed_by_sending(program) else 2 if program.error == "stop" else 3
+    return [item[:keeps] if isinstance(item, tuple) and item[0] == "error" else item for item in seen]
 
 
 def differences(program: Program) -> tuple[list, list] | None:
     """What torch's class shows and ours does not, and the reverse; None if there is no difference."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours = comparable(run(program, WorkerLoader, f"{folder}/ours", 1 if program.method == "spawn" else 2), program)
+        ours = comparable(run(program, WorkerLoader, f"{folder}/ours", epochs_of(program), can_nest(program)), program)
         for oracle in oracles(program, folder):
             if (theirs := comparable(oracle, program)) != ours:
                 return theirs, ours
@@ -225,6 +249,9 @@ def values(program: Program) -> list[tuple[str, Any]]:
 
 def run_many(count: int, number: int) -> dict[str, Any]:
     """Runs so many programs, and returns the counts of values, pairs and excuses, and the failures."""
+    gc.collect()
+    gc.freeze()
+    use_huge_pages()
     random_ = random.Random(number)
     every = [(axis, value) for axis, known in {**AXES, "leaves": LEAVES}.items() for value in known]
     wanted = [pair for pair in combinations(every, 2) if pair[0][0] != pair[1][0]]

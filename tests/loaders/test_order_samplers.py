@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders.order import Order
-from loaders.samplers import OrderBatchSampler, OrderSampler, length_of, own_generator_of, pass_on_epoch
+from loaders.samplers import OrderSampler, length_of, own_batch_sampler, own_generator_of, pass_on_epoch
 
 ORDERS = [
     Order(length, 4, True, 3, drop_last, rank, world_size, pad)
@@ -49,7 +49,7 @@ def test_a_sampler_moves_on_by_itself_when_it_is_iterated():
 @pytest.mark.parametrize("order", ROLLOVERS, ids=str)
 def test_under_rollover_a_samplers_length_is_that_of_the_epoch_which_the_next_iter_runs(order):
     sampler = OrderSampler(order)
-    sampled = OrderBatchSampler(sampler, 4, False)
+    sampled = own_batch_sampler(sampler, 4, False)
     for epoch in (0, 1, 2, 3, 17, 18):
         if epoch != 18:  # the next one by itself
             sampler.set_epoch(epoch)
@@ -87,7 +87,7 @@ def test_set_epoch_is_called_once_on_a_sampler_that_contains_itself():
 
 def test_a_batch_sampler_of_ours_passes_the_epoch_on():
     inner = OrderSampler(Order(20, 4, True, 3))
-    batches = OrderBatchSampler(inner, 4, False)
+    batches = own_batch_sampler(inner, 4, False)
     batches.set_epoch(2)
     second = list(batches)
     inner.set_epoch(2)
