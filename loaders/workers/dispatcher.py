@@ -133,13 +133,12 @@ class Dispatcher:
             return None
         number, flight = self._wait()
         ended = time.perf_counter()
-        wanted = self._wanted()
-        ready = sum(other.result is not None for other in wanted) - 1
+        others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
+        ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = self._open(flight, ready, ended - began)
         self._newest_number = number
         self._newest = delivery
-        in_flight = len(wanted) - 1
-        del first, flight, wanted  # else they would hold the slot of a batch that lies elsewhere
+        del first, flight  # else they would hold the slot of a batch that lies elsewhere
         self._forget_newest()
         is_first, self._has_delivered = not self._has_delivered, True
         self._tuner.delivered(ended, ended - began, ready, in_flight, is_first, self.stats.worker_load)
@@ -166,17 +165,23 @@ class Dispatcher:
         if self._owner is not None:
             check_owner(self._owner, "workers")
 
-    def _wanted(self) -> list[InFlight]:
-        return [flight for flight in self._in_flight.values() if flight.is_wanted]
-
     def _forget_newest(self) -> None:
         """Drops the task whose batch is the newest delivery."""
         if self._newest is not None:
             self._in_flight.pop(self._newest_number, None)
 
     def _first_in_flight(self) -> InFlight | None:
-        self._submit(least=1)
-        return next(iter(self._wanted()), None)
+        first = self._first_wanted()
+        if first is None or self._has_unsent:
+            self._submit(least=1)
+            first = self._first_wanted()
+        return first
+
+    def _first_wanted(self) -> InFlight | None:
+        for flight in self._in_flight.values():
+            if flight.is_wanted:
+                return flight
+        return None
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
         """Submits tasks, retries first, until `depth` of them are in flight, or `least` if that is more.
@@ -186,23 +191,26 @@ class Dispatcher:
         """
         active = self._tuner.workers
         depth = max(self._depth(active), least)
-        wanted = self._wanted()
-        while len(wanted) < depth and (flight := self._take()) is not None:
-            wanted.append(flight)
-        for number, flight in list(self._in_flight.items()):
-            if flight.sent or flight.result is not None:
-                continue
+        to_send: list[tuple[int, InFlight]] = []
+        if self._has_unsent:
+            to_send = [item for item in self._in_flight.items() if not item[1].sent and item[1].result is None]
+        self._has_unsent = True  # until all are sent
+        wanted = sum([flight.is_wanted for flight in self._in_flight.values()])
+        while wanted < depth and (taken := self._take()) is not None:
+            to_send.append(taken)
+            wanted += 1
+        for number, flight in to_send:
             if flight.lease is None:
-                if sparing and flight is wanted[-1] and len(wanted) == depth > active and not self._ring.has_free():
+                is_last = number == self._next - 1
+                if sparing and is_last and wanted == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
             if not self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent):
-                self._has_unsent = True
                 return
         self._has_unsent = False
 
-    def _take(self) -> InFlight | None:
-        """Puts the next task in flight, and chooses its worker; None if there is none left."""
+    def _take(self) -> tuple[int, InFlight] | None:
+        """Puts the next task in flight, and chooses its worker; returns it with its number, None if none is left."""
         if self._drawn and self._drawn[0][0] < self._next:  # an interrupted call has put it in flight
             self._drawn.clear()
         if not self._drawn:
@@ -226,7 +234,7 @@ class Dispatcher:
         flight = InFlight(task, worker)
         self._in_flight[number], self._next = flight, number + 1
         self._drawn.clear()
-        return flight
+        return number, flight
 
     def _wait(self) -> tuple[int, InFlight]:
         """Waits for the result to be delivered next, and returns its task with its number."""

@@ -18,20 +18,22 @@ import torch
 from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _get_obj_state
 
-from .batch_buffer import SMALL, WorkerBuffer, is_plain
+from .batch_buffer import SHAREABLE, SMALL, WorkerBuffer, is_plain
 from .shared_memory import SharedMemory, create_shared_memory, full_machine_explained, page_aligned
 
 GRANULE = 16  # an area begins at a multiple of it: the size of the largest dtype
 # A view that uses less than a SPARSE_SHARE of an area larger than SPARSE_BYTES is sent as a contiguous copy: a column
 # of a large dataset, for example.
 SPARSE_SHARE, SPARSE_BYTES = 1 / 8, 1 << 20
+DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}  # shorter in a pickle
 
 
 class Payload(NamedTuple):
     """A batch as it is sent. An area is (offset, bytes); an offset n >= 0 is in the slot, -1 - n in the overflow."""
 
     areas: list[tuple[int, int]]
-    tensors: list[Any]  # (area, offset in elements, dtype, shape, stride) each; (area,) for a storage
+    tensors: list[Any]  # (area, offset in elements, number in DTYPES, shape, stride) each; (area,) for a storage
     pickled: bytes
 
 
@@ -108,36 +110,40 @@ class _Packer:
     def __init__(self, buffer: WorkerBuffer) -> None:
         self.areas: list[tuple[int, int]] = []
         self._buffer = buffer
+        self._address = buffer.slot.ctypes.data
         self._overflow: list[tuple[int, int, int, object]] = []  # offset, address, bytes, and what owns the address
         self._overflow_end = 0
 
     def pack(self, found: list[Any]) -> list[Any]:
         """Returns a reference to each tensor and storage, as Payload has them."""
         references: list[Any] = [None] * len(found)
-        by_storage: dict[int, tuple[torch.UntypedStorage, list[tuple[int, int, int]]]] = {}
+        by_storage: dict[int, tuple[torch.UntypedStorage, list[int]]] = {}
         for number, item in enumerate(found):
-            if isinstance(item, torch.UntypedStorage):
-                storage, begin, end = item, 0, item.nbytes()
-            else:
-                begin, end = _extent(item)
-                if end - begin > SPARSE_BYTES and item.nbytes < SPARSE_SHARE * (end - begin):
-                    found[number] = item = item.contiguous()
-                    begin, end = _extent(item)
-                storage = item.untyped_storage()
-            key = storage._cdata
-            by_storage.setdefault(key, (storage, []))[1].append((begin, end, number))
-        for storage, views in by_storage.values():
-            for start, stop, numbers in _clusters(sorted(views), storage, self._buffer.slot):
-                area = len(self.areas)
+            storage = item if isinstance(item, torch.UntypedStorage) else item.untyped_storage()
+            by_storage.setdefault(storage._cdata, (storage, []))[1].append(number)
+        for storage, numbers in by_storage.values():
+            distance = storage.data_ptr() - self._address
+            if 0 <= distance < len(self._buffer.slot):
+                self.areas.append((distance, storage.nbytes()))
+                self._refer(references, found, numbers, 0)
+                continue
+            for start, stop, members in _clusters(found, numbers):
+                source = found[members[0]]  # which may be a copy of what the storage has
+                storage = source if isinstance(source, torch.UntypedStorage) else source.untyped_storage()
                 self.areas.append((self._place(storage, start, stop - start), stop - start))
-                for number in numbers:
-                    item = found[number]
-                    if isinstance(item, torch.UntypedStorage):
-                        references[number] = (area,)
-                    else:
-                        offset = item.storage_offset() - start // item.itemsize
-                        references[number] = area, offset, item.dtype, tuple(item.size()), item.stride()
+                self._refer(references, found, members, start)
         return references
+
+    def _refer(self, references: list[Any], found: list[Any], numbers: list[int], start: int) -> None:
+        """Notes that these tensors lie in the newest area, which begins at byte `start` of their storage."""
+        area = len(self.areas) - 1
+        for number in numbers:
+            item = found[number]
+            if isinstance(item, torch.UntypedStorage):
+                references[number] = (area,)
+            else:
+                offset = item.storage_offset() - start // item.itemsize
+                references[number] = area, offset, DTYPE_NUMBERS[item.dtype], tuple(item.size()), item.stride()
 
     def write_overflow(self) -> SharedMemory | None:
         """Returns shared memory with the areas that did not fit into the slot; None if all did."""
@@ -152,16 +158,12 @@ class _Packer:
         return memory
 
     def _place(self, storage: torch.UntypedStorage, start: int, size: int) -> int:
-        """Returns the offset of an area, see Payload; copies it there if it does not lie in the slot."""
+        """Copies an area into the slot, or notes it for the overflow; returns its offset, see Payload."""
         if not size:
             return 0
-        slot, source = self._buffer.slot, storage.data_ptr() + start
-        address = slot.ctypes.data
-        if 0 <= source - address < len(slot):
-            return source - address
-        offset = self._buffer.place(size)
+        source, offset = storage.data_ptr() + start, self._buffer.place(size)
         if offset is not None:
-            ctypes.memmove(address + offset, source, size)
+            ctypes.memmove(self._address + offset, source, size)
             return offset
         offset, self._overflow_end = self._overflow_end, self._overflow_end + -(-size // 64) * 64
         self._overflow.append((offset, source, size, storage))
@@ -177,25 +179,35 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return first * size, (last + 1) * size
 
 
-def _clusters(
-    views: list[tuple[int, int, int]], storage: torch.UntypedStorage, slot: np.ndarray
-) -> Iterator[tuple[int, int, list[int]]]:
+def _clusters(found: list[Any], numbers: list[int]) -> Iterator[tuple[int, int, list[int]]]:
     """Yields the areas (start, stop) of a storage that are sent, each with the numbers of the views in it.
 
     Views are in one area if they overlap, or if the gap between them is not larger than what comes before it. So no
     more than twice the memory that the batch uses is sent, though a storage may be a whole dataset.
     """
-    if 0 <= storage.data_ptr() - slot.ctypes.data < len(slot):
-        yield 0, storage.nbytes(), [number for *_, number in views]
-        return
-    start, stop, numbers = views[0][0], views[0][1], list[int]()
+    views: list[tuple[int, int, int]] = []
+    for number in numbers:
+        item = found[number]
+        if isinstance(item, torch.UntypedStorage):
+            views.append((0, item.nbytes(), number))
+            continue
+        begin, end = _extent(item)
+        if end - begin > SPARSE_BYTES and item.nbytes < SPARSE_SHARE * (end - begin):
+            found[number] = item.contiguous()
+            yield 0, item.nbytes, [number]
+        else:
+            views.append((begin, end, number))
+    views.sort()
+    members: list[int] = []
+    start = stop = 0
     for begin, end, number in views:
-        if begin - stop > stop - start:
-            yield start // GRANULE * GRANULE, stop, numbers
-            start, stop, numbers = begin, end, []
-        stop = max(stop, end)
-        numbers.append(number)
-    yield start // GRANULE * GRANULE, stop, numbers
+        if members and begin - stop > stop - start:
+            yield start // GRANULE * GRANULE, stop, members
+            members = []
+        start, stop = (min(start, begin), max(stop, end)) if members else (begin, end)
+        members.append(number)
+    if members:
+        yield start // GRANULE * GRANULE, stop, members
 
 
 class _BatchUnpickler(pickle.Unpickler):
@@ -208,24 +220,31 @@ class _BatchUnpickler(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Any:
         if number not in self._tensors:
-            area, *view = self._payload.tensors[number]
-            self._tensors[number] = self._tensor(area, *view) if view else self._storage(area)
+            reference = self._payload.tensors[number]
+            self._tensors[number] = self._tensor(*reference) if len(reference) > 1 else self._storage(*reference)
         return self._tensors[number]
 
     def _tensor(
-        self, area: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+        self, area: int, offset: int, kind: int, shape: tuple[int, ...], stride: tuple[int, ...]
     ) -> torch.Tensor:
-        return torch.empty(0, dtype=dtype, device="cpu").set_(self._storage(area), offset, shape, stride)
+        storage, dtype = self._storages[area], DTYPES[kind]
+        if storage is None and dtype in SHAREABLE and self._payload.areas[area][1] % dtype.itemsize == 0:
+            tensor = self._memory(area, dtype)
+            self._storages[area] = storage = tensor.untyped_storage()
+        else:
+            storage, tensor = self._storage(area), torch.empty(0, dtype=dtype, device="cpu")
+        return tensor.set_(storage, offset, shape, stride)
 
     def _storage(self, area: int) -> torch.UntypedStorage:
         storage = self._storages[area]
         if storage is None:
-            offset, size = self._payload.areas[area]
-            if size:
-                memory, offset = (self._slot, offset) if offset >= 0 else (self._overflow, -1 - offset)
-                flat = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
-                storage = (flat.clone() if size < self._least else flat).untyped_storage()
-            else:
-                storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
-            self._storages[area] = storage
+            self._storages[area] = storage = self._memory(area, torch.uint8).untyped_storage()
         return storage
+
+    def _memory(self, area: int, dtype: torch.dtype) -> torch.Tensor:
+        offset, size = self._payload.areas[area]
+        if not size:
+            return torch.empty(0, dtype=dtype, device="cpu")
+        memory, offset = (self._slot, offset) if offset >= 0 else (self._overflow, -1 - offset)
+        flat = torch.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize, offset=offset)
+        return flat.clone() if size < self._least else flat
