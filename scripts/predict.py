@@ -6,8 +6,8 @@
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. predictions.csv has a row for each
 image, in order: the file, and the five most probable classes with their probabilities. predictions_failed.csv lists
 the images that cannot be read; predictions_about.json names the checkpoint and the data. After an interruption the
-same command continues. Images are prepared as the run's test images were. No code in RUN is executed: see
-scripts/evaluate.py.
+same command continues. Files are prepared by the dataset's own `prepare(image)`; without one they are refused. No code
+in RUN is executed: see scripts/evaluate.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from data.image_files import ImageFiles, image_files
 from data.subset import Subset, subset
 from training.finished.finished_run import FinishedRun, parser, run_script
 from training.finished.predictions import Predictions
+from training.finished.prepare import Prepare
 
 CRASHED = "reading it crashes the process that reads it"
 
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     shape = run.image_shape("predict.py")
     if inputs:
         names = image_files(inputs)
-        dataset: Any = ImageFiles(names, shape, run.spec.interpolation, run.spec.test_crop)
+        dataset: Any = ImageFiles(names, Prepare(run.spec.dataset), channels=shape[2])
     else:
         dataset = run.dataset(given.split)
         names = [name_of(dataset, index) for index in range(len(dataset))]

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from data.images.crops import CroppedDataset
+import torch
+
+from data.samples import Samples
+from data.subset import Subset
 from training.config import ConfigError
+from training.trust import check_config
+
+WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
+MOST_VALUES = 100  # in an attribute that is stored: longer lists are data
 
 
 @dataclass(frozen=True)
@@ -16,31 +23,32 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. test_crop: side of a test image's center crop, as a share of its shorter side; None for images that are
-    not cropped.
+    normalised. dataset: with it, training/finished/prepare.py calls the test set's `prepare` without its data: the
+    class as "_target_", the "attributes" that are numbers, texts or short lists, and the names of the "others".
     """
 
     model_options: dict[str, int]
     classes: Sequence[str]
+    dataset: dict[str, Any] = field(default_factory=dict)
     shape: Sequence[int] | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    interpolation: str = "bilinear"
-    test_crop: float | None = None
 
     @classmethod
     def of(
-        cls, dataset: Any, shape: Sequence[int] | None, mean: Any, std: Any, model_options: dict[str, int]
+        cls, train: Any, test: Any, shape: Sequence[int] | None, mean: Any, std: Any, model_options: dict[str, int]
     ) -> DataSpec:
-        """Describes the training set `dataset`."""
-        classes = [str(name) for name in getattr(dataset, "classes", ())]
-        if shape is None:
-            return cls(model_options, classes)
+        """Describes the training set and the test set of a run."""
+        classes = [str(name) for name in getattr(train, "classes", ())]
         mean, std = (None if values is None else [float(value) for value in values] for values in (mean, std))
-        crop: dict[str, Any] = {}
-        if isinstance(dataset, CroppedDataset):
-            crop = {"interpolation": dataset.interpolation, "test_crop": float(dataset.test_crop)}
-        return cls(model_options, classes, list(shape), mean, std, **crop)
+        return cls(model_options, classes, stored(test), None if shape is None else list(shape), mean, std)
+
+    @classmethod
+    def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:
+        """The DataSpec whose fields a checkpoint has. Raises KeyError with the names of those that it lacks."""
+        if missing := [one.name for one in fields(cls) if one.name not in values]:
+            raise KeyError(", ".join(f"data_spec.{name}" for name in missing))
+        return cls(**values)
 
     def image_shape(self, what: str) -> tuple[int, int, int]:
         """An image's shape (H, W, C). Raises ConfigError, which names `what`, if the network takes no uint8 images."""
@@ -51,11 +59,9 @@ class DataSpec:
 
     def fill(self, section: dict[str, Any]) -> dict[str, Any]:
         """Returns the section `data`; where it has null, it gets the value that the network was trained with."""
-        trained_with = {
-            "image_size": self.shape and self.shape[0],
-            "interpolation": self.interpolation,
-            "test_crop": self.test_crop,
-        }
+        attributes = self.dataset["attributes"]
+        trained_with = {"image_size": self.shape and self.shape[0]}
+        trained_with |= {key: attributes.get(key) for key in ("interpolation", "test_crop")}
         return {key: trained_with.get(key) if value is None else value for key, value in section.items()}
 
     def check(self, dataset: Any) -> None:
@@ -81,3 +87,21 @@ class DataSpec:
                 f"that differs is {ours} in the training set, and {other} in the other: both need the same classes, "
                 "in the same order"
             )
+
+
+def stored(dataset: Any) -> dict[str, Any]:
+    """What a checkpoint stores about the dataset inside of WRAPPERS: its class, and its attributes (see DataSpec)."""
+    while isinstance(dataset, WRAPPERS):
+        dataset = dataset.dataset
+    attributes: dict[str, Any] = {}
+    others = []
+    for name, value in vars(dataset).items():
+        try:
+            if isinstance(value, dict) or (isinstance(value, list | tuple) and len(value) > MOST_VALUES):
+                raise ConfigError(f"{name} is too long")
+            check_config({name: value}, "the dataset")  # what a checkpoint may not have is not stored
+            attributes[name] = value
+        except ConfigError:
+            others.append(name)
+    kind = type(dataset)
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", "attributes": attributes, "others": others}

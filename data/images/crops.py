@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from data.errors import DataError, check_choice
-from data.images.decoding import Box, Crop, Decoder, Size, decode, image_errors
+from data.images.decoding import Box, Crop, Decoder, Size, cut, decode, image_errors
 from data.images.encoded import EncodedImages
 from data.policy import Policy
 
@@ -113,6 +113,17 @@ class CroppedDataset:
         image = torch.empty((1, *self.shape), dtype=torch.uint8)
         self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
         return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
+
+    def prepare(self, image: np.ndarray) -> torch.Tensor:
+        """Resizes the shorter side to image_size / test_crop, and cuts a square of image_size out of the middle.
+
+        `interpolation` is antialiased, as in Pillow. This is what `__getitem__` does to a test image; it decodes large
+        JPEGs at a fraction of their size, which may change a pixel by a few levels.
+        image: RGB, uint8 (H, W, 3). Returns uint8 (image_size, image_size, 3).
+        """
+        pixels, sample = torch.from_numpy(image).permute(2, 0, 1), torch.empty((1, *self.shape), dtype=torch.uint8)
+        self._write_test_sample(lambda crop, _: cut(pixels, crop), sample.permute(0, 3, 1, 2))
+        return sample[0]
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).

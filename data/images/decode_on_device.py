@@ -20,7 +20,7 @@ from torch import Tensor
 from data.errors import DataError
 from data.images.crops import CroppedDataset
 from data.images.decoders import import_torchcodec, upright
-from data.images.decoding import Crop
+from data.images.decoding import Crop, cut
 from data.images.encoded import EncodedImages
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,7 @@ class DecodeOnDevice:
     ) -> Tensor:
         """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See crops.Read."""
         if pixels is not None:
-            left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
-            return pixels[:, top:bottom, left:right]
+            return cut(pixels, crop)
         if not self._logged:
             self._logged = True
             log.info("data.decode_on=device: the CPU decodes %s, and each other file that the GPU cannot read", name)

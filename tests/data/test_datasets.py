@@ -73,6 +73,30 @@ def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(make):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_new_images_are_prepared_to_the_size_of_a_sample(make):
+    dataset = make(False)
+    shape = dataset[0]["image"].shape
+    image = np.random.default_rng(0).integers(256, size=(50, 70, shape[2]), dtype=np.uint8)
+    prepared = torch.as_tensor(dataset.prepare(image))
+    assert (prepared.shape, prepared.dtype) == (shape, torch.uint8)
+    assert not torch.equal(prepared, torch.as_tensor(dataset.prepare(image[10:])))
+    augmenting = make(True)
+    assert torch.equal(torch.as_tensor(augmenting.prepare(image)), prepared)
+
+
+def test_getitem_prepares_its_images(make, monkeypatch):
+    dataset = make(False)
+    kind = next(kind for kind in type(dataset).__mro__ if "prepare" in vars(kind))
+    name = (
+        "_write_test_sample" if kind.__name__ == "CroppedDataset" else "prepare"
+    )  # the first is all that prepare does
+    monkeypatch.setattr(kind, name, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dataset[0]
+    with pytest.raises(ZeroDivisionError):
+        dataset.prepare(np.zeros((50, 50, 3), np.uint8))
+
+
 def test_a_training_sample_depends_only_on_torchs_default_generator(make):
     dataset = make(True)
     torch.manual_seed(1)

@@ -54,11 +54,11 @@ class FinishedRun:
             settings = {key: state["config"][key] for key in SECTIONS}
             flattened = flat(state["config"])
             settings |= {key: flattened[key] for key in KEYS}
-            self.spec = DataSpec(**state["data_spec"])
+            self.spec = DataSpec.from_checkpoint(state["data_spec"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.path} was saved by another version of this repository ({type(error).__name__}: {error}): use "
-                "that version, or train again"
+                f"{self.path} was saved by another version of this repository, and lacks {one_line(error)}: use that "
+                "version, or train again"
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
