@@ -26,9 +26,9 @@ from training.checkpoint import Checkpoints
 from training.config import Config, ConfigError, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
-from training.reports.record import Record
-from training.reports.report import Report
-from training.reports.trial import Trials, changed_train_loader
+from training.record import Record
+from training.callbacks.report.report import Report
+from training.callbacks.report.trial import Trials, changed_train_loader
 from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer

@@ -17,7 +17,7 @@ from tests.configs import composed
 from train import run
 from training.config import ConfigError
 from training.launch import is_expected
-from training.reports.verdict import Verdict
+from training.callbacks.report.verdict import Verdict
 from training.stopping import Stopped
 
 SMALL = [
@@ -98,7 +98,7 @@ def test_what_is_measured_after_a_run_changes_nothing_that_it_saved(tmp_path, un
 def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp_path, monkeypatch, speed, says):
     monkeypatch.setattr("train.Trials.free", lambda _, step: step / 10)
     monkeypatch.setattr("train.Trials.change", lambda _, overrides, step: step / speed)
-    monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
     summary = train(tmp_path)
     assert says in summary["verdict"]
     assert summary["try"] == (["loader=prefetch"] if speed > 1 else [])
@@ -106,8 +106,8 @@ def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp
 
 
 def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
-    monkeypatch.setattr("training.reports.trial.changed_loader", lambda *_: 1 / 0)
+    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    monkeypatch.setattr("training.callbacks.report.trial.changed_loader", lambda *_: 1 / 0)
     assert train(tmp_path)["try"] == []
 
 

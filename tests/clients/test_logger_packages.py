@@ -21,8 +21,8 @@ from wandb.proto.wandb_internal_pb2 import Record as WandBRecord
 
 from train import CONF, run
 from training.config import checked
-from training.reports.loggers import MLflow, Run
-from training.reports.record import Record
+from training.callbacks.loggers.logger import MLflow, Run
+from training.record import Record
 
 SMALL = "data=synthetic data.length=128 data.test_length=64 data.image_size=8 train.batch_size=32 train.epochs=1"
 ALL = "logger=[tensorboard,wandb,mlflow]"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.reports.trial import Trials
+from training.callbacks.report.trial import Trials
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ import torch
 from loaders import Preloader
 from training.config import Config
 from training.files import write_whole
-from training.reports.loggers import Loggers, Run
-from training.reports.report import Report
-from training.reports.timeline_plot import draw_timeline, trace
+from training.callbacks.loggers.logger import Loggers, Run
+from training.callbacks.report.report import Report
+from training.callbacks.timeline import draw_timeline, trace
 from training.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 class Record:

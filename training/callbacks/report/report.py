@@ -17,8 +17,8 @@ from loaders.machine import available_cores
 from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
 from training.config import Config
-from training.reports.trial import Trials
-from training.reports.verdict import Measured, Verdict, candidates, diagnose
+from training.callbacks.report.trial import Trials
+from training.callbacks.report.verdict import Measured, Verdict, candidates, diagnose
 from training.sets import Sets
 from training.table import table
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from training.reports.record import Record
+from training.record import Record
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])

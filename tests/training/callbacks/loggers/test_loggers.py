@@ -9,8 +9,8 @@ import pytest
 
 from tests.configs import composed
 from training.config import ConfigError, checked
-from training.reports import loggers
-from training.reports.record import Record
+from training.callbacks.loggers import logger as loggers
+from training.record import Record
 
 LINE = {"step": 1, "loss": 2.0, "images_per_second": 3.0}
 

@@ -12,10 +12,10 @@ from psutil import Process
 from loaders.timing import Window
 from tests.test_train import compose_small
 from training.config import checked
-from training.reports import report as module
-from training.reports.report import Report, peak_memory
-from training.reports.trial import WORKER_TIMEOUT, changed_loader
-from training.reports.verdict import Verdict
+from training.callbacks.report import report as module
+from training.callbacks.report.report import Report, peak_memory
+from training.callbacks.report.trial import WORKER_TIMEOUT, changed_loader
+from training.callbacks.report.verdict import Verdict
 
 
 @pytest.fixture

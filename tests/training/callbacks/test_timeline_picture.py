@@ -3,7 +3,7 @@ import json
 import pytest
 
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
-from training.reports.timeline_plot import MOST_STEPS, draw_timeline, lanes_of, trace
+from training.callbacks.timeline import MOST_STEPS, draw_timeline, lanes_of, trace
 
 SPANS = [
     Span("worker 1", "read", 10.00, 10.04, (0, 1)),

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from loaders import LoaderConfig
-from training.reports.verdict import CACHED, HINTS, SENTENCES, Measured, Verdict, candidates, diagnose
+from training.callbacks.report.verdict import CACHED, HINTS, SENTENCES, Measured, Verdict, candidates, diagnose
 
 STEP = 0.1
 
