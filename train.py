@@ -22,13 +22,13 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from loaders import LoaderConfig, Preloader, build_loader
+from training.callbacks.report.report import Report
+from training.callbacks.report.trial import Trials, changed_train_loader
 from training.checkpoint import Checkpoints
 from training.config import Config, ConfigError, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
 from training.record import Record
-from training.callbacks.report.report import Report
-from training.callbacks.report.trial import Trials, changed_train_loader
 from training.sets import Sets
 from training.stopping import StopSignals
 from training.trainer import Trainer

@@ -15,9 +15,10 @@ from data.array_dataset import ArrayDataset
 from loaders import timing
 from tests.configs import composed
 from train import run
+from training.callbacks.report.measured import Interval
+from training.callbacks.report.verdict import Verdict
 from training.config import ConfigError
 from training.launch import is_expected
-from training.callbacks.report.verdict import Verdict
 from training.stopping import Stopped
 
 SMALL = [
@@ -94,11 +95,14 @@ def test_what_is_measured_after_a_run_changes_nothing_that_it_saved(tmp_path, un
     assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
 
 
+DATA_BOUND = Verdict("decoding", "data-bound", Interval.of([10.0]))
+
+
 @pytest.mark.parametrize("speed, says", [(4.0, "Try loader=prefetch: 4.00 times as fast"), (1.0, "data-bound")])
 def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp_path, monkeypatch, speed, says):
-    monkeypatch.setattr("train.Trials.free", lambda _, step: step / 10)
-    monkeypatch.setattr("train.Trials.change", lambda _, overrides, step: step / speed)
-    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    monkeypatch.setattr("train.Trials.free", lambda _, step, threads=None: Interval.of([step / 10]))
+    monkeypatch.setattr("train.Trials.change", lambda _, overrides, step: Interval.of([step / speed]))
+    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: DATA_BOUND)
     summary = train(tmp_path)
     assert says in summary["verdict"]
     assert summary["try"] == (["loader=prefetch"] if speed > 1 else [])
@@ -106,7 +110,7 @@ def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp
 
 
 def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
+    monkeypatch.setattr("training.callbacks.report.report.diagnose", lambda _: DATA_BOUND)
     monkeypatch.setattr("training.callbacks.report.trial.changed_loader", lambda *_: 1 / 0)
     assert train(tmp_path)["try"] == []
 

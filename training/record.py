@@ -19,11 +19,11 @@ import numpy
 import torch
 
 from loaders import Preloader
-from training.config import Config
-from training.files import write_whole
 from training.callbacks.loggers.logger import Loggers, Run
 from training.callbacks.report.report import Report
 from training.callbacks.timeline import draw_timeline, trace
+from training.config import Config
+from training.files import write_whole
 from training.stopping import Stopped
 
 log = logging.getLogger(__name__)

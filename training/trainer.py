@@ -44,7 +44,6 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = False
-        self.first_batch: dict[str, Any] = {}  # kept, because Trials measures steps on it after the run
         self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
         steps = total_steps(len(sets.train), self.config)
         self.last_step = min(steps, self.config.max_steps or steps)
@@ -88,7 +87,6 @@ class Trainer:
     def train_step(self, batch: dict[str, Any]) -> None:
         """One optimizer step. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
         training_mode(self.model)
-        self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
         inputs, labels = self._inputs_and_labels(batch)
         parts = list(zip(*(field.chunk(self.config.accumulate) for field in (*inputs, labels)), strict=True))

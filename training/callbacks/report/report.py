@@ -12,13 +12,16 @@ from typing import Any
 import psutil
 import torch
 
+from data.subset import offers
 from loaders import Preloader
 from loaders.machine import available_cores
 from loaders.timeline import TRAINING, Timeline
 from loaders.timing import StepTimer, Window
-from training.config import Config
+from training.callbacks.report.load import Load
+from training.callbacks.report.measured import Measured
 from training.callbacks.report.trial import Trials
-from training.callbacks.report.verdict import Measured, Verdict, candidates, diagnose
+from training.callbacks.report.verdict import Verdict, candidates, diagnose
+from training.config import Config
 from training.sets import Sets
 from training.table import table
 
@@ -45,6 +48,7 @@ class Report:
         self._cpu_seconds = 0.0  # of this process, while training
         self._memory, self._active_workers = 0, None  # bytes; number of workers that read
         self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
+        self._load = Load()
         self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
@@ -87,6 +91,7 @@ class Report:
     def begin_training(self) -> None:
         """Ends the set-up: from now on, time outside of all phases counts as the rest."""
         self._switch_to("the rest")
+        self._load = Load()
 
     def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
         """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
@@ -99,16 +104,24 @@ class Report:
             self._device_memory = torch.cuda.max_memory_allocated(loader.device)
         stats = loader.stats()
         self._active_workers = stats.get("workers", {}).get("active_workers")
+        step, others = total.seconds / total.steps, self._load.of_others()
+        threads = torch.get_num_threads() if loader.device.type == "cpu" else 1
+        free: dict[str, Any] = {"sizes": trials.keep_batch(loader)} if trials else {}
         loader.close()  # its workers would slow down the measurements
-        step = total.seconds / total.steps
-        measured = self._measured(total, stats, loader, phases, trials.free(step) if trials else None)
+        if trials:
+            load = Load()
+            free["free"] = trials.free(step)
+            free["one_thread"] = trials.free(step, threads=1) if threads > 1 else None
+            others = max(others, load.of_others())
+        measured = self._measured(total, stats, loader, phases, num_threads=threads, others=others, **free)
         verdict = diagnose(measured)
         for changes in candidates(verdict.bottleneck, measured):
             if trials is None:
                 break
             tried = trials.change(changes, step)
-            if tried is None or step >= LEAST_GAIN * tried:
-                verdict = replace(verdict, changes=changes, measured_gain=tried and step / tried)
+            gain = None if tried is None else tried.map(lambda seconds: step / seconds)
+            if gain is None or (gain.middle >= LEAST_GAIN and gain.low >= 1):
+                verdict = replace(verdict, changes=changes, measured_gain=gain)
                 break
         self._verdict, self.text = verdict, self._text(measured, verdict)
 
@@ -127,8 +140,9 @@ class Report:
         }
 
     def _measured(
-        self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], free: float | None
+        self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], **trials: Any
     ) -> Measured:
+        dataset, collate = loader.dataset, self._config.data.get("collate")
         steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
         per_batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
         if loader.device.type == "cpu":  # there is no other device to copy to
@@ -138,18 +152,20 @@ class Report:
         return Measured(
             loader=self._config.loader,
             cores=available_cores(),
-            num_threads=torch.get_num_threads() if loader.device.type == "cpu" else 1,
             steps=steps,
             phases=phases,
             step=total.seconds / total.steps,
             waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
             copy=inline["copy"],
             transform=inline["transform"],
-            free=free,
             cpu=self._cpu_seconds / steps,
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
             ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(per_batch.values()),
+            in_memory=offers(dataset, "arrays") and collate is None and getattr(dataset, "policy", None) is None,
+            collates=collate is not None,
+            augments=any(self._config.augment.values()),
+            **trials,
         )
 
     def phases(self) -> dict[str, float]:

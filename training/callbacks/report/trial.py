@@ -1,6 +1,7 @@
 """Short measurements after a run: a step with free data, and a step with the change that the verdict suggests.
 
-The run's weights are saved before, so that these extra training steps do no harm.
+The run's weights are saved before, so that these extra training steps do no harm. Each measurement has REPETITIONS
+parts, whose spread it gives.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from typing import Any
 
 import torch
@@ -20,13 +21,18 @@ import yaml
 
 from loaders import LoaderConfig, Preloader
 from loaders.machine import available_cores
+from loaders.nested import tensors
+from training.callbacks.report.measured import Interval
 from training.config import CONF
 from training.stopping import StopSignals
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 3, 5, 2000
+REPETITIONS = 5
+WARM_UP_STEPS, MOST_STEPS = 3, 2000
+MOST_BATCHES = 8  # whose sizes are compared
+NEVER = Interval.of([math.inf])  # the seconds of a step with a loader that cannot be used
 START_SECONDS = 0.5  # steps in the first seconds of a changed loader are not measured
 LONGEST = 10  # a measurement is left out if it would take this many times `seconds`
 WORKER_TIMEOUT = 5.0  # seconds: a worker of a changed loader that takes longer for a batch is killed
@@ -46,29 +52,47 @@ class Trials:
         make_loader: Callable[[tuple[str, ...]], AbstractContextManager[tuple[Any, int]]],
     ) -> None:
         self._trainer, self._signals, self._seconds, self._make = trainer, signals, seconds, make_loader
+        self._batch: Any = None
 
-    def free(self, step_seconds: float) -> float | None:
-        """Returns the seconds per step on free data: on one batch that is already on the device.
+    def keep_batch(self, loader: Preloader) -> tuple[int, int]:
+        """Keeps the loader's next batch for `free`. Returns how many numbers the smallest and the largest batch have.
 
-        step_seconds: those of the run. None if the measurement would take too long, fails, or is stopped by a signal.
+        They are counted in the next MOST_BATCHES batches, or in those that arrive within the seconds of a measurement.
         """
+        sizes, until = [], time.perf_counter() + self._seconds
         try:
-            with self._uncounted_steps():
-                seconds = self._measure(repeat(self._trainer.first_batch), step_seconds, WARM_UP_STEPS, LEAST_STEPS)
-        except Exception as error:
-            if self._trainer.processes.world_size > 1:  # the other processes wait for this one's steps
-                raise
-            log.debug("a step with free data could not be measured: %s", error)
-            return None
-        return None if seconds == math.inf else seconds
+            for batch in islice(loader, MOST_BATCHES if self._seconds else 0):
+                self._batch = batch if self._batch is None else self._batch
+                sizes.append(sum(tensor.numel() for tensor in tensors(batch)))
+                if time.perf_counter() > until:
+                    break
+        except Exception as error:  # the run itself is complete
+            self._ignore(error, "no batch could be kept")
+        return min(sizes, default=1), max(sizes, default=1)
 
-    def change(self, overrides: tuple[str, ...], step_seconds: float) -> float | None:
+    def free(self, step_seconds: float, threads: int | None = None) -> Interval | None:
+        """Returns the seconds per step on free data: on the batch that was kept, which is on the device.
+
+        step_seconds: those of the run. threads: CPU threads that compute; None: those of the run. None is returned if
+        the measurement would take too long, fails, or is stopped by a signal.
+        """
+        if threads is not None:  # fewer threads may take longer by as many times
+            step_seconds *= torch.get_num_threads() / threads
+        try:
+            with self._uncounted_steps(), num_threads(threads):
+                seconds = self._measure(repeat(self._batch), step_seconds, WARM_UP_STEPS, REPETITIONS)
+        except Exception as error:
+            self._ignore(error, "a step with free data could not be measured")
+            return None
+        return None if seconds == NEVER else seconds
+
+    def change(self, overrides: tuple[str, ...], step_seconds: float) -> Interval | None:
         """Returns the seconds per step with the changed loader, measured after the batches that it loads ahead.
 
-        None if the measurement would take too long; infinity if the loader cannot be used, or after a signal.
+        None if the measurement would take too long; NEVER if the loader cannot be used, or after a signal.
         """
         if self._signals.received:
-            return math.inf
+            return NEVER
         if self._trainer.processes.world_size > 1:  # an error in one process would leave the others waiting
             return None
         try:
@@ -84,10 +108,15 @@ class Trials:
                 while time.perf_counter() < started and not self._signals.received:  # workers are still starting
                     self._trainer.train_step(next(batches))
                 # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
-                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(LEAST_STEPS, ahead))
+                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(REPETITIONS, ahead))
         except Exception as error:  # the run itself is complete
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
-            return math.inf
+            return NEVER
+
+    def _ignore(self, error: Exception, what: str) -> None:
+        if self._trainer.processes.world_size > 1:  # the other processes wait for this one's steps
+            raise error
+        log.debug("%s: %s", what, error)
 
     @contextmanager
     def _uncounted_steps(self) -> Iterator[None]:
@@ -98,21 +127,22 @@ class Trials:
         finally:
             self._trainer.step = step
 
-    def _measure(self, batches: Iterator[Any], step_seconds: float, warm_up: int, at_least: int) -> float | None:
-        """Seconds per step; None if it would take too long, infinity after a signal."""
+    def _measure(self, batches: Iterator[Any], step_seconds: float, warm_up: int, at_least: int) -> Interval | None:
+        """Seconds per step; None if it would take too long, NEVER after a signal."""
         if (warm_up + at_least) * step_seconds > LONGEST * self._seconds:
             return None
-        trainer, began = self._trainer, 0.0
+        trainer, ends = self._trainer, []
         counted = max(at_least, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
-        for number, batch in enumerate(islice(batches, warm_up + counted)):
-            if number == warm_up:
-                _wait_for(trainer.device)
-                began = time.perf_counter()
+        steps = -(-counted // REPETITIONS)  # of each repetition
+        for number, batch in enumerate(islice(batches, warm_up + REPETITIONS * steps), 1 - warm_up):
             trainer.train_step(batch)
+            if number >= 0 and number % steps == 0:
+                if trainer.device.type == "cuda":
+                    torch.cuda.synchronize(trainer.device)
+                ends.append(time.perf_counter())
             if trainer.processes.agree(self._signals.received)[0]:
-                return math.inf
-        _wait_for(trainer.device)
-        return (time.perf_counter() - began) / counted
+                return NEVER
+        return Interval.of((end - began) / steps for began, end in pairwise(ends))
 
 
 @contextmanager
@@ -123,13 +153,20 @@ def changed_train_loader(
     overrides: tuple[str, ...],
 ) -> Iterator[tuple[Preloader, int]]:
     """A training loader with changed settings, and how many batches it loads ahead; train_loader: the run's own."""
-    workers = train_loader.stats().get("workers", {}).get("active_workers")
-    changed, threads = changed_loader(config, overrides, workers), torch.get_num_threads()
-    with ExitStack() as cleanup, make(changed) as loader:
-        if "train.num_threads=1" in overrides:
-            torch.set_num_threads(1)
-            cleanup.callback(torch.set_num_threads, threads)
+    changed = changed_loader(config, overrides, train_loader.stats().get("workers", {}).get("active_workers"))
+    with make(changed) as loader, num_threads(1 if "train.num_threads=1" in overrides else None):
         yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
+
+
+@contextmanager
+def num_threads(count: int | None) -> Iterator[None]:
+    """In this block torch computes with `count` CPU threads; None: with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:
@@ -167,8 +204,3 @@ def _loaders_log_errors_only() -> Iterator[None]:
 def _endless(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

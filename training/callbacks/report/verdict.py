@@ -2,25 +2,27 @@
 
 Data are free if a batch is already on the device; steps with free data are measured after the run. How much longer the
 steps of the run took is their loss to the data. It includes more than waiting: on a CPU, workers also take cores from
-the step. The loss is then split among its causes.
+the step. The loss is then split among its causes. Where the measurements contradict one another, the verdict says so.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from loaders import LoaderConfig
+from training.callbacks.report.measured import LEAST_LOSS, Interval, Measured
 
-LEAST_LOSS = 0.15  # share of a step; if free data would save less, training counts as compute-bound
 # A phase that takes more than this share of the run is its bottleneck, unless data cost more.
 PHASES = {"start-up": 0.3, "evaluation": 0.3, "checkpoint": 0.1}
+NO_DATA = ("step", "threads", "not measurable", *PHASES)  # bottlenecks for which training does not wait for data
 ALWAYS_BUSY = 0.1  # workers count as always busy if they are idle for less than this share of the time
 BUSY = 0.6  # workers that read for more than this share of the time are the limit; else it is the delivery of batches
 
 SENTENCES = {
     "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
+    "threads": "threads in contention: with free data a step takes {free:.1f} ms with {num_threads} threads, and "
+    "{one:.1f} ms with one",
+    "not measurable": "not measurable: {obstacle}. A step takes {step:.1f} ms, {seen:.1f} of which it spends on data",
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
     "checkpoint": "saving checkpoints took {phase:.0%} of the run, {phase_seconds:.1f} s",
@@ -42,83 +44,37 @@ SENTENCES = {
     "restarts": "data-bound: {deaths} workers died, and training waited while their batches were retried",
 }
 SLOWED = (
-    "compute-bound, and slowed by other programs or by its own threads: computing takes {computing:.1f} ms per step, "
+    "compute-bound, and slowed down by something else than its data: computing takes {computing:.1f} ms per step, "
     "and took {free:.1f} ms right after the run"
 )
 UNMEASURED = "compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
+# Why steps with free data may say nothing about a run.
+OBSTACLES = {
+    "others": "other programs kept {others:.0%} of the cores busy: run it again on an idle machine",
+    "sizes": "batches vary in size ({least:,} to {most:,} numbers), and free data are one batch: compare loaders by a "
+    "sweep",
+    "repetitions": "repetitions of a step with free data disagree, {free:.1f} ms: run it again, or raise "
+    "timing.trial_seconds",
+    "free": "a step takes {free:.1f} ms with free data, which is not faster, although it waits for data: run it again",
+}
 HINTS = {
     "start-up": "make the dataset's first samples cheaper, or train longer per start",
     "checkpoint": "save less often: train.checkpoint_every=10min",
-    "cores": "make samples cheaper, give the run more cores, or keep the set on the device (loader=resident)",
-    "reading": "move the data to a faster disk, or pack small files into one (scripts/pack_images.py)",
-    "decoding": "make a sample cheaper, for example by smaller or decoded files (scripts/pack_images.py)",
+    "cores": "make samples cheaper, or give the run more cores",
+    "reading": "move the data to a faster disk, or pack small files into one (image folders: scripts/pack_images.py)",
+    "decoding": "make a sample cheaper, as by smaller or decoded files (image folders: scripts/pack_images.py)",
     "gil": "read in processes: loader=prefetch",
     "uneven": "load further ahead: raise loader.prefetch_factor",
-    "collate": "let the dataset write whole batches (read_batch), or make collate_fn cheaper",
-    "transform": "this transform normalises images and applies augment.*: use smaller images, or less of augment.*",
-    "resident": "use smaller images or less augmentation, or let workers prepare batches (loader=prefetch)",
-    "copy": "copy less: uint8 in place of floats",
+    "collate": "let the dataset write whole batches (read_batch)",
+    "collate_fn": "make data.collate cheaper",
+    "transform": "this transform normalises images: use smaller ones",
+    "augment": "this transform normalises images and applies augment.*: use smaller images, or less of augment.*",
+    "resident": "use smaller images, or let workers prepare batches (loader=prefetch)",
+    "copy": "copy less, such as smaller samples, or uint8 in place of floats",
     "loader": "use larger batches or smaller samples",
     "restarts": "see the log for why they died",
 }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The measurements of a run. Times are in seconds, the mean per training step if nothing else is given."""
-
-    loader: LoaderConfig
-    cores: int  # CPU cores that this process may use
-    num_threads: int  # CPU threads of a training step; 1 on a GPU
-    steps: int
-    phases: dict[str, float]  # of the whole run: start-up, training, evaluation, checkpoint, rest
-    step: float  # the whole step, with waiting
-    waiting: float = 0.0  # in next(), without the copy and the transform of the training thread there
-    copy: float = 0.0  # in the training thread
-    transform: float = 0.0  # in the training thread
-    free: float | None = None  # a whole step with free data, while no worker runs; None: not measured
-    cpu: float = 0.0  # CPU time of all threads of the training process
-    num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
-    workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
-    # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
-    ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    @property
-    def computing(self) -> float:
-        return self.step - self.waiting - self.copy - self.transform
-
-    def of_batch(self, key: str) -> float:
-        """A worker's seconds for one batch; key: busy (all of it), cpu, queued (for a core) or collate."""
-        return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of a worker's seconds for a batch, without the wait for a core."""
-        squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
-        return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether worker threads and the training thread together use about one core: they wait for the GIL."""
-        return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
-
-    @property
-    def is_slowed(self) -> bool:
-        """Whether computing took clearly longer than in steps with free data."""
-        return self.free is not None and self.computing > 1.3 * self.free
-
-    @property
-    def cores_gain(self) -> float:
-        """How many times as fast the run would be if all cores were busy with its work all the time."""
-        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # self.cpu includes threads
-        work = (self.cpu + workers) / self.cores
-        return self.step / work if work else math.inf
-
-    @property
-    def idle(self) -> float:
-        """Share of the time that workers have nothing to do."""
-        return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
 
 
 @dataclass(frozen=True)
@@ -127,55 +83,65 @@ class Verdict:
 
     bottleneck: str  # a key of SENTENCES
     finding: str  # the sentence about it
-    free_gain: float  # if the bottleneck cost no time
+    free_gain: Interval | None = None  # if the bottleneck cost no time; None: unknown
     changes: tuple[str, ...] = ()  # the overrides to try
-    measured_gain: float | None = None  # of the changes, if they were tried
+    measured_gain: Interval | None = None  # of the changes, if they were tried
     cores_gain: float = math.inf  # if all cores were busy with the same work
+    hint: str = ""  # what may help, if there are no changes
 
     @property
-    def gain(self) -> float:
+    def gain(self) -> float | None:
         """The measured gain; without one, the most that the changes can give, or free data if there are none."""
         if self.measured_gain is not None:
-            return self.measured_gain
-        return max(1.0, min(self.free_gain, self.cores_gain)) if self.changes else self.free_gain
+            return self.measured_gain.middle
+        free = self.free_gain and self.free_gain.middle
+        return max(1.0, min(free, self.cores_gain)) if self.changes and free is not None else free
 
     @property
     def sentence(self) -> str:
         parts = [self.finding]
-        # On a busy machine, the tried change may be faster than free data was.
-        if self.bottleneck not in ("step", *PHASES) and (self.measured_gain or 0.0) < self.free_gain:
+        gain = self.measured_gain
+        # A change that took work off the cores may be faster than free data was.
+        if self.free_gain and self.bottleneck not in NO_DATA and (not gain or gain.middle < self.free_gain.middle):
             parts.append(f"With free data, training would be {self.free_gain:.1f} times as fast")
         if self.changes:
-            gain = self.measured_gain
             measured = "" if gain is None else f": {gain:.2f} times as fast, measured after this run"
             parts.append(f"Try {' '.join(self.changes)}{measured}")
-        elif hint := HINTS.get(self.bottleneck):
-            parts.append(hint[0].upper() + hint[1:])
+        elif self.hint:
+            parts.append(self.hint[0].upper() + self.hint[1:])
         return ". ".join(parts)
 
 
 def diagnose(measured: Measured) -> Verdict:
     """Returns the bottleneck of the run, and how much faster the run would be without it."""
     if measured.loader.name == "cached":
-        return Verdict("step", CACHED, 1.0)
-    losses = losses_of(measured)
+        return Verdict("step", CACHED, Interval.of([1.0]))
+    losses, threads = losses_of(measured), measured.contention
     lost = sum(losses.values())
+    is_lost = max(lost, threads) > LEAST_LOSS * measured.step
     total = sum(measured.phases.values()) or 1.0
-    data = lost * measured.steps / total if lost > LEAST_LOSS * measured.step else 0.0
+    share = is_lost * max(lost, threads) * measured.steps / total
+    if measured.obstacle:  # any part of the training may have been lost
+        share = measured.phases.get("training", 0.0) / total
     shares = {phase: measured.phases.get(phase, 0.0) / total for phase in PHASES}
     shares = {phase: share for phase, share in shares.items() if share > PHASES[phase]}
     phase = max(shares, key=shares.__getitem__, default="")
-    if phase and shares[phase] > data:
-        return _verdict(measured, phase, 1 / (1 - shares[phase]), shares[phase])
-    if not data:
-        return _verdict(measured, "step", max(1.0, measured.step / (measured.step - lost)))
-    cause = max(losses, key=losses.__getitem__)
-    return _verdict(measured, cause, measured.step / (measured.step - lost))
+    if phase and shares[phase] > share:
+        return _verdict(measured, phase, Interval.of([1 / (1 - shares[phase])]), shares[phase])
+    # This needs no quiet machine: both numbers of threads computed the same batch, one right after the other.
+    if is_lost and threads > lost:
+        return _verdict(measured, "threads", Interval.of([measured.step / (measured.step - threads)]))
+    if measured.obstacle:
+        return _verdict(measured, "not measurable", None)
+    free = measured.free or Interval.of([measured.computing])
+    gain = free.map(lambda seconds: measured.step / (measured.step - sum(losses_of(measured, seconds).values())))
+    return _verdict(measured, max(losses, key=losses.__getitem__) if is_lost else "step", gain)
 
 
-def losses_of(measured: Measured) -> dict[str, float]:
-    """The seconds that a step loses to its data, by cause."""
-    free = measured.computing if measured.free is None else min(measured.free, measured.step)
+def losses_of(measured: Measured, free: float | None = None) -> dict[str, float]:
+    """The seconds that a step loses to its data, by cause. free: of a step with free data, if not the median."""
+    middle = measured.computing if measured.free is None else measured.free.middle
+    free = min(middle if free is None else free, measured.step)
     waits = dict.fromkeys(("loader", "copy", "transform"), 0.0)
     ahead = sum(measured.ahead)
     for name, seconds in zip(waits, measured.ahead, strict=True):  # as the preloader's thread spent its time
@@ -221,20 +187,21 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     """Changes that may help against the bottleneck, each some overrides; the most promising is the first."""
     loader, workers = measured.loader, measured.num_workers
     fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
-    if bottleneck == "step" and measured.is_slowed:
+    if bottleneck == "threads" or (bottleneck == "step" and measured.is_slowed):
         return fewer_threads
-    if bottleneck in ("step", *PHASES) or loader.name == "cached":
+    if bottleneck in NO_DATA or loader.name == "cached":
         return []
     if loader.name == "torch" and bottleneck not in ("copy", "transform"):
         return [("loader=prefetch",)]
     more, fewer = (f"loader.num_workers={count}" for count in (measured.cores, max(1, workers - 1)))
     is_fixed = loader.num_workers != "auto"
     factor = 4 if loader.prefetch_factor == "auto" else int(loader.prefetch_factor)
+    resident: list[tuple[str, ...]] = [("loader=resident",)] if measured.in_memory else []
     changes: dict[str, list[tuple[str, ...]]] = {
         "gil": [("loader=prefetch",)],
         "reading": [(f"loader.num_workers={4 * workers}",)],
         "decoding": [(more,)] if is_fixed and workers < measured.cores else fewer_threads,
-        "cores": [*fewer_threads, (fewer,)] if is_fixed and workers > 1 else fewer_threads,
+        "cores": [*fewer_threads, *([(fewer,)] if is_fixed and workers > 1 else []), *resident],
         "uneven": [(f"loader.prefetch_factor={4 * factor}",)],
         "loader": [*fewer_threads, ("loader=threads",)],
         "collate": [(more,)] if is_fixed and workers < measured.cores else [],
@@ -242,12 +209,11 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     return changes.get(bottleneck, [])
 
 
-def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.0) -> Verdict:
-    free = measured.computing if measured.free is None else measured.free
+def _verdict(measured: Measured, bottleneck: str, gain: Interval | None, phase: float = 0.0) -> Verdict:
     milliseconds = {
         "step": measured.step,
-        "free": free,
         "computing": measured.computing,
+        "seen": measured.seen,
         "waiting": measured.waiting,
         "transform": measured.transform or measured.ahead[2],
         "copy": measured.copy or measured.ahead[1],
@@ -257,16 +223,23 @@ def _verdict(measured: Measured, bottleneck: str, gain: float, phase: float = 0.
         "deviation": measured.deviation,
         "queued": measured.of_batch("queued"),
     }
-    sentence = SENTENCES[bottleneck]
+    intervals = {"free": measured.free or Interval.of([measured.computing]), "one": measured.one_thread}
+    sentence = SENTENCES[bottleneck].replace("{obstacle}", OBSTACLES.get(measured.obstacle, ""))
     if bottleneck == "step":
         sentence = UNMEASURED if measured.free is None else SLOWED if measured.is_slowed else sentence
     finding = sentence.format(
         **{name: 1000 * seconds for name, seconds in milliseconds.items()},
+        **{name: each and each.map(lambda seconds: 1000 * seconds) for name, each in intervals.items()},
         phase=phase,
+        num_threads=measured.num_threads,
+        others=measured.others,
+        least=measured.sizes[0],
+        most=measured.sizes[1],
         phase_seconds=measured.phases.get(bottleneck, 0.0),
         cores=measured.cores,
         workers=measured.num_workers,
         idle=measured.idle,
         deaths=measured.workers.get("deaths"),
     )
-    return Verdict(bottleneck, finding, gain, cores_gain=measured.cores_gain)
+    hint = {"transform": "augment" * measured.augments, "collate": "collate_fn" * measured.collates}.get(bottleneck)
+    return Verdict(bottleneck, finding, gain, cores_gain=measured.cores_gain, hint=HINTS.get(hint or bottleneck, ""))

@@ -11,11 +11,12 @@ from psutil import Process
 
 from loaders.timing import Window
 from tests.test_train import compose_small
-from training.config import checked
 from training.callbacks.report import report as module
+from training.callbacks.report.measured import Interval
 from training.callbacks.report.report import Report, peak_memory
 from training.callbacks.report.trial import WORKER_TIMEOUT, changed_loader
 from training.callbacks.report.verdict import Verdict
+from training.config import checked
 
 
 @pytest.fixture
@@ -82,24 +83,32 @@ def test_a_timeline_shows_evaluations_and_checkpoints(clock):
     assert report_of("timing.timeline=0").timeline is None
 
 
+TEN = Interval.of([10.0])
+
+
 @pytest.fixture
 def finished(monkeypatch):
     """Finishes a run of ten steps of 0.1 s, in which `changes` are tried: seconds a step, by override."""
     found, closed = [], []
-    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("decoding", "found", 10.0))
+    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("decoding", "found", TEN))
     monkeypatch.setattr(module, "candidates", lambda *_: [("a=1",), ("b=2",), ("c=3",)])
     monkeypatch.setattr(Report, "_text", lambda *_: "the report")
     spent = {f"{what}_seconds": 0.0 for what in ("loader_wait", "copy", "transform")}
-    loader = SimpleNamespace(device=torch.device("cpu"), depth=0, close=lambda: closed.append(True))
+    loader = SimpleNamespace(device=torch.device("cpu"), depth=0, close=lambda: closed.append(True), dataset=[])
     loader.stats = lambda: {"preloader": spent, "workers": {"active_workers": 3}}
 
     def finish(changes: dict | None) -> dict:
         report = report_of()
-        trials = changes and SimpleNamespace(free=lambda step: step / 2, change=lambda keys, _: changes[keys[0]])
+        trials = changes and SimpleNamespace(
+            keep_batch=lambda of: (3, 4) if of is loader and not closed else pytest.fail("the loader is closed"),
+            free=lambda step, threads=2: Interval.of([step / threads]),
+            change=lambda keys, _: seconds if (seconds := changes[keys[0]]) is None else Interval.of([seconds]),
+        )
         report.finish(Window(10, 100, 1.0, 0.9), loader, trials)
         assert closed and report.text == "the report" and report.summary()["memory_bytes"] > 0
         assert (found[-1].step, found[-1].waiting, found[-1].num_workers) == pytest.approx((0.1, 0.09, 3))
-        assert found[-1].free == (pytest.approx(0.05) if changes else None)
+        assert found[-1].free == (Interval.of([0.05]) if changes else None)
+        assert found[-1].sizes == ((3, 4) if changes else (1, 1))
         return report.summary()
 
     return finish
@@ -163,28 +172,28 @@ def finish(clock, depth: int) -> Report:
         clock.now, clock.cpu = clock.now + 12.0, clock.cpu + 6.0
     workers = {"read_batches": 100, "active_workers": 3, "worker_busy_seconds": 5.0, "worker_cpu_seconds": 4.0}
     seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}
-    loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None)
+    loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None, dataset=[])
     loader.stats = lambda: {"workers": workers, "preloader": seconds}
-    trials = SimpleNamespace(free=lambda step: 0.05)
+    trials = SimpleNamespace(free=lambda step, threads=None: Interval.of([0.05]), keep_batch=lambda _: (1, 1))
     report.finish(Window(100, 3200, 10.0, 3.0), loader, trials)
     return report
 
 
 def test_waiting_transforming_and_computing_add_up_to_the_step(clock, monkeypatch):
     kept = []
-    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said", 1.0))
+    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said"))
     finish(clock, depth=0)
     (measured,) = kept
     assert measured.step == 0.1 and measured.transform == pytest.approx(0.0075)  # on a CPU a copy is a part of it
     assert measured.copy == 0.0 and measured.waiting == pytest.approx(0.03 - 0.0075)
     assert measured.waiting + measured.transform + measured.computing == pytest.approx(measured.step)
-    assert (measured.cpu, measured.num_workers, measured.free) == (0.06, 3, 0.05)
+    assert (measured.cpu, measured.num_workers, measured.free.middle) == (0.06, 3, 0.05)
     assert measured.ahead == (0.0, 0.0, 0.0) and measured.num_threads == torch.get_num_threads()
 
 
 def test_what_a_preloaders_thread_does_is_no_part_of_the_step(clock, monkeypatch):
     kept = []
-    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said", 1.0))
+    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said"))
     finish(clock, depth=2)
     (measured,) = kept
     assert measured.waiting == pytest.approx(0.03) and measured.transform == 0.0
@@ -192,7 +201,7 @@ def test_what_a_preloaders_thread_does_is_no_part_of_the_step(clock, monkeypatch
 
 
 def test_the_table_adds_up_to_the_run(clock, monkeypatch):
-    monkeypatch.setattr(module, "diagnose", lambda measured: Verdict("step", "the verdict's sentence", 1.0))
+    monkeypatch.setattr(module, "diagnose", lambda measured: Verdict("step", "the verdict's sentence"))
     monkeypatch.setattr(module, "peak_memory", lambda: 3 * 2**29)
     report = finish(clock, depth=0)
     rows = dict(re.findall(r"^(\D+?) +([\d.]+) ", report.text.partition("milliseconds")[0], flags=re.MULTILINE))

@@ -1,32 +1,71 @@
 """Measurements after a run, on a stand-in for its trainer; whole runs are in test_train.py."""
 
-import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from training.callbacks.report.trial import Trials
+from training.callbacks.report.measured import Interval
+from training.callbacks.report.trial import MOST_BATCHES, NEVER, Trials
 
 
 @pytest.fixture
 def trials():
-    """Trials of up to 0.05 seconds, whose changed loader has endless batches; `steps` are those that were trained."""
+    """Trials of up to 0.05 seconds on a kept batch; `steps` has the batches that were trained."""
     signals, steps = SimpleNamespace(received=0), []
     alone = SimpleNamespace(world_size=1, agree=lambda *numbers: numbers)
-    trainer = SimpleNamespace(step=7, device=torch.device("cpu"), first_batch={"image": 0}, processes=alone)
+    trainer = SimpleNamespace(step=7, device=torch.device("cpu"), processes=alone)
     trainer.train_step = lambda batch: steps.append(batch) or setattr(trainer, "step", trainer.step + 1)
     made = Trials(trainer, signals, 0.05, lambda _: nullcontext(([1, 2, 3], 4)))
+    made.keep_batch([{"image": torch.zeros(2, 3)}])
     made.signals, made.steps, made.trainer = signals, steps, trainer
     return made
 
 
 def test_steps_of_a_measurement_do_not_count_as_the_runs(trials):
-    assert 0 < trials.free(0.001) < 60
-    assert 0 < trials.change(("loader=prefetch",), 0.001) < 60
-    assert {"image": 0} in trials.steps and 3 in trials.steps
+    for seconds in (trials.free(0.001), trials.change(("loader=prefetch",), 0.001)):
+        assert 0 < seconds.low <= seconds.middle <= seconds.high < 60
+    assert isinstance(trials.steps[0], dict) and 3 in trials.steps
     assert trials.trainer.step == 7
+
+
+def test_a_measurement_has_five_repetitions_of_equal_length_after_the_warm_up(trials, monkeypatch):
+    clock = iter([1.0, 2.0, 3.5, 4.5, 5.5, 6.0])
+    monkeypatch.setattr("training.callbacks.report.trial.time.perf_counter", lambda: next(clock))
+    assert trials.free(0.005) == Interval(0.25, 0.5, 0.75)
+    assert len(trials.steps) == 3 + 5 * 2
+
+
+def test_free_data_are_measured_with_one_thread_and_the_number_of_threads_is_put_back(trials, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    step = trials.trainer.train_step
+    trials.trainer.train_step = lambda batch: step(numbers[-1])
+    assert trials.free(0.001, threads=1) is not None
+    assert set(trials.steps) == {1} and numbers[-1] == 4
+    assert trials.free(10 * 0.05 / 8 / 3, threads=1) is None, "one thread may take four times as long"
+
+
+def test_one_batch_is_kept_and_the_sizes_of_a_few_are_told(trials):
+    batches = [{"image": torch.zeros(4, size), "label": torch.zeros(4)} for size in (5, 2, 9, *[3] * 20)]
+    taken = iter(batches)
+    fresh = Trials(trials.trainer, trials.signals, 60.0, None)
+    assert fresh.keep_batch(taken) == (4 * 3, 4 * 10)
+    assert len(list(taken)) == len(batches) - MOST_BATCHES
+    fresh.free(1e-9)
+    assert trials.steps[0] is batches[0]
+
+
+def test_no_batch_is_loaded_for_measurements_that_will_not_be_made(trials):
+    without = Trials(trials.trainer, trials.signals, 0.0, None)
+    assert without.keep_batch(pytest.fail(name) for name in ["a batch was loaded"]) == (1, 1)
+    assert without.free(0.001) is None and not trials.steps
+
+
+def test_a_dataset_that_fails_after_the_run_leaves_it_its_report(trials):
+    assert trials.keep_batch(1 / 0 for _ in range(3)) == (1, 1)
 
 
 def test_a_signal_ends_a_measurement_and_nothing_is_proposed(trials):
@@ -34,7 +73,7 @@ def test_a_signal_ends_a_measurement_and_nothing_is_proposed(trials):
         trials.signals.received = 15
 
     trials.trainer.train_step = signalled
-    assert trials.change(("loader=prefetch",), 0.001) == math.inf
+    assert trials.change(("loader=prefetch",), 0.001) == NEVER
     trials.signals.received = 0
     assert trials.free(0.001) is None
 
