@@ -15,9 +15,9 @@ from data.array_dataset import ArrayDataset
 from loaders import timing
 from tests.configs import composed
 from train import run
+from training.callbacks.report.verdict import Verdict
 from training.config import ConfigError
 from training.launch import is_expected
-from training.callbacks.report.verdict import Verdict
 from training.stopping import Stopped
 
 SMALL = [

@@ -20,8 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto.wandb_internal_pb2 import Record as WandBRecord
 
 from train import CONF, run
-from training.config import checked
 from training.callbacks.loggers.logger import MLflow, Run
+from training.config import checked
 from training.record import Record
 
 SMALL = "data=synthetic data.length=128 data.test_length=64 data.image_size=8 train.batch_size=32 train.epochs=1"

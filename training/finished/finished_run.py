@@ -27,9 +27,9 @@ from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, one_line
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
+from training.precision import choose_dtype
 from training.sets import as_samples, build_task, open_dataset
 from training.targets import build, function_of
-from training.trainer import uses_bf16
 from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
@@ -75,9 +75,8 @@ class FinishedRun:
         no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
         self.task = build_task(self.config.task | no_weights, self.spec)
         self.model = self._load_network(state)
-        self._autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=uses_bf16(self.config.train.precision, self.device)
-        )
+        dtype = choose_dtype(self.config.train.precision, self.device)
+        self._autocast = torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def _load_network(self, state: dict[str, Any]) -> nn.Module:
         """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.configs import composed
-from training.config import ConfigError, checked
 from training.callbacks.loggers import logger as loggers
+from training.config import ConfigError, checked
 from training.record import Record
 
 LINE = {"step": 1, "loss": 2.0, "images_per_second": 3.0}

@@ -11,11 +11,11 @@ from psutil import Process
 
 from loaders.timing import Window
 from tests.test_train import compose_small
-from training.config import checked
 from training.callbacks.report import report as module
 from training.callbacks.report.report import Report, peak_memory
 from training.callbacks.report.trial import WORKER_TIMEOUT, changed_loader
 from training.callbacks.report.verdict import Verdict
+from training.config import checked
 
 
 @pytest.fixture
