@@ -11,9 +11,9 @@ import torch
 from data.samples import Samples
 from data.subset import Subset
 from training.config import ConfigError
-from training.trust import check_config
 
 WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
+PLAIN_TYPES = (str, int, float, bool, type(None))
 MOST_VALUES = 100  # in an attribute that is stored: longer lists are data
 
 
@@ -93,15 +93,13 @@ def stored(dataset: Any) -> dict[str, Any]:
     """What a checkpoint stores about the dataset inside of WRAPPERS: its class, and its attributes (see DataSpec)."""
     while isinstance(dataset, WRAPPERS):
         dataset = dataset.dataset
-    attributes: dict[str, Any] = {}
-    others = []
-    for name, value in vars(dataset).items():
-        try:
-            if isinstance(value, dict) or (isinstance(value, list | tuple) and len(value) > MOST_VALUES):
-                raise ConfigError(f"{name} is too long")
-            check_config({name: value}, "the dataset")  # what a checkpoint may not have is not stored
-            attributes[name] = value
-        except ConfigError:
-            others.append(name)
-    kind = type(dataset)
-    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", "attributes": attributes, "others": others}
+    kind, values = type(dataset), vars(dataset)
+    plain = {name: value for name, value in values.items() if is_plain(value)}
+    others = [name for name in values if name not in plain]
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", "attributes": plain, "others": others}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the value is a number, a text, None, or a short list of these."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return len(parts) <= MOST_VALUES and all(type(part) in PLAIN_TYPES for part in parts)

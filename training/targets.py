@@ -26,8 +26,8 @@ def build(
     """
     if not section.get("_target_"):
         raise ConfigError(
-            f"{name} has no _target_: its file in conf/{name}/ needs the line '_target_: MODULE.NAME', with the class "
-            "or function to call"
+            f"{name} has no _target_: its file in conf/{name.partition('.')[0]}/ needs the line "
+            "'_target_: MODULE.NAME', with the class or function to call"
         )
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
@@ -100,3 +100,11 @@ def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     names = {*parameters, *(["num_classes"] if takes_any else [])}
     return {key: value for key, value in options.items() if key in names}
+
+
+def target(section: dict[str, Any]) -> Any:
+    """The function or class that the section's `_target_` names; None if it does not exist."""
+    try:
+        return getattr(instantiate(section, _partial_=True), "func", None)
+    except InstantiationException:
+        return None

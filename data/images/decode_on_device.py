@@ -32,6 +32,14 @@ GROUP = 64  # images that are decoded together: they take 2.3 GB on the device i
 DecodeJpegs = Callable[[list[Tensor], list[int], torch.device], list[Tensor]]
 
 
+def check_run(device: str, loader: str) -> None:
+    """Raises DataError for a run without a GPU, and for a loader that needs decoded images."""
+    if device == "cpu" or not torch.cuda.is_available():
+        raise DataError("data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers")
+    if loader in ("resident", "torch"):
+        raise DataError(f"data.decode_on=device: loader={loader} needs decoded images: use loader=prefetch")
+
+
 class DecodeOnDevice:
     """A transform that turns a batch's EncodedImages into uint8 images (B, H, W, 3) on the device of its labels.
 

@@ -152,11 +152,21 @@ def test_an_attribute_that_is_not_stored_is_not_replaced_by_the_default_of_the_c
         Prepare(stored(Weighted()))(np.ones((8, 8, 3), np.uint8))
 
 
-def test_long_lists_and_what_a_checkpoint_may_not_have_are_not_stored():
+def test_only_numbers_texts_and_short_lists_are_stored():
     dataset = Unprepared()
-    dataset.__dict__ |= {"files": ["a"] * 101, "mean": (0.5, 0.5), "download": True, "root": "${oc.env:HOME}", "d": {}}
+    dataset.__dict__ |= {"files": ["a"] * 101, "mean": (0.5, 0.5), "download": True, "root": np.float64(1), "d": {}}
     assert stored(dataset) == {
         "_target_": "test_prepare.Unprepared",
-        "attributes": {"mean": (0.5, 0.5)},
-        "others": ["files", "download", "root", "d"],
+        "attributes": {"mean": (0.5, 0.5), "download": True},
+        "others": ["files", "root", "d"],
     }
+
+
+def test_a_checkpoint_cannot_have_foreign_code_prepare_its_images(tmp_path):
+    folder = trained(tmp_path / "run", "Prepared")
+    path = (folder / "checkpoints" / "best.pt").resolve()
+    state = torch.load(path, weights_only=True)
+    state["data_spec"]["dataset"]["_target_"] = "os.system"
+    torch.save(state, path)
+    with pytest.raises(ConfigError, match=r"data\._target_=os\.system is not in this repository's"):
+        predicted(folder, tmp_path / "files", "a.png")

@@ -1,1 +1,1 @@
-"""What a run writes: metrics while it trains, also to loggers; at its end a report, with a verdict on its speed."""
+"""The outer ring of a run: callbacks that conf/callbacks/ chooses. The rest of training/ imports none of them."""

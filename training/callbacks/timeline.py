@@ -1,13 +1,21 @@
-"""Draws a recorded timeline, and writes it as a trace for Perfetto and chrome://tracing."""
+"""timing.timeline: draws what the first steps of a run did, and writes it as a trace for Perfetto.
+
+See conf/callbacks/standard/timeline.yaml.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
+from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
+from loaders.timing import StepTimer
+from training.config import Keys, check_least
 from training.figure import INK, new_figure, png
+from training.files import write_whole
+from training.run import Run
 
 PALE = "#8a8a8a"
 COLORS = {
@@ -31,6 +39,41 @@ MEANINGS = {
     "checkpoint": "saving a checkpoint",
 }
 MOST_STEPS = 24  # in the picture; timeline.json has all
+
+
+@dataclass
+class TimelineKeys(Keys):
+    timeline: int
+
+    def __post_init__(self) -> None:
+        check_least("timing.timeline", self.timeline, 0)
+        super().__post_init__()
+
+
+class TimelinePicture:
+    """Records `timing.timeline` steps, and writes timeline.png and timeline.json at the end of the run; 0: none."""
+
+    keys: ClassVar = {"timing": TimelineKeys}
+
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+
+    def on_start(self, run: Run) -> None:
+        timing, device = run.config.timing, run.processes.device
+        if timing.timeline:
+            self.timeline = run.train_loader.timeline = Timeline(device)
+            run.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
+            run.clock.watchers.append(self.add_phase)
+
+    def add_phase(self, phase: str, start: float, end: float) -> None:
+        if self.timeline is not None and phase in ("evaluation", "checkpoint"):
+            self.timeline.add(TRAINING, phase, start, end, None)
+
+    def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+        if self.timeline is not None and run.is_main and (summary is not None or run.stopped):
+            spans = self.timeline.spans()
+            write_whole(run.folder / "timeline.json", trace(spans))
+            write_whole(run.folder / "timeline.png", draw_timeline(spans))
 
 
 def lanes_of(spans: Sequence[Span]) -> list[str]:

@@ -27,9 +27,9 @@ from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, one_line
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
+from training.precision import choose_dtype
 from training.sets import as_samples, build_task, open_dataset
 from training.targets import build, function_of
-from training.trainer import uses_bf16
 from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
@@ -62,7 +62,10 @@ class FinishedRun:
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
-        check_config({**settings, "data_spec": state["data_spec"]}, self.path, trusted)
+        check_config({**settings, "data_spec": {**state["data_spec"], "dataset": None}}, self.path, trusted)
+        stored = self.spec.dataset  # its attributes may have any names: no library gets them as arguments
+        values = {"_target_": stored["_target_"], "attributes": list(stored["attributes"].values())}
+        check_config(values, self.path, trusted, key="data")
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
@@ -75,9 +78,8 @@ class FinishedRun:
         no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
         self.task = build_task(self.config.task | no_weights, self.spec)
         self.model = self._load_network(state)
-        self._autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=uses_bf16(self.config.train.precision, self.device)
-        )
+        dtype = choose_dtype(self.config.train.precision, self.device)
+        self._autocast = torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def _load_network(self, state: dict[str, Any]) -> nn.Module:
         """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import resource
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -15,83 +15,68 @@ import torch
 from data.subset import offers
 from loaders import Preloader
 from loaders.machine import available_cores
-from loaders.timeline import TRAINING, Timeline
-from loaders.timing import StepTimer, Window
+from loaders.timing import Window
 from training.callbacks.report.load import Load
 from training.callbacks.report.measured import Measured
-from training.callbacks.report.trial import Trials
+from training.callbacks.report.trial import Trials, changed_train_loader
 from training.callbacks.report.verdict import Verdict, candidates, diagnose
-from training.config import Config
-from training.sets import Sets
+from training.clock import FILE_MAKING
+from training.config import Keys, check_least
+from training.files import write_whole
+from training.run import Run
 from training.table import table
 
-FILE_MAKING = "making the dataset's files, once"
+log = logging.getLogger(__name__)
+
 NOT_MEASURED = "the run was stopped before its bottleneck was measured"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
 LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
 
 
+@dataclass
+class ReportKeys(Keys):
+    trial_seconds: float
+
+    def __post_init__(self) -> None:
+        check_least("timing.trial_seconds", self.trial_seconds, 0)
+        super().__post_init__()
+
+
 class Report:
-    """Measures the phases of a run, and makes its report at the end.
+    """Makes a run's report: report.md, and the entries of summary.json about time, memory and the verdict."""
 
-    Every moment counts for one phase: inside `with report.phase("evaluation")` for that one, else for "set-up", and
-    after `begin_training` for "the rest".
-    """
+    keys: ClassVar = {"timing": ReportKeys}
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self._config, timing = config, config.timing
-        self.timeline = Timeline(device) if timing.timeline else None
-        self.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
-        self._phase, self._phase_start = "set-up", time.perf_counter()
-        phases = ("set-up", "start-up", "training", "evaluation", "checkpoint", "the rest")
-        self._seconds = dict.fromkeys(phases, 0.0)
-        self._cpu_seconds = 0.0  # of this process, while training
+    def __init__(self) -> None:
         self._memory, self._active_workers = 0, None  # bytes; number of workers that read
         self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
         self._load = Load()
         self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Counts the time in the block for the phase `name`, and not for the phase around it."""
-        outer = self._switch_to(name)
-        try:
-            yield
-        finally:
-            self._switch_to(outer)
+    def on_start(self, run: Run) -> None:
+        self.run, self._config, self._load = run, run.config, Load()
 
-    def _switch_to(self, name: str) -> str:
-        """Ends the current phase and starts another. Returns the name of the one that ended."""
-        before, now, cpu = self._phase, time.perf_counter(), time.process_time()
-        self._seconds[before] += now - self._phase_start
-        if self.timeline is not None and before in ("evaluation", "checkpoint"):
-            self.timeline.add(TRAINING, before, self._phase_start, now, None)
-        self._phase, self._phase_start = name, now
-        self._cpu_seconds += cpu * ((before == "training") - (name == "training"))
-        return before
-
-    def describe_run(self, sets: Sets, steps: int) -> str:
-        """Describes the data, the loader and the steps of the run in one line."""
-        config, what = self._config, "images" if sets.image_shape is not None else "samples"
-        classes = f" of {sets.task.label_below} classes" if sets.task.label_below else ""
-        validation = "" if sets.val is None else f"{len(sets.val):,} to validate, "
-        return (
-            f"{sets.name}: {len(sets.train):,} {what}{classes}, {validation}{len(sets.test):,} to test; "
-            f"loader={config.loader.name}, {config.loader.num_workers} workers; "
-            f"{steps:,} steps of {config.train.batch_size} {what}, learning rate {config.optim.get('lr')}"
-        )
-
-    def count_file_making(self, seconds: float) -> None:
-        """Moves the seconds in which datasets made files from the start-up to another phase: later runs save them."""
-        if seconds:
-            self._seconds[FILE_MAKING] = seconds
-            self._seconds["start-up"] -= seconds
-
-    def begin_training(self) -> None:
-        """Ends the set-up: from now on, time outside of all phases counts as the rest."""
-        self._switch_to("the rest")
-        self._load = Load()
+    def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+        """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
+        if summary is None and not run.stopped:
+            return
+        total = run.processes.total(run.timer.run())
+        if total.steps:
+            seconds = min(self._config.timing.trial_seconds, total.seconds / 5)
+            make = partial(changed_train_loader, self._config.loader, run.make_train_loader, run.train_loader)
+            trials = Trials(run.trainer, run.signals, seconds, make)
+            if summary is not None:
+                run.record.write_summary(**summary, **self.summary())  # the run is complete even if a trial fails
+            self.finish(total, run.train_loader, None if summary is None else trials)
+        if summary is not None:
+            summary |= self.summary()
+            log.info("%s\n\n%s", run.text_of(total), self.text)
+        if run.is_main:
+            text = f"# Run {run.folder.resolve().name}\n\n```\n{self.text}\n```\n"
+            if (run.folder / "timeline.png").exists():
+                text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
+            write_whole(run.folder / "report.md", text)
 
     def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
         """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
@@ -133,7 +118,7 @@ class Report:
             "memory_bytes": self._memory,
             "device_memory_bytes": self._device_memory,
             "active_workers": self._active_workers,
-            "verdict": verdict.sentence if verdict else NOT_MEASURED if self.timer.whole().steps else NOT_TRAINED,
+            "verdict": verdict.sentence if verdict else NOT_MEASURED if self.run.timer.whole().steps else NOT_TRAINED,
             "bottleneck": verdict and verdict.bottleneck,
             "gain": verdict and verdict.gain,
             "try": verdict and list(verdict.changes),
@@ -143,7 +128,7 @@ class Report:
         self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], **trials: Any
     ) -> Measured:
         dataset, collate = loader.dataset, self._config.data.get("collate")
-        steps, workers = max(1, self.timer.whole().steps), stats.get("workers", {})
+        steps, workers = max(1, self.run.timer.whole().steps), stats.get("workers", {})
         per_batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
         if loader.device.type == "cpu":  # there is no other device to copy to
             per_batch["transform"] += per_batch["copy"]
@@ -158,7 +143,7 @@ class Report:
             waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
             copy=inline["copy"],
             transform=inline["transform"],
-            cpu=self._cpu_seconds / steps,
+            cpu=self.run.clock.cpu_seconds / steps,
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
             ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(per_batch.values()),
@@ -170,16 +155,11 @@ class Report:
 
     def phases(self) -> dict[str, float]:
         """The seconds of each phase until now. The wait for the first batch counts as start-up, not as training."""
-        self._switch_to(self._phase)  # adds the time until now
-        first = self.timer.first_batch_seconds or 0.0
-        phases = dict(self._seconds)
-        phases["start-up"] += first
-        phases["training"] = max(0.0, phases["training"] - first)
-        return phases
+        return self.run.clock.phases(self.run.timer.first_batch_seconds)
 
     def _text(self, measured: Measured, verdict: Verdict) -> str:
         """The text of the report: tables of the whole run and of a step, memory, workers, and the verdict."""
-        first = self.timer.first_batch_seconds or 0.0
+        first = self.run.timer.first_batch_seconds or 0.0
         memory = f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
         if self._device_memory is not None:
             memory += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
@@ -190,7 +170,7 @@ class Report:
 
     def _run_table(self, measured: Measured) -> list[str]:
         """The lines of a table with the seconds of each phase, and its share of the run."""
-        whole, phases, first = self.timer.whole(), measured.phases, self.timer.first_batch_seconds or 0.0
+        whole, phases, first = self.run.timer.whole(), measured.phases, self.run.timer.first_batch_seconds or 0.0
         copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
         rows = {
             "set-up": phases["set-up"],
@@ -217,7 +197,7 @@ class Report:
     def _step_table(self) -> list[str]:
         """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
         parts = ("step", "waiting", "computing")
-        percentiles = zip(*(self.timer.step_ms(50, 95, 100, part=part) for part in parts), strict=True)
+        percentiles = zip(*(self.run.timer.step_ms(50, 95, 100, part=part) for part in parts), strict=True)
         columns = [["milliseconds", *parts]]
         for heading, values in zip(("median", "95 %", "worst"), percentiles, strict=True):
             columns.append([heading, *(f"{value:.1f}" for value in values)])

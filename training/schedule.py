@@ -1,0 +1,54 @@
+"""Learning rate schedules: torch's classes, and `cosine`. `schedule=` chooses one of conf/schedule/."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from data.errors import check_choice
+from training.config import ConfigError
+from training.targets import build
+
+
+def cosine(optimizer: Optimizer, warmup_steps: float, total_steps: int) -> LambdaLR:
+    """The learning rate rises linearly for `warmup_steps`, and then falls to zero at `total_steps`: half a cosine."""
+    warmup_steps = min(warmup_steps, total_steps / 2)
+
+    def share_of_peak(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        return 0.5 + 0.5 * math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps))
+
+    return LambdaLR(optimizer, share_of_peak)
+
+
+def build_schedule(section: dict[str, Any], optimizer: Optimizer, total: int, warmup: float) -> LRScheduler:
+    """Builds the schedule of the section `schedule` for one optimizer.
+
+    total, warmup: the run's length and its warm-up, in the unit in which the schedule steps. The target gets those of
+    total_steps, T_max, total_iters (all `total`), warmup_steps and max_lr (a number per group) that it accepts and the
+    section does not set. Raises ConfigError for a section that cannot work.
+    """
+    check_choice("schedule.every", section.get("every", "step"), ("step", "epoch"), ConfigError)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    known = {**dict.fromkeys(("total_steps", "T_max", "total_iters"), total), "warmup_steps": warmup, "max_lr": rates}
+    arguments = {key: value for key, value in section.items() if key != "every"}
+    schedule = build("schedule", arguments, optimizer, optional=known)
+    if not isinstance(schedule, LRScheduler):
+        raise ConfigError(
+            f"schedule: {section['_target_']} returned a {type(schedule).__name__}: return a subclass of "
+            "torch.optim.lr_scheduler.LRScheduler"
+        )
+    return schedule
+
+
+def replay(schedule: LRScheduler, steps: int) -> None:
+    """Takes the schedule of a new run to where it is after `steps` steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the optimizer has not stepped
+        for _ in range(steps):
+            schedule.step()
