@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
 from data.subset import Subset, subset
-from training.finished.finished_run import FinishedRun, parser, run_script
+from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
 from training.finished.prepare import Prepare
 
@@ -72,7 +72,8 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarra
     with run.loader(subset(images, todo), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
-            rows = cells(run, run.task.predictions(run.outputs(batch)))
+            with refused_as(f"{run} cannot be used for predictions"):
+                rows = cells(run, run.predictions(batch))
             # An image that is missing from the batch has crashed its worker: on_error=skip leaves it out.
             good, bad = [], dict.fromkeys(todo[number * size : (number + 1) * size].tolist(), CRASHED)
             for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from data.samples import Samples
 from data.subset import Subset
+from data.transform import Normalize
 from training.config import ConfigError
 
 WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
@@ -23,8 +24,9 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. dataset: with it, training/finished/prepare.py calls the test set's `prepare` without its data: the
-    class as "_target_", the "attributes" that are numbers, texts or short lists, and the names of the "others".
+    normalised. normalised: the names of the fields with such images. dataset: with it, training/finished/prepare.py
+    calls the test set's `prepare` without its data: the class as "_target_", the "attributes" that are numbers, texts
+    or short lists, and the names of the "others".
     """
 
     model_options: dict[str, int]
@@ -33,15 +35,24 @@ class DataSpec:
     shape: Sequence[int] | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    normalised: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, train: Any, test: Any, shape: Sequence[int] | None, mean: Any, std: Any, model_options: dict[str, int]
+        cls,
+        train: Any,
+        test: Any,
+        shape: Sequence[int] | None,
+        normalize: Normalize | None,
+        model_options: dict[str, int],
     ) -> DataSpec:
-        """Describes the training set and the test set of a run."""
+        """Describes the training set and the test set of a run, and how their images are normalised."""
         classes = [str(name) for name in getattr(train, "classes", ())]
-        mean, std = (None if values is None else [float(value) for value in values] for values in (mean, std))
-        return cls(model_options, classes, stored(test), None if shape is None else list(shape), mean, std)
+        spec = cls(model_options, classes, stored(test), None if shape is None else list(shape))
+        if normalize is None:
+            return spec
+        mean, std = ([float(value) for value in values] for values in (normalize.mean, normalize.std))
+        return replace(spec, mean=mean, std=std, normalised=list(normalize.fields))
 
     @classmethod
     def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:

@@ -72,8 +72,7 @@ class Sets:
         self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
         self.normalize = self._normalize(train)
         self.transform, self.augment = self._transforms(train, config.augment)
-        mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
-        self.spec = DataSpec.of(train, test, self.image_shape, mean, std, self._model_options())
+        self.spec = DataSpec.of(train, test, self.image_shape, self.normalize, self._model_options())
         if hasattr(test, "classes"):
             self.spec.check_classes(test, "the test set has")
 

@@ -21,8 +21,8 @@ def build(
 ) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError of the
-    target unchanged; ConfigError if the section has no target, or if the target cannot be imported or called.
+    Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError or
+    ConfigError of the target unchanged; ConfigError if there is no target, or if it cannot be imported or called.
     """
     if not section.get("_target_"):
         raise ConfigError(
@@ -34,7 +34,7 @@ def build(
         target = instantiate(section, _partial_=True)
         not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
-    except DataError:
+    except (DataError, ConfigError):
         raise
     except Exception as error:
         raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error

@@ -6,12 +6,16 @@ The weights, the settings and the DataSpec come from one checkpoint. It cannot r
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
@@ -21,19 +25,25 @@ from torch import Tensor, nn
 
 from data.errors import did_you_mean
 from data.subset import split as split_dataset
+from data.subset import subset
 from data.transform import Normalize
-from loaders import Preloader, build_loader
+from loaders import Preloader, WorkerLoader, build_loader
+from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.config import CONF, Config, ConfigError, checked, flat, one_line
+from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
+from training.metrics import Means
 from training.precision import choose_dtype
+from training.processes import Processes
 from training.sets import as_samples, build_task, open_dataset
-from training.targets import build, function_of
+from training.splitting import split_batch
+from training.targets import build, function_of, reason_of
+from training.trainer import Trainer
 from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
-SECTIONS = ("data", "task", "model")
+SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer")
 KEYS = ("seed", "train.batch_size", "train.precision")
 CPU_BATCH = 32  # samples
 
@@ -72,26 +82,52 @@ class FinishedRun:
         self.device = torch.device("cuda" if cuda else "cpu")
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
-        self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
+        if "pretrained" in self.config.model:
+            self.config.model["pretrained"] = False  # nothing is downloaded
+        self.transform = None
+        if self.spec.mean is not None:
+            self.transform = Normalize(self.spec.mean, self.spec.std or (), fields=self.spec.normalised)
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
-        no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
-        self.task = build_task(self.config.task | no_weights, self.spec)
+        self.has_loss = self.config.task.get("class_weights") != "balanced"  # they need the training set's labels
+        self.task = build_task(self.config.task | ({} if self.has_loss else {"class_weights": None}), self.spec)
         self.model = self._load_network(state)
         dtype = choose_dtype(self.config.train.precision, self.device)
         self._autocast = torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def _load_network(self, state: dict[str, Any]) -> nn.Module:
         """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""
-        # With pretrained=False nothing is downloaded.
-        section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
         options = self.spec.model_options | {"num_classes": self.task.num_outputs}
-        model = build("model", section, optional=options)
+        model = build("model", self.config.model, optional=options)
         ema = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
         ema.pop("n_averaged", None)
         load_weights(model, ema or state["model"], self.path)
         network: nn.Module = model.to(self.device, memory_format=torch.channels_last)
         return network.eval()
+
+    def trainer(self, dataset: Any) -> Trainer:
+        """The run's trainer with the trained network, for its evaluation_step on batches of `dataset`.
+
+        If the score of a sample depends on the other samples of its batch, `batch_size` becomes that of the run.
+        """
+        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
+        with WorkerLoader(few, batch_size=2, collate_fn=self.collate, seed=self.config.seed) as samples:
+            first = next(iter(samples))
+        about = {"task": self.task, "spec": self.spec, "transform": self.transform, "mixes": False}
+        data = SimpleNamespace(**about, first=first, first_tested=first)
+        arguments = self.config, data, Processes(self.device), self.config.train.epochs
+        logging.disable(logging.WARNING)  # the run has logged what its trainer warns of
+        try:
+            trainer: Trainer = build("trainer", self.config.trainer, *arguments)
+        finally:
+            logging.disable(logging.NOTSET)
+        trainer.model.load_state_dict(self.model.state_dict())
+        self.model = trainer.model.eval()
+        with self.loader(few, num_workers=0) as loader:
+            (batch,) = loader
+        if self.batch_size < self.config.train.batch_size and depends_on_batch(trainer, batch):
+            self.batch_size = self.config.train.batch_size
+        return trainer
 
     def dataset(self, split: str) -> Any:
         """The split "train", "val" or "test" of the run's data, without augmentation.
@@ -121,6 +157,16 @@ class FinishedRun:
             raise ConfigError(f"{what} is for networks of one image; this one gets {', '.join(self.task.inputs)}")
         return self.spec.image_shape(what)
 
+    def predictions(self, batch: dict[str, Any]) -> Tensor:
+        """The probabilities or values (B, number of outputs) of a batch. Raises ConfigError for any other outputs."""
+        outputs, wanted = self.outputs(batch), self.task.num_outputs
+        if outputs.ndim != 2 or outputs.shape[1] != wanted:
+            raise ConfigError(
+                f"{self} returns outputs of shape {tuple(outputs.shape)}, and {type(self.task).__name__} needs "
+                f"{wanted} for each image: its predictions would mean nothing"
+            )
+        return self.task.predictions(outputs)
+
     @torch.inference_mode()
     def outputs(self, batch: dict[str, Any]) -> Tensor:
         """Runs the network on a normalised batch. Returns float32 (B, number of outputs)."""
@@ -130,6 +176,32 @@ class FinishedRun:
 
     def __str__(self) -> str:
         return f"{type(self.model).__name__} of {self.path} (step {self.step})"
+
+
+@torch.inference_mode()
+def depends_on_batch(trainer: Trainer, batch: dict[str, Any]) -> bool:
+    """Whether a loss or a score changes if the batch is split into two, as for a loss over pairs of samples."""
+    found = []
+    for parts in (1, 2):
+        means = Means(trainer.processes)
+        for part in split_batch(batch, min(parts, rows(batch))):
+            with trainer.autocast:
+                means.add(rows(part), trainer.evaluation_step(part))
+        found.append(means.read())
+    trainer.metrics.forget()
+    whole, halves = found
+    return any(not math.isclose(whole[name], halves[name], rel_tol=1e-4, abs_tol=1e-6) for name in whole)
+
+
+@contextmanager
+def refused_as(what: str) -> Iterator[None]:
+    """Turns an error of the run's own code in this block into a sentence: `what` and why."""
+    try:
+        yield
+    except Exception as error:
+        if is_expected(error) or full_errors():
+            raise
+        raise ConfigError(f"{what}: {reason_of(error)}") from error
 
 
 def find(given: Path) -> Path:
@@ -193,7 +265,7 @@ def run_script(main: Callable[[], object]) -> None:
     try:
         main()
     except Exception as error:
-        if not is_expected(error):
+        if not is_expected(error) or full_errors():
             raise
         sys.exit(f"error: {sentence_of(error)}")
     except KeyboardInterrupt:
