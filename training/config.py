@@ -160,25 +160,25 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 def checked(cfg: DictConfig) -> Config:
     """Returns the config as dataclasses. Raises ConfigError for a value of a wrong type or out of bounds."""
-    added = [item for section in cfg.callbacks.values() for item in keys_of(section.get("_target_", "")).items()]
-    bases = {
-        section: (*(keys for of, keys in added if of == section), base)
-        for section, base in (("train", TrainConfig), ("timing", TimingConfig))
-    }
-    schemas = {section: make_dataclass(section, [], bases=classes) for section, classes in bases.items()}
     try:
-        typed = {
-            section: OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), cfg[section]))
-            for section, schema in schemas.items()
-        }
-        config = OmegaConf.to_object(cfg)
+        config = OmegaConf.to_object(with_types(cfg))
     except LoaderConfigError as error:
         raise ConfigError(str(error)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(config, Config)
-    vars(config).update(typed)
     return config
+
+
+def with_types(cfg: DictConfig) -> DictConfig:
+    """A copy in which the sections `train` and `timing` have types, also those of the keys that callbacks add."""
+    typed = cfg.copy()
+    added = [item for callback in cfg.callbacks.values() for item in keys_of(callback.get("_target_", "")).items()]
+    for section, base in (("train", TrainConfig), ("timing", TimingConfig)):
+        schema = make_dataclass(section, [], bases=(*(keys for of, keys in added if of == section), base))
+        OmegaConf.update(typed, section, OmegaConf.structured(schema), merge=False)
+        OmegaConf.update(typed, section, OmegaConf.to_container(cfg[section]), merge=True)
+    return typed
 
 
 def keys_of(target: str) -> dict[str, type]:

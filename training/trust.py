@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ UNPICKLES = "torchvision.datasets.lsun"  # its datasets load pickles
 LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "download", "_args_")
 ROLES: dict[str, Callable[[Any], bool]] = {  # by section: whether a class of a fork's own package may be used there
     "data": lambda found: hasattr(found, "__getitem__"),
-    "task": lambda found: issubclass(found, (Task, nn.Module)) or all(hasattr(found, name) for name in METRIC_METHODS),
+    "task": lambda found: issubclass(found, (Task, nn.Module)) or all(map(partial(hasattr, found), METRIC_METHODS)),
     "model": lambda found: issubclass(found, nn.Module),
     "optim": lambda found: issubclass(found, Optimizer),
     "schedule": lambda found: issubclass(found, LRScheduler),
@@ -149,9 +150,9 @@ def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option
 def _check_target(target: Any, source: str, trusted: Sequence[str], option: str, section: str) -> None:
     text = str(target)
     refusal = ConfigError(
-        f"{source} is not in this repository's data/ or models/, nor a class for {section} in another of its packages, "
-        "nor a network, loss, optimizer or dataset of torch, torchvision or timm: it could run any code; if you trust "
-        f"it, add {option.format(text.rpartition('.')[0] or text)}"
+        f"{source} is not in this repository's data/, models/ or training/tasks.py, nor a class for this section in "
+        "another of its packages, nor a network, loss, optimizer or dataset of torch, torchvision or timm: it could "
+        f"run any code; if you trust it, add {option.format(text.rpartition('.')[0] or text)}"
     )
     own = own_packages()
     if not isinstance(target, str) or not _lies_in(text, (*IMPORTABLE, *PARTS, *own, *trusted)):

@@ -6,11 +6,10 @@ import pytest
 import torch
 import yaml
 
-from tests.configs import composed
 from training.checkpoint import read_checkpoint
 from training.command_line import complete
-from training.config import ConfigError, checked
-from training.trust import check_config, check_earlier, check_links, warn_of_targets
+from training.config import ConfigError
+from training.trust import check_config, check_earlier, check_links
 
 REFUSED_TARGETS = [
     "os.system",
@@ -95,15 +94,6 @@ def test_a_trusted_module_is_allowed_but_not_what_it_imports():
         check_config({"data": {"_target_": "my.data.Flowers"}}, "a run")
 
 
-@pytest.mark.parametrize(("loss", "trust"), [("fractions.Fraction", "fractions"), ("torch.nn.L1Loss", "")])
-def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust, caplog):
-    warn_of_targets(checked(composed(f"task.loss={{_target_: {loss}}}")))
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == bool(trust)
-    if trust:
-        assert warnings[0].endswith(f"if you trust it, add --trust {trust} to evaluate.py, predict.py and export.py")
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -146,7 +136,7 @@ def test_values_that_read_secrets_or_code_are_refused(config):
         "+data.x={a: [{_target_: os.system}]}",
         "data._target_=os.system,os.popen",  # of a sweep
         "data.root=${oc.env:HOME}",
-        "+logger.wandb.settings={x_executable: /tmp/evil}",
+        "+callbacks.wandb.settings={x_executable: /tmp/evil}",
         "+model.checkpoint_path=weights.pth",
         "data.root='unfinished",
     ],

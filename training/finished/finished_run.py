@@ -30,7 +30,7 @@ from data.transform import Normalize
 from loaders import Preloader, WorkerLoader, build_loader
 from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line
+from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
 from training.metrics import Means
@@ -223,7 +223,7 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of conf/, with a run's settings and then `overrides`. Raises ConfigError for a wrong override."""
     choices = [override for override in overrides if (CONF / _key(override)).is_dir()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", choices)
+        cfg = with_types(compose("config", choices))
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value, merge=False)
     for override in overrides:

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
-from training.callbacks.timeline import MOST_STEPS, draw_timeline, lanes_of, trace
+from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
+from training.callbacks.timeline import MOST_STEPS, TimelinePicture, draw_timeline, lanes_of, trace
 
 SPANS = [
     Span("worker 1", "read", 10.00, 10.04, (0, 1)),
@@ -73,3 +73,13 @@ def test_only_the_first_steps_of_a_long_recording_are_drawn(drawn):
 def test_an_empty_recording_gives_a_picture_too():
     assert draw_timeline([]).startswith(b"\x89PNG")
     assert json.loads(trace([]))["traceEvents"] == []
+
+
+def test_a_timeline_shows_evaluations_and_checkpoints():
+    picture = TimelinePicture()
+    picture.add_phase("evaluation", 0.0, 1.0)
+    assert picture.timeline is None, "timing.timeline=0"
+    picture.timeline = Timeline()
+    for number, phase in enumerate(("evaluation", "training", "checkpoint")):
+        picture.add_phase(phase, number, number + 1)
+    assert [span.activity for span in picture.timeline.spans()] == ["evaluation", "checkpoint"]

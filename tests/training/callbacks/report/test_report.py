@@ -9,13 +9,14 @@ import pytest
 import torch
 from psutil import Process
 
-from loaders.timing import Window
+from loaders.timing import StepTimer, Window
 from tests.test_train import compose_small
 from training.callbacks.report import report as module
 from training.callbacks.report.measured import Interval
 from training.callbacks.report.report import Report, peak_memory
 from training.callbacks.report.trial import WORKER_TIMEOUT, changed_loader
 from training.callbacks.report.verdict import Verdict
+from training.clock import Clock
 from training.config import checked
 
 
@@ -23,64 +24,16 @@ from training.config import checked
 def clock(monkeypatch):
     clock = SimpleNamespace(now=100.0, cpu=5.0)
     stand_in = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.cpu)
-    monkeypatch.setattr(module, "time", stand_in)
+    monkeypatch.setattr("training.clock.time", stand_in)
     return clock
 
 
 def report_of(*overrides: str) -> Report:
-    return Report(checked(compose_small(*overrides)), torch.device("cpu"))
-
-
-def test_phases_add_up_to_the_run_and_one_inside_another_interrupts_it(clock):
-    report = report_of()
-    clock.now += 1.0
-    with report.phase("start-up"):
-        clock.now += 2.0
-    report.begin_training()
-    with report.phase("training"):
-        clock.now += 4.0
-        with report.phase("checkpoint"):
-            clock.now += 8.0
-        clock.now += 16.0
-    with report.phase("evaluation"):
-        clock.now += 32.0
-    clock.now += 64.0
-    assert report.phases() == {
-        "set-up": 1.0,
-        "start-up": 2.0,
-        "training": 20.0,
-        "evaluation": 32.0,
-        "checkpoint": 8.0,
-        "the rest": 64.0,
-    }
-    assert sum(report.phases().values()) == clock.now - 100.0
-
-
-def test_files_that_a_dataset_makes_once_are_no_part_of_the_start_up(clock):
-    report = report_of()
-    with report.phase("start-up"):
-        clock.now += 8.0
-    report.count_file_making(5.0)
-    assert report.phases()["start-up"] == 3.0 and report.phases()[module.FILE_MAKING] == 5.0
-    assert sum(report.phases().values()) == 8.0
-
-
-def test_a_phase_ends_with_an_error_too(clock):
-    report = report_of()
-    with pytest.raises(ValueError, match="bad"), report.phase("evaluation"):
-        clock.now += 1.0
-        raise ValueError("bad")
-    clock.now += 2.0
-    assert (report.phases()["evaluation"], report.phases()["set-up"]) == (1.0, 2.0)
-
-
-def test_a_timeline_shows_evaluations_and_checkpoints(clock):
-    report = report_of("timing.timeline=5")
-    for phase in ("evaluation", "training", "checkpoint"):
-        with report.phase(phase):
-            clock.now += 1.0
-    assert [span.activity for span in report.timeline.spans()] == ["evaluation", "checkpoint"]
-    assert report_of("timing.timeline=0").timeline is None
+    """A report of a run that has not begun to train."""
+    config, device = checked(compose_small(*overrides)), torch.device("cpu")
+    report = Report()
+    report.on_start(SimpleNamespace(config=config, clock=Clock(), timer=StepTimer(device, 0)))
+    return report
 
 
 TEN = Interval.of([10.0])
@@ -129,14 +82,6 @@ def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(fi
     assert (summary["bottleneck"], summary["active_workers"]) == ("decoding", 3)
 
 
-def test_the_cpu_seconds_are_those_of_training(clock):
-    report = report_of()
-    for phase, seconds in (("start-up", 1.0), ("training", 2.0), ("evaluation", 4.0), ("training", 8.0)):
-        with report.phase(phase):
-            clock.cpu += seconds
-    assert report._cpu_seconds == 10.0
-
-
 def test_the_peak_of_memory_counts_what_is_in_use_now():
     before, past = peak_memory(), 1024 * getrusage(RUSAGE_SELF).ru_maxrss - Process().memory_info().rss
     held = torch.ones((past + (256 << 20)) // 4)
@@ -167,8 +112,8 @@ class Timer:
 def finish(clock, depth: int) -> Report:
     """A report of the run above, with the preloader at `depth`."""
     report = report_of("loader=prefetch", "loader.num_workers=3")
-    report.timer = Timer()
-    with report.phase("training"):
+    report.run.timer = Timer()
+    with report.run.clock.phase("training"):
         clock.now, clock.cpu = clock.now + 12.0, clock.cpu + 6.0
     workers = {"read_batches": 100, "active_workers": 3, "worker_busy_seconds": 5.0, "worker_cpu_seconds": 4.0}
     seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}

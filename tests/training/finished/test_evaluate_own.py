@@ -1,7 +1,5 @@
 """scripts/evaluate.py and predict.py on runs with losses, scores, trainers and networks of a fork's own."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -169,11 +167,3 @@ def test_with_hydras_variable_the_traceback_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(NotImplementedError):
         predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
-
-
-@pytest.mark.parametrize("fraction, times", [(0.0, 1), (0.25, 0)])
-def test_a_best_checkpoint_chosen_on_the_test_set_is_said_once(tmp_path, caplog, fraction, times):
-    with caplog.at_level(logging.INFO):
-        trained(tmp_path, f"data.val_fraction={fraction}", "train.epochs=3")
-    said = [message for message in caplog.messages if "best.pt" in message]
-    assert len(said) == times and all("test set" in message and "data.val_fraction=" in message for message in said)
