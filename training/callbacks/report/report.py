@@ -96,7 +96,7 @@ class Report:
         if trials:
             load = Load()
             free["free"] = trials.free(step)
-            free["one_thread"] = trials.free(step, threads=1) if threads > 1 else None
+            free["one_thread"] = trials.free(step, threads=1) if free["free"] and threads > 1 else None
             others = max(others, load.of_others())
         measured = self._measured(total, stats, loader, phases, num_threads=threads, others=others, **free)
         verdict = diagnose(measured)

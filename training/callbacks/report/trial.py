@@ -76,15 +76,18 @@ class Trials:
         step_seconds: those of the run. threads: CPU threads that compute; None: those of the run. None is returned if
         the measurement would take too long, fails, or is stopped by a signal.
         """
-        if threads is not None:  # fewer threads may take longer by as many times
-            step_seconds *= torch.get_num_threads() / threads
+        if self._takes_too_long(WARM_UP_STEPS + REPETITIONS, 0 if threads else step_seconds):
+            return None
         try:
             with self._uncounted_steps(), num_threads(threads):
-                seconds = self._measure(repeat(self._batch), step_seconds, WARM_UP_STEPS, REPETITIONS)
+                found = self._measure(repeat(self._batch), WARM_UP_STEPS, 1)
+                if found is not None and found != NEVER:  # now it is known how many steps fill the seconds
+                    steps = self._steps(max(self._trainer.processes.gather(found.middle)))
+                    found = found if steps == 1 else self._measure(repeat(self._batch), WARM_UP_STEPS, steps)
         except Exception as error:
             self._ignore(error, "a step with free data could not be measured")
             return None
-        return None if seconds == NEVER else seconds
+        return None if found == NEVER else found
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> Interval | None:
         """Returns the seconds per step with the changed loader, measured after the batches that it loads ahead.
@@ -103,12 +106,15 @@ class Trials:
                 self._make(overrides) as (loader, ahead),
             ):
                 warnings.simplefilter("ignore")  # torch warns of many workers, which the user did not choose
-                batches = _endless(loader)
+                batches, warm_up = _endless(loader), WARM_UP_STEPS + ahead
+                # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
+                steps = max(self._steps(step_seconds), -(-ahead // REPETITIONS))
+                if self._takes_too_long(warm_up + max(REPETITIONS, ahead), step_seconds):
+                    return None
                 started = time.perf_counter() + min(START_SECONDS, self._seconds)
                 while time.perf_counter() < started and not self._signals.received:  # workers are still starting
                     self._trainer.train_step(next(batches))
-                # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
-                return self._measure(batches, step_seconds, WARM_UP_STEPS + ahead, max(REPETITIONS, ahead))
+                return self._measure(batches, warm_up, steps)
         except Exception as error:  # the run itself is complete
             log.debug("%s could not be tried: %s", " ".join(overrides), error)
             return NEVER
@@ -127,21 +133,26 @@ class Trials:
         finally:
             self._trainer.step = step
 
-    def _measure(self, batches: Iterator[Any], step_seconds: float, warm_up: int, at_least: int) -> Interval | None:
-        """Seconds per step; None if it would take too long, NEVER after a signal."""
-        if (warm_up + at_least) * step_seconds > LONGEST * self._seconds:
-            return None
-        trainer, ends = self._trainer, []
-        counted = max(at_least, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))))
-        steps = -(-counted // REPETITIONS)  # of each repetition
+    def _takes_too_long(self, steps: int, step_seconds: float) -> bool:
+        return not self._seconds or steps * step_seconds > LONGEST * self._seconds
+
+    def _steps(self, step_seconds: float) -> int:
+        """How many steps a repetition has, so that all of them take the seconds of a measurement."""
+        return max(1, min(MOST_STEPS, int(self._seconds / max(step_seconds, 1e-6))) // REPETITIONS)
+
+    def _measure(self, batches: Iterator[Any], warm_up: int, steps: int) -> Interval | None:
+        """Seconds per step, in repetitions of `steps` steps; None if it takes too long, NEVER after a signal."""
+        trainer, began, ends = self._trainer, time.perf_counter(), list[float]()
         for number, batch in enumerate(islice(batches, warm_up + REPETITIONS * steps), 1 - warm_up):
             trainer.train_step(batch)
             if number >= 0 and number % steps == 0:
                 if trainer.device.type == "cuda":
                     torch.cuda.synchronize(trainer.device)
                 ends.append(time.perf_counter())
-            if trainer.processes.agree(self._signals.received)[0]:
-                return NEVER
+            is_late = self._takes_too_long(1, time.perf_counter() - began)
+            signal, is_late_anywhere = trainer.processes.agree(self._signals.received, int(is_late))
+            if signal or is_late_anywhere:
+                return NEVER if signal else None
         return Interval.of((end - began) / steps for began, end in pairwise(ends))
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from torch.utils.data import default_collate
 
 from tests.test_train import assert_equal_weights, train
 from training.callbacks.report.measured import Interval
@@ -59,6 +60,23 @@ def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeyp
     monkeypatch.setattr(f"{REPORT}.diagnose", lambda _: DATA_BOUND)
     monkeypatch.setattr("training.callbacks.report.trial.changed_loader", lambda *_: 1 / 0)
     assert train(tmp_path)["try"] == []
+
+
+def first_ones(samples: list) -> dict:
+    """A batch of two samples, and as many more as the first one's label says."""
+    return default_collate(samples[: 2 + samples[0]["label"]])
+
+
+def test_what_is_measured_after_a_run_tells_how_batches_vary_and_what_fits_the_dataset(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(f"{REPORT}.diagnose", lambda measured: found.append(measured) or Verdict("step", "said"))
+    train(tmp_path / "equal", "timing.trial_seconds=0.05")
+    collate = f"+data.collate={{_target_: {__name__.rpartition('.')[2]}.first_ones}}"
+    train(tmp_path / "several", "timing.trial_seconds=0.05", "augment.erase=0.5", collate)
+    equal, several = found
+    assert equal.sizes[0] == equal.sizes[1] > 1 and several.sizes[0] < several.sizes[1]
+    assert not (equal.collates or equal.augments) and several.collates and several.augments
+    assert equal.free.low > 0 and 0 <= equal.others <= 1
 
 
 def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, monkeypatch):

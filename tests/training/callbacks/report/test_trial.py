@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.callbacks.report.measured import Interval
 from training.callbacks.report.trial import MOST_BATCHES, NEVER, Trials
 
 
@@ -14,7 +13,7 @@ from training.callbacks.report.trial import MOST_BATCHES, NEVER, Trials
 def trials():
     """Trials of up to 0.05 seconds on a kept batch; `steps` has the batches that were trained."""
     signals, steps = SimpleNamespace(received=0), []
-    alone = SimpleNamespace(world_size=1, agree=lambda *numbers: numbers)
+    alone = SimpleNamespace(world_size=1, agree=lambda *numbers: numbers, gather=lambda value: [value])
     trainer = SimpleNamespace(step=7, device=torch.device("cpu"), processes=alone)
     trainer.train_step = lambda batch: steps.append(batch) or setattr(trainer, "step", trainer.step + 1)
     made = Trials(trainer, signals, 0.05, lambda _: nullcontext(([1, 2, 3], 4)))
@@ -30,22 +29,41 @@ def test_steps_of_a_measurement_do_not_count_as_the_runs(trials):
     assert trials.trainer.step == 7
 
 
-def test_a_measurement_has_five_repetitions_of_equal_length_after_the_warm_up(trials, monkeypatch):
-    clock = iter([1.0, 2.0, 3.5, 4.5, 5.5, 6.0])
-    monkeypatch.setattr("training.callbacks.report.trial.time.perf_counter", lambda: next(clock))
-    assert trials.free(0.005) == Interval(0.25, 0.5, 0.75)
-    assert len(trials.steps) == 3 + 5 * 2
+@pytest.fixture
+def clock(trials, monkeypatch):
+    """A clock on which each step takes as many seconds as `clock.steps` says next, and else the last number."""
+    state = SimpleNamespace(now=0.0, steps=[0.001])
+    train_step = trials.trainer.train_step
+
+    def timed(batch):
+        state.now += state.steps.pop(0) if len(state.steps) > 1 else state.steps[0]
+        train_step(batch)
+
+    trials.trainer.train_step = timed
+    monkeypatch.setattr("training.callbacks.report.trial.time.perf_counter", lambda: state.now)
+    return state
 
 
-def test_free_data_are_measured_with_one_thread_and_the_number_of_threads_is_put_back(trials, monkeypatch):
+def test_a_measurement_has_five_repetitions_of_equal_length_after_the_warm_up(trials, clock):
+    clock.steps = [0.004] * (3 + 5 + 3) + [0.004, 0.004, 0.006, 0.008, 0.005, 0.005, 0.003, 0.005, 0.005, 0.006]
+    assert [round(seconds, 6) for seconds in trials.free(1e-6)] == [0.004, 0.005, 0.007]
+    assert len(trials.steps) == 3 + 5 + 3 + 5 * 2
+
+
+def test_free_data_are_measured_with_one_thread_and_the_number_of_threads_is_put_back(trials, clock, monkeypatch):
     numbers = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", numbers.append)
     step = trials.trainer.train_step
     trials.trainer.train_step = lambda batch: step(numbers[-1])
-    assert trials.free(0.001, threads=1) is not None
+    assert trials.free(60.0, threads=1).middle == pytest.approx(0.001), "it may be faster than the run by any factor"
     assert set(trials.steps) == {1} and numbers[-1] == 4
-    assert trials.free(10 * 0.05 / 8 / 3, threads=1) is None, "one thread may take four times as long"
+
+
+def test_steps_that_turn_out_slower_than_those_of_the_run_do_not_hold_it_up(trials, clock):
+    clock.steps = [0.3]
+    assert trials.free(0.001) is None and trials.change(("loader=prefetch",), 0.001) is None
+    assert clock.now < 4 * 0.3 + 0.5 + 2 * 0.3, "ten times the seconds of a measurement, but for the last step"
 
 
 def test_one_batch_is_kept_and_the_sizes_of_a_few_are_told(trials):
