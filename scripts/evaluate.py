@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import FinishedRun, parser, run_script
+from training.metrics import EpochMetrics
+from training.processes import Processes
 from training.trust import check_links
 
 
@@ -42,17 +44,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     check_links(run.folder, "evaluation", given.trust)
     dataset = run.dataset(given.split)
     evaluation = Evaluation(run.spec) if run.spec.mean and run.task.label_below else None
+    metrics = EpochMetrics(run.config.task.get("metrics"), Processes(run.device))
     sums: dict[str, float] = {}
     images = 0
     with run.loader(dataset) as loader:
         for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
             outputs, labels = run.outputs(batch), batch[run.task.label]
             images += len(labels)
+            metrics.update(outputs, labels)
             for name, values in run.task.scores(outputs, labels).items():
                 sums[name] = sums.get(name, 0.0) + values.sum().item()
             if evaluation is not None:
                 evaluation.add(batch["image"], labels, run.task.predictions(outputs))
-    scores = {name: total / max(images, 1) for name, total in sums.items()}
+    scores = {name: total / max(images, 1) for name, total in sums.items()} | metrics.compute()
     result: dict[str, Any] = {
         "checkpoint": str(run.path),
         "step": run.step,

@@ -5,7 +5,8 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. predictions.csv has a row for each
 image, in order: the file, and the five most probable classes with their probabilities. predictions_failed.csv lists
-the images that cannot be read; predictions_about.json names the checkpoint and the data. After an interruption the
+the images that cannot be read. A task with `columns` and write_prediction(prediction, name, folder), such as that of
+examples/segmentation, writes files instead, into predictions/, and names them. predictions_about.json names the checkpoint and the data. After an interruption the
 same command continues. Images are prepared as the run's test images were. No code in RUN is executed: see
 scripts/evaluate.py.
 """
@@ -68,10 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
 def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarray, predictions: Predictions) -> int:
     """Writes the predictions for the images at the indices `todo`. Returns how many could not be read."""
     failed, size = 0, run.batch_size
+    write, folder = getattr(run.task, "write_prediction", None), predictions.path.with_suffix("")
     with run.loader(subset(images, todo), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
-            rows = cells(run, run.task.predictions(run.outputs(batch)))
+            predicted = run.task.predictions(run.outputs(batch))
+            rows = predicted if write else cells(run, predicted)
             # An image that is missing from the batch has crashed its worker: on_error=skip leaves it out.
             good, bad = [], dict.fromkeys(todo[number * size : (number + 1) * size].tolist(), CRASHED)
             for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):
@@ -79,7 +82,7 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarra
                 if reason[0]:
                     bad[index] = text_of(reason)
                 else:
-                    good.append([names[index], *row])
+                    good.append([names[index], *(write(row, names[index], folder) if write else row)])
             predictions.append(good, [[names[index], bad[index]] for index in sorted(bad)])
             failed += len(bad)
     return failed
@@ -93,6 +96,8 @@ def name_of(dataset: Any, index: int) -> str:
 
 
 def header(run: FinishedRun) -> list[str]:
+    if columns := getattr(run.task, "columns", ()):
+        return ["file", *columns]
     if not run.spec.classes:
         numbers = run.task.num_outputs
         return ["file", *(["value"] if numbers == 1 else [f"value_{number}" for number in range(1, numbers + 1)])]
