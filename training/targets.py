@@ -34,7 +34,7 @@ def build(
         target = instantiate(section, _partial_=True)
         not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
-    except (DataError, ConfigError):
+    except (ConfigError, DataError):
         raise
     except Exception as error:
         raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error

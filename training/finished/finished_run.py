@@ -157,16 +157,6 @@ class FinishedRun:
             raise ConfigError(f"{what} is for networks of one image; this one gets {', '.join(self.task.inputs)}")
         return self.spec.image_shape(what)
 
-    def predictions(self, batch: dict[str, Any]) -> Tensor:
-        """The probabilities or values (B, number of outputs) of a batch. Raises ConfigError for any other outputs."""
-        outputs, wanted = self.outputs(batch), self.task.num_outputs
-        if outputs.ndim != 2 or outputs.shape[1] != wanted:
-            raise ConfigError(
-                f"{self} returns outputs of shape {tuple(outputs.shape)}, and {type(self.task).__name__} needs "
-                f"{wanted} for each image: its predictions would mean nothing"
-            )
-        return self.task.predictions(outputs)
-
     @torch.inference_mode()
     def outputs(self, batch: dict[str, Any]) -> Tensor:
         """Runs the network on a normalised batch. Returns float32 (B, number of outputs)."""

@@ -71,7 +71,7 @@ class Report:
             self.finish(total, run.train_loader, None if summary is None else trials)
         if summary is not None:
             summary |= self.summary()
-            log.info("%s\n\n%s", run.text_of(total), self.text)
+            log.info("\n%s", self.text)
         if run.is_main:
             text = f"# Run {run.folder.resolve().name}\n\n```\n{self.text}\n```\n"
             if (run.folder / "timeline.png").exists():
