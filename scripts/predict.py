@@ -117,8 +117,8 @@ def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
     wanted = len(run.spec.classes) or run.task.num_outputs
     if probabilities.ndim != 2 or probabilities.shape[1] != wanted:
         raise ConfigError(
-            f"{run} returns outputs of shape {tuple(probabilities.shape)}, and {type(run.task).__name__} needs {wanted} "
-            "for each image: its predictions would mean nothing"
+            f"{run} returns outputs of shape {tuple(probabilities.shape)}, and {type(run.task).__name__} needs "
+            f"{wanted} for each image: its predictions would mean nothing"
         )
     if not run.spec.classes:
         return probabilities.tolist()

@@ -21,7 +21,7 @@ BUSY = 0.6  # workers that read for more than this share of the time are the lim
 SENTENCES = {
     "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
     "threads": "threads in contention: with free data a step takes {free:.1f} ms with {num_threads} threads, and "
-    "{one:.1f} ms with one",
+    "{one:.1f} ms with one, while other programs kept {others:.0%} of the cores busy",
     "not measurable": "not measurable: {obstacle}. A step takes {step:.1f} ms, {seen:.1f} of which it spends on data",
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",

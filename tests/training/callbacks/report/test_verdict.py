@@ -207,7 +207,7 @@ def test_threads_in_contention_are_recognised_even_on_a_busy_machine():
     for run in (in_contention(free=(0.08, 0.09)), in_contention(free=(0.04, 0.09), waiting=0.005, others=0.5)):
         verdict = diagnose(run)
         assert verdict.bottleneck == "threads" and candidates("threads", run) == [("train.num_threads=1",)]
-        assert "ms with 2 threads, and 13.5 to 15.0 ms with one" in verdict.sentence
+        assert "ms with 2 threads, and 13.5 to 15.0 ms with one, while other programs kept" in verdict.sentence
         assert "free data, training" not in verdict.sentence
     tried = replace(verdict, changes=("train.num_threads=1",), measured_gain=Interval(5.5, 6.0, 6.2))
     assert tried.sentence.endswith("Try train.num_threads=1: 5.50 to 6.20 times as fast, measured after this run")
