@@ -106,7 +106,10 @@ class Measured:
 
     @property
     def contention(self) -> float:
-        """How much longer a step takes because of its own threads: 0 unless each repetition with one was faster."""
+        """How much longer a step takes because of its own threads: 0 unless each repetition with one was faster.
+
+        Both were measured on the same batch, one right after the other, so other programs disturbed them alike.
+        """
         if self.free is None or self.one_thread is None or self.one_thread.high >= self.free.low:
             return 0.0
         return min(self.free.middle, self.step) - self.one_thread.middle

@@ -21,7 +21,7 @@ BUSY = 0.6  # workers that read for more than this share of the time are the lim
 SENTENCES = {
     "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
     "threads": "threads in contention: with free data a step takes {free:.1f} ms with {num_threads} threads, and "
-    "{one:.1f} ms with one, while other programs kept {others:.0%} of the cores busy",
+    "{one:.1f} ms with one",
     "not measurable": "not measurable: {obstacle}. A step takes {step:.1f} ms, {seen:.1f} of which it spends on data",
     "start-up": "start-up took {phase:.0%} of the run: {phase_seconds:.1f} s until the first batch arrived",
     "evaluation": "evaluation took {phase:.0%} of the run, {phase_seconds:.1f} s",
@@ -128,11 +128,10 @@ def diagnose(measured: Measured) -> Verdict:
     phase = max(shares, key=shares.__getitem__, default="")
     if phase and shares[phase] > share:
         return _verdict(measured, phase, Interval.of([1 / (1 - shares[phase])]), shares[phase])
-    # This needs no quiet machine: both numbers of threads computed the same batch, one right after the other.
-    if is_lost and threads > lost:
-        return _verdict(measured, "threads", Interval.of([measured.step / (measured.step - threads)]))
     if measured.obstacle:
         return _verdict(measured, "not measurable", None)
+    if is_lost and threads > lost:
+        return _verdict(measured, "threads", Interval.of([measured.step / (measured.step - threads)]))
     free = measured.free or Interval.of([measured.computing])
     gain = free.map(lambda seconds: measured.step / (measured.step - sum(losses_of(measured, seconds).values())))
     return _verdict(measured, max(losses, key=losses.__getitem__) if is_lost else "step", gain)
@@ -187,7 +186,9 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     """Changes that may help against the bottleneck, each some overrides; the most promising is the first."""
     loader, workers = measured.loader, measured.num_workers
     fewer_threads: list[tuple[str, ...]] = [("train.num_threads=1",)] if measured.num_threads > 1 else []
-    if bottleneck == "threads" or (bottleneck == "step" and measured.is_slowed):
+    if (measured.contention and bottleneck in ("threads", "not measurable")) or (
+        bottleneck == "step" and measured.is_slowed
+    ):
         return fewer_threads
     if bottleneck in NO_DATA or loader.name == "cached":
         return []
@@ -225,6 +226,8 @@ def _verdict(measured: Measured, bottleneck: str, gain: Interval | None, phase: 
     }
     intervals = {"free": measured.free or Interval.of([measured.computing]), "one": measured.one_thread}
     sentence = SENTENCES[bottleneck].replace("{obstacle}", OBSTACLES.get(measured.obstacle, ""))
+    if bottleneck == "not measurable" and measured.contention:  # that needs no quiet machine, and any batch will do
+        sentence += f". T{SENTENCES['threads'][1:]}"
     if bottleneck == "step":
         sentence = UNMEASURED if measured.free is None else SLOWED if measured.is_slowed else sentence
     finding = sentence.format(

@@ -203,14 +203,25 @@ def in_contention(one_thread=0.015, **run):
     return replace(measured(num_threads=2, **run), one_thread=Interval.of([0.9 * one_thread, one_thread]))
 
 
+def test_threads_in_contention_are_recognised():
+    run = in_contention(free=(0.08, 0.09))
+    verdict = diagnose(run)
+    assert verdict.bottleneck == "threads" and candidates("threads", run) == [("train.num_threads=1",)]
+    assert verdict.finding.startswith(
+        "threads in contention: with free data a step takes 80.0 to 90.0 ms with 2 threads"
+    )
+    assert verdict.finding.endswith("and 13.5 to 15.0 ms with one") and "free data, training" not in verdict.sentence
+
+
 def test_threads_in_contention_are_recognised_even_on_a_busy_machine():
-    for run in (in_contention(free=(0.08, 0.09)), in_contention(free=(0.04, 0.09), waiting=0.005, others=0.5)):
-        verdict = diagnose(run)
-        assert verdict.bottleneck == "threads" and candidates("threads", run) == [("train.num_threads=1",)]
-        assert "ms with 2 threads, and 13.5 to 15.0 ms with one, while other programs kept" in verdict.sentence
-        assert "free data, training" not in verdict.sentence
+    run = in_contention(free=(0.04, 0.09), waiting=0.005, others=0.5)
+    verdict = diagnose(run)
+    assert verdict.bottleneck == "not measurable"
+    assert "kept 50% of the cores busy" in verdict.finding and ". Threads in contention: with free" in verdict.finding
+    assert candidates(verdict.bottleneck, run) == [("train.num_threads=1",)]
     tried = replace(verdict, changes=("train.num_threads=1",), measured_gain=Interval(5.5, 6.0, 6.2))
     assert tried.sentence.endswith("Try train.num_threads=1: 5.50 to 6.20 times as fast, measured after this run")
+    assert tried.gain == 6.0
 
 
 def test_threads_are_not_blamed_if_one_is_slower_or_its_repetitions_overlap_or_the_data_cost_more():
