@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     images = 0
     with run.loader(dataset) as loader:
         for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
-            outputs, labels = run.outputs(batch), batch[run.task.label]
-            images += len(labels)
+            outputs, labels = run.outputs(batch), batch.get(run.task.label)
+            images += len(outputs)
             metrics.update(outputs, labels)
             for name, values in run.task.scores(outputs, labels).items():
                 sums[name] = sums.get(name, 0.0) + values.sum().item()

@@ -5,10 +5,10 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. predictions.csv has a row for each
 image, in order: the file, and the five most probable classes with their probabilities. predictions_failed.csv lists
-the images that cannot be read. A task with `columns` and write_prediction(prediction, name, folder), such as that of
-examples/segmentation, writes files instead, into predictions/, and names them. predictions_about.json names the checkpoint and the data. After an interruption the
+the images that cannot be read; predictions_about.json names the checkpoint and the data. After an interruption the
 same command continues. Images are prepared as the run's test images were. No code in RUN is executed: see
-scripts/evaluate.py.
+scripts/evaluate.py. A task with `columns` and write_prediction(prediction, name, folder), such as that of
+examples/segmentation, writes a file for each image, into predictions/, and predictions.csv names it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def check(folder: Path, tests: list[str], removed: list[str]) -> None:
     call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
     assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" not in removed)
     call(folder, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
-    call(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
+    call(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
 
 
 @pytest.mark.timeout(900)

@@ -16,8 +16,8 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. test_crop: side of a test image's center crop, as a share of its shorter side; None for images that are
-    not cropped.
+    normalised. images: the fields that are normalised. test_crop: side of a test image's center crop, as a share of
+    its shorter side; None for images that are not cropped.
     """
 
     model_options: dict[str, int]
@@ -27,6 +27,7 @@ class DataSpec:
     std: Sequence[float] | None = None
     interpolation: str = "bilinear"
     test_crop: float | None = None
+    images: Sequence[str] = ("image",)
 
     @classmethod
     def of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Sets:
         self.transform, self.augment = self._transforms(train, config.augment)
         mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
         self.spec = DataSpec.of(train, self.image_shape, mean, std, self._model_options())
+        self.spec = replace(self.spec, images=list(getattr(self.normalize, "fields", ())))
         if hasattr(test, "classes"):
             self.spec.check_classes(test, "the test set has")
 

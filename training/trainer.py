@@ -166,10 +166,10 @@ class Trainer:
             self._step_schedules()
         self.step += 1
 
-    def end_epoch(self) -> None:
-        """Counts the epoch, and steps the schedules that change once an epoch."""
+    def end_epoch(self, is_complete: bool) -> None:
+        """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
         self.epoch += 1
-        if self._schedule.get("every") == "epoch":
+        if is_complete and self._schedule.get("every") == "epoch":
             self._step_schedules()
 
     @torch.inference_mode()

@@ -69,7 +69,9 @@ class FinishedRun:
         self.device = torch.device("cuda" if cuda else "cpu")
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
-        self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
+        self.transform = (
+            Normalize(self.spec.mean, self.spec.std or (), fields=self.spec.images) if self.spec.mean else None
+        )
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
         no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
