@@ -19,6 +19,7 @@ import torch
 from python_server import PythonServer
 from torch.distributed import TCPStore
 
+from tests.configs import NO_TRIALS
 from training.config import ConfigError
 from training.processes import meet, start_processes
 
@@ -28,7 +29,7 @@ LONG = 150  # seconds within which every run has to end
 SETTINGS = [
     *("data=synthetic", "data.length=1600", "data.test_length=65", "data.image_size=8", "model=linear"),
     *("train.batch_size=16", "train.epochs=2", "train.log_interval=10", "loader.num_workers=1", "optim.lr=0.01"),
-    "timing.trial_seconds=0",
+    *NO_TRIALS,
 ]
 # torchrun, whose processes are forked: torchrun starts interpreters, and each takes seconds to import torch.
 TORCHRUN = """
@@ -144,7 +145,7 @@ def same_bits(one: Run, other: Run) -> bool:
 @pytest.fixture(scope="module")
 def undisturbed(python, tmp_path_factory) -> Run:
     """A run of two processes that nothing interrupts."""
-    return Run(python, tmp_path_factory.mktemp("undisturbed"), "timing.trial_seconds=0.1").finish()
+    return Run(python, tmp_path_factory.mktemp("undisturbed"), *[text + ".1" for text in NO_TRIALS]).finish()
 
 
 @pytest.fixture(scope="module")
