@@ -118,10 +118,10 @@ def test_a_training_step_of_a_fork_trains_and_its_loss_is_logged(tmp_path):
 
 
 class TwoParts(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int) -> None:
+    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
-        self.second = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(8 * 8 * in_channels, num_classes))
+        self.first = linear(num_classes, in_channels)
+        self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.first(images) + self.second(images)

@@ -164,6 +164,32 @@ def test_two_processes_train_as_one_does_with_the_same_batches(undisturbed, sing
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
 
 
+DOORS = "tests.training.test_doors"
+TWO = [
+    f"trainer._target_={DOORS}.Alternating",
+    f"model._target_={DOORS}.TwoParts",
+    "~model.size",
+    "+model.dropout=0.0",
+]
+WORST = [f"task.metrics={{worst: {{_target_: {DOORS}.Confusion}}}}", "task.metric=worst"]
+
+
+def test_two_optimizers_and_an_epoch_metric_are_the_same_in_two_processes_and_after_a_restart(python, tmp_path):
+    settings = [*TWO, *WORST, "data.length=320", "train.checkpoint_every=7"]
+    one = Run(python, tmp_path / "one", *settings, processes=1).finish()
+    two = Run(python, tmp_path / "two", *settings).finish()
+    weights = one.weights()
+    for name, tensor in two.weights().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+    assert [line.get("test_worst") for line in one.metrics()] == [line.get("test_worst") for line in two.metrics()]
+
+    stopped = Run(python, tmp_path / "stopped", *settings)
+    stopped.wait_for_step(14)
+    stopped.send_signal(signal.SIGTERM)
+    stopped.wait()
+    assert same_bits(Run(python, tmp_path / "stopped", *settings).finish(), two)
+
+
 def test_several_processes_write_one_folder_and_one_log(undisturbed):
     summary = json.loads((undisturbed.out / "summary.json").read_text())
     assert summary["processes"] == 2 and summary["batch_size"] == 16
