@@ -38,7 +38,7 @@ from training.metrics import EpochMetrics, Means
 from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
-from training.schedule import build_schedule, replay
+from training.schedule import build_schedule, replay, step_all
 from training.sets import Sets
 from training.splitting import check_splitting, split_batch
 from training.stopping import StopSignals
@@ -65,9 +65,9 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = self._is_in_step = False
+        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
         self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self.keeps_first_batch, self.first_batch = False, dict[str, Any]()  # for measurements after the run
-        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -78,8 +78,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
         check_fit(self, data)
-        if self.config.accumulate > 1:
-            check_splitting(self)
+        check_splitting(self)
         if self.config.compile:
             self.model.compile()
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
@@ -154,14 +153,14 @@ class Trainer:
         if self.scaler.is_enabled():
             self.scaler.update()
         if self._schedule.get("every") != "epoch" and self.step < self.last_step:  # measurements come after
-            self._step_schedules()
+            step_all(self.schedules)
         self.step += 1
 
     def end_epoch(self, is_complete: bool) -> None:
         """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
         self.epoch += 1
         if is_complete and self._schedule.get("every") == "epoch":
-            self._step_schedules()
+            step_all(self.schedules)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
@@ -272,10 +271,6 @@ class Trainer:
         unit = self._steps_per_epoch if self._schedule.get("every") == "epoch" else 1
         length, warmup = math.ceil(self.last_step / unit), self.config.warmup_epochs * self._steps_per_epoch / unit
         return [build_schedule(self._schedule, optimizer, length, warmup) for optimizer in self.optimizers]
-
-    def _step_schedules(self) -> None:
-        for schedule in self.schedules:
-            schedule.step()
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")

@@ -19,7 +19,7 @@ REFUSED_TARGETS = [
     "torch.hub.load",
     "torch.hub.load_state_dict_from_url",
     "data.image_folder.os.system",  # reached by a path through this repository
-    "data.packed.np.load",
+    "data.array_dataset.np.load",
     "data.images.decoding.Image.open",
     "torch.nn.functional.torch.load",
     "torchvision.datasets.mnist.shutil.rmtree",
