@@ -447,3 +447,19 @@ def test_a_signal_inside_a_step_of_a_fork_saves_and_resumes(tmp_path, monkeypatc
 
 def test_the_small_settings_are_checked_like_any_others():
     assert checked(compose_small()).train.batch_size == 32 and "loader=torch" in SMALL
+
+
+def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
+    pytest.importorskip("torchmetrics")
+    about = "_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: macro"
+    both = f"both: {{_target_: {HERE}.collection}}"
+    summary = train(tmp_path, f"task.metrics={{f1: {{{about}}}, {both}}}", "task.metric=f1", "train.epochs=4")
+    assert summary["score"] == "test_f1" and 0 < summary["test_f1"] <= 1 + 1e-6
+    assert summary["test_both_MulticlassAccuracy"] == pytest.approx(summary["test_accuracy"])
+
+
+def collection():
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy
+
+    return MetricCollection([MulticlassAccuracy(10, average="micro")])
