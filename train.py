@@ -178,7 +178,7 @@ def train_epoch(run: Run) -> None:
             break
     if trainer.step > last_logged:
         log_steps(run)
-    trainer.end_epoch()
+    trainer.end_epoch(is_complete=loader.state_dict()["samples"] == 0)
 
 
 def log_steps(run: Run) -> None:

@@ -17,10 +17,11 @@ SECTION = r"## Removing what you don't need\n(.*?)\n## "
 
 
 def parts() -> dict[str, list[str]]:
-    """The files and folders of each part in the table."""
+    """The files and folders of each part in the table that has not been deleted."""
     section = re.search(SECTION, (ROOT / "README.md").read_text(), re.DOTALL)
     rows = [line.split("|")[1:-1] for line in section[1].splitlines() if line.startswith("| ")]
-    return {name.strip(): re.findall(r"`([^`]+)`", paths) for name, paths in rows if "`" in paths}
+    found = {name.strip(): re.findall(r"`([^`]+)`", paths) for name, paths in rows if "`" in paths}
+    return {name: paths for name, paths in found.items() if any(any(ROOT.glob(path)) for path in paths)}
 
 
 PARTS = parts()
@@ -28,12 +29,8 @@ PARTS = parts()
 
 def copy_without(folder: Path, names: list[str]) -> Path:
     """Copies the repository into `folder`, without the parts."""
-    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    for file in filter(None, found):
-        if (ROOT / file).is_file():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, folder / file)
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "downloads")
+    shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True)
     for path in (path for name in names for path in PARTS[name]):
         matches = list(folder.glob(path))
         assert matches, f"{path} in README.md does not exist"
@@ -54,13 +51,14 @@ def call(folder: Path, *arguments: str, seconds: float = 560) -> str:
 def check(folder: Path, tests: list[str], removed: list[str]) -> None:
     call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert ("verdict" in summary) == ("report and verdict" not in removed)
+    assert ("verdict" in summary) == ("report and verdict" in PARTS.keys() - set(removed))
     call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
-    assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" not in removed)
+    assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" in PARTS.keys() - set(removed))
     call(folder, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
-    call(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
+    call(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
 
 
+@pytest.mark.skipif(not PARTS, reason="a fork has deleted them all")
 @pytest.mark.timeout(900)
 def test_everything_that_can_be_deleted_can_be_deleted_at_once(tmp_path):
     tests = ["tests/test_train.py", "tests/training/test_config.py", "tests/training/test_sets.py"]
@@ -78,7 +76,6 @@ def test_each_part_can_be_deleted_by_itself(tmp_path, name):
 def test_the_core_imports_none_of_the_parts():
     outer = [path.removesuffix(".py").strip("/").replace("/", ".") for paths in PARTS.values() for path in paths]
     outer = [name for name in outer if name.startswith(("training.", "data.", "models."))]
-    assert "training.callbacks.report" in outer
     files = [ROOT / "train.py", *(ROOT / "training").glob("*.py"), *(ROOT / "models").glob("*.py")]
     for file in files:
         imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", file.read_text(), re.MULTILINE)

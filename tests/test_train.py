@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 import train as train_module
 from data.array_dataset import ArrayDataset
 from loaders import timing
-from tests.configs import composed, has_part
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError
 from training.launch import is_expected
@@ -29,7 +29,7 @@ SMALL = [
     "train.log_interval=3",
     "loader.num_workers=0",
     "loader=torch",
-    *(["timing.trial_seconds=0"] if has_part("report") else []),
+    *NO_TRIALS,
 ]
 
 

@@ -24,7 +24,7 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. normalised: the names of the fields with such images. dataset: with it, training/finished/prepare.py
+    normalised. images: the names of the fields that are. dataset: with it, training/finished/prepare.py
     calls the test set's `prepare` without its data: the class as "_target_", the "attributes" that are numbers, texts
     or short lists, and the names of the "others".
     """
@@ -35,7 +35,7 @@ class DataSpec:
     shape: Sequence[int] | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    normalised: Sequence[str] = ()
+    images: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -52,7 +52,7 @@ class DataSpec:
         if normalize is None:
             return spec
         mean, std = ([float(value) for value in values] for values in (normalize.mean, normalize.std))
-        return replace(spec, mean=mean, std=std, normalised=list(normalize.fields))
+        return replace(spec, mean=mean, std=std, images=list(normalize.fields))
 
     @classmethod
     def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:

@@ -1,4 +1,4 @@
-"""In which precision the network computes, and the random numbers of a training step."""
+"""In which precision and memory layout the network computes, and the random numbers of a training step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if gpu_has_bf16 else torch.float32
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+
+
+def memory_format(channels_last: str, device: torch.device) -> torch.memory_format:
+    """The memory layout of weights and images on the device; `channels_last` is train.channels_last."""
+    is_last = channels_last == "true" or (channels_last == "auto" and device.type == "cuda")
+    return torch.channels_last if is_last else torch.contiguous_format
 
 
 def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:

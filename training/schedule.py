@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -44,6 +45,11 @@ def build_schedule(section: dict[str, Any], optimizer: Optimizer, total: int, wa
             "torch.optim.lr_scheduler.LRScheduler"
         )
     return schedule
+
+
+def step_all(schedules: Iterable[LRScheduler]) -> None:
+    for schedule in schedules:
+        schedule.step()
 
 
 def replay(schedule: LRScheduler, steps: int) -> None:

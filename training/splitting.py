@@ -44,6 +44,8 @@ def check_splitting(trainer: Trainer) -> None:
     from training.trainer import Trainer
 
     own, accumulate = type(trainer).__name__, trainer.config.accumulate
+    if accumulate == 1:
+        return
     if type(trainer).training_step is not Trainer.training_step:
         log.warning(
             f"train.accumulate={accumulate} calls {own}.training_step once for each part of a batch: a loss over "

@@ -1,7 +1,7 @@
 """The Trainer: the training step, evaluation, optimizers and schedules, and the content of a checkpoint.
 
-For another training step, write a subclass in a file of your own, and name it in conf/trainer/mine.yaml, `_target_:
-mine.trainer.MyTrainer`, for trainer=mine. It overrides any of
+For another training step, write a subclass in a file of your own, and choose it: trainer._target_=mine.MyTrainer. It
+overrides any of
 
     training_step(batch) -> loss            the mean loss of a batch, a scalar with a gradient
     evaluation_step(batch) -> scores        by name, a number per sample (B,), or their mean ()
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
@@ -34,14 +35,13 @@ from training.checkpoint import load_weights
 from training.config import Config, ConfigError, changes
 from training.fit import check_fit
 from training.metrics import EpochMetrics, Means
-from training.optimizer import build_optimizer, count_parameters, freeze, training_mode, warn_of_batch_size
-from training.precision import choose_dtype, seed_step
+from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
+from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
-from training.schedule import build_schedule, replay
+from training.schedule import build_schedule, replay, step_all
 from training.sets import Sets
 from training.splitting import check_splitting, split_batch
 from training.stopping import StopSignals
-from training.targets import build
 
 log = logging.getLogger(__name__)
 
@@ -65,29 +65,19 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = self._is_in_step = False
-        self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
+        self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
-        model = build("model", config.model, optional=data.spec.model_options)
-        if not isinstance(model, nn.Module):
-            name, kind = config.model["_target_"], type(model).__name__
-            raise ConfigError(f"model: {name} returned a {kind}: return the network, a torch.nn.Module")
-        choice = self.config.channels_last
-        channels_last = choice == "true" or (choice == "auto" and self.device.type == "cuda")
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model: Any = model.to(self.device).to(memory_format=self.memory_format)
-        if self.config.sync_batchnorm:
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        freeze(self.model, self.config.freeze)
+        self.model: Any = build_network(config, data.spec.model_options, self.device)
+        self.memory_format = memory_format(self.config.channels_last, self.device)
         self.dtype = choose_dtype(self.config.precision, self.device)
         self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
         check_fit(self, data)
-        if self.config.accumulate > 1:
-            check_splitting(self)
+        check_splitting(self)
         if self.config.compile:
             self.model.compile()
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
@@ -97,7 +87,7 @@ class Trainer:
         warn_of_batch_size(config.optim, self.config.batch_size)
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
-        self._build_schedules()
+        self.schedules = self._build_schedules()
 
     def training_step(self, batch: dict[str, Any]) -> Tensor | None:
         """Returns the mean loss of a batch, or of the part of it that train.accumulate makes."""
@@ -109,7 +99,7 @@ class Trainer:
         return loss
 
     def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns the scores of a batch by name: a number for each sample (B,), or their mean ()."""
+        """Returns the scores of a batch. What `self.metrics.update` gets is for task.metrics, at the epoch's end."""
         inputs, labels = self.inputs_and_labels(batch)
         outputs = self.model(*inputs)
         self.metrics.update(outputs, labels)
@@ -160,14 +150,14 @@ class Trainer:
         if self.scaler.is_enabled():
             self.scaler.update()
         if self._schedule.get("every") != "epoch" and self.step < self.last_step:  # measurements come after
-            self._step_schedules()
+            step_all(self.schedules)
         self.step += 1
 
-    def end_epoch(self) -> None:
-        """Counts the epoch, and steps the schedules that change once an epoch."""
+    def end_epoch(self, is_complete: bool) -> None:
+        """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
         self.epoch += 1
-        if self._schedule.get("every") == "epoch":
-            self._step_schedules()
+        if is_complete and self._schedule.get("every") == "epoch":
+            step_all(self.schedules)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
@@ -269,22 +259,15 @@ class Trainer:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.resumed_at_epoch_end = state["loader"]["samples"] == 0
-        where = f"at the end of epoch {self.epoch}" if self.resumed_at_epoch_end else f"in epoch {self.epoch + 1}"
-        log.info("resuming after step %d, %s, from %s", self.step, where, path)
+        log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))
 
-    def _build_schedules(self) -> None:
+    def _build_schedules(self) -> list[LRScheduler]:
         """One schedule for each optimizer, in steps or in epochs."""
         unit = self._steps_per_epoch if self._schedule.get("every") == "epoch" else 1
-        length, warmup = self.last_step / unit, self.config.warmup_epochs * self._steps_per_epoch / unit
-        self.schedules = [
-            build_schedule(self._schedule, optimizer, math.ceil(length), warmup) for optimizer in self.optimizers
-        ]
-
-    def _step_schedules(self) -> None:
-        for schedule in self.schedules:
-            schedule.step()
+        length, warmup = math.ceil(self.last_step / unit), self.config.warmup_epochs * self._steps_per_epoch / unit
+        return [build_schedule(self._schedule, optimizer, length, warmup) for optimizer in self.optimizers]
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")

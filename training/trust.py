@@ -55,7 +55,7 @@ UNPICKLES = "torchvision.datasets.lsun"  # its datasets load pickles
 # run code. `_args_` passes arguments by position, which would hide these names.
 LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "download", "_args_")
 ROLES: dict[str, Callable[[Any], bool]] = {  # by section: whether a class of a fork's own package may be used there
-    "data": lambda found: hasattr(found, "__getitem__"),
+    "data": lambda found: hasattr(found, "__getitem__") or any("__call__" in vars(kind) for kind in found.__mro__),
     "task": lambda found: issubclass(found, (Task, nn.Module)) or all(map(partial(hasattr, found), METRIC_METHODS)),
     "model": lambda found: issubclass(found, nn.Module),
     "optim": lambda found: issubclass(found, Optimizer),

@@ -34,10 +34,12 @@ class Sentences:
         return {"tokens": torch.from_numpy(tokens), "label": int(2 * (tokens > WORDS // 2).sum() > len(tokens))}
 
 
-def pad(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """A batch: tokens int64 (B, longest), padded with 0, and labels int64 (B,)."""
-    tokens = nn.utils.rnn.pad_sequence([sample["tokens"] for sample in samples], batch_first=True)
-    return {"tokens": tokens, "label": torch.tensor([sample["label"] for sample in samples])}
+class Pad:
+    """Makes a batch of samples: tokens int64 (B, longest), padded with 0, and labels int64 (B,)."""
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        tokens = nn.utils.rnn.pad_sequence([sample["tokens"] for sample in samples], batch_first=True)
+        return {"tokens": tokens, "label": torch.tensor([sample["label"] for sample in samples])}
 
 
 class LengthBuckets:

@@ -10,7 +10,7 @@ from torch import nn
 
 from data.errors import DataError
 from data.samples import Samples
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError, checked
 from training.sets import Sets, as_samples
@@ -87,7 +87,7 @@ class Flat(nn.Sequential):
 
 
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
-    small = ["model=linear", "train.batch_size=16", "train.epochs=2", "timing.trial_seconds=0", "loader.num_workers=0"]
+    small = ["model=linear", "train.batch_size=16", "train.epochs=2", *NO_TRIALS, "loader.num_workers=0"]
     config = composed(*small, *overrides)
     config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
     return run(config, folder)
@@ -109,7 +109,7 @@ def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
 
 
 def test_float_images_are_taken_as_they_are(tmp_path):
-    assert with_fault("floats", tmp_path, "augment.erase=0.5", "timing.trial_seconds=0")["test_accuracy"] == 1.0
+    assert with_fault("floats", tmp_path, "augment.erase=0.5", *NO_TRIALS)["test_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class FinishedRun:
             self.config.model["pretrained"] = False  # nothing is downloaded
         self.transform = None
         if self.spec.mean is not None:
-            self.transform = Normalize(self.spec.mean, self.spec.std or (), fields=self.spec.normalised)
+            self.transform = Normalize(self.spec.mean, self.spec.std or (), fields=self.spec.images)
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
         self.has_loss = self.config.task.get("class_weights") != "balanced"  # they need the training set's labels

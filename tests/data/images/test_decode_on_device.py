@@ -19,7 +19,7 @@ from data.images.decoders import upright
 from data.images.encoded import EncodedImages
 from data.subset import subset
 from loaders import Preloader, WorkerLoader
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from training.config import checked
 from training.sets import Sets
 
@@ -171,7 +171,7 @@ def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size)
 
 
 def config_of(images: Path, *overrides: str) -> DictConfig:
-    small = ["model=linear", "train.batch_size=4", "train.epochs=2", "timing.trial_seconds=0", "augment.mixup=0.2"]
+    small = ["model=linear", "train.batch_size=4", "train.epochs=2", *NO_TRIALS, "augment.mixup=0.2"]
     folder = ["data=image_folder", f"data.root={images}", "data.image_size=8", "data.val_fraction=0.2"]
     return composed(*small, *folder, *overrides)
 
