@@ -4,9 +4,10 @@
     python scripts/evaluate.py RUN --split train                                  # its training set, not augmented
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
-RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. It writes confusion.png, mistakes.png
-and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only what
-data/, models/ and training/tasks.py define, and classes of torch, torchvision and timm; --trust MODULE allows another.
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
+evaluation_step and task.metrics, in batches of the run's size if a loss or a score depends on the batch. It writes
+confusion.png, mistakes.png and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may
+name only what training/trust.py allows; --trust MODULE allows another.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.fitting import fit
+
 
 class Shapes:
     """Samples (image, mask): uint8 (size, size, 3), and int64 (size, size) with the class of each pixel.
@@ -33,7 +35,11 @@ class Shapes:
             inside = down**2 + right**2 < 25 if number == 1 else np.maximum(down, right) < 5
             mask[inside] = number
             image[inside] = colour
-        sample = torch.from_numpy(image), torch.from_numpy(mask)
+        sample = torch.from_numpy(self.prepare(image)), torch.from_numpy(mask)
         if self.train and torch.rand(()) < 0.5:  # the loader seeds torch for each sample
             return sample[0].flip(1), sample[1].flip(1)
         return sample
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        """Brings an image, uint8 (H, W, 3) of any size, to the size of the samples; predict.py does so with files."""
+        return fit(image, self.size, self.size)

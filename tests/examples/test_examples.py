@@ -44,6 +44,10 @@ def test_segmentation_learns_shapes_and_predict_writes_masks(python, tmp_path, f
     assert len(rows) == 16
     with Image.open(rows[0]["mask"]) as mask:
         assert mask.size == (32, 32) and set(mask.getdata()) <= {0, 1, 2}
+    Image.new("RGB", (50, 40)).save(tmp_path / "photo.png")
+    script(python, tmp_path, "predict", run, tmp_path / "photo.png", "--out", tmp_path / "photos.csv")
+    (row,) = csv.DictReader((tmp_path / "photos.csv").open())
+    assert Path(row["mask"]).exists()
 
 
 @pytest.mark.parametrize("experiment", ["simclr", "moco"])

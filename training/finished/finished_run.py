@@ -111,7 +111,8 @@ class FinishedRun:
         If the score of a sample depends on the other samples of its batch, `batch_size` becomes that of the run.
         """
         few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
-        with WorkerLoader(few, batch_size=2, collate_fn=self.collate, seed=self.config.seed) as samples:
+        options: dict[str, Any] = {"collate_fn": self.collate, "on_error": self.config.loader.on_error}
+        with WorkerLoader(few, batch_size=2, seed=self.config.seed, **options) as samples:
             first = next(iter(samples))
         about = {"task": self.task, "spec": self.spec, "transform": self.transform, "mixes": False}
         data = SimpleNamespace(**about, first=first, first_tested=first)
@@ -171,16 +172,20 @@ class FinishedRun:
 @torch.inference_mode()
 def depends_on_batch(trainer: Trainer, batch: dict[str, Any]) -> bool:
     """Whether a loss or a score changes if the batch is split into two, as for a loss over pairs of samples."""
+    try:
+        halves = split_batch(batch, min(2, rows(batch)))
+    except ConfigError:  # a field has no item per sample
+        return True
     found = []
-    for parts in (1, 2):
+    for parts in ([batch], halves):
         means = Means(trainer.processes)
-        for part in split_batch(batch, min(parts, rows(batch))):
+        for part in parts:
             with trainer.autocast:
                 means.add(rows(part), trainer.evaluation_step(part))
         found.append(means.read())
     trainer.metrics.forget()
-    whole, halves = found
-    return any(not math.isclose(whole[name], halves[name], rel_tol=1e-4, abs_tol=1e-6) for name in whole)
+    whole, mean = found
+    return any(not math.isclose(whole[name], mean[name], rel_tol=1e-4, abs_tol=1e-6) for name in whole)
 
 
 @contextmanager
