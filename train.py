@@ -85,7 +85,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         parts.make_train_loader = make_train_loader
         cleanup.enter_context(parts)
         clock.begin_training()
-        parts.call("on_start")
+        parts.start()
         scores = train(parts, eval_loader, eval_split)
         if data.val is not None:
             with cleanup.enter_context(make(data.test, data.transform, config.loader, pad=False)) as test_loader:
@@ -106,7 +106,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "stopped_early": not trainer.finished,
         }
         log.info("test %s %.4f, %s", data.task.metric, summary[summary["score"]], parts.text_of(total))
-        parts.call("on_end", summary)
+        parts.end(summary)
         return record.finish(**summary)
 
 

@@ -68,6 +68,7 @@ class Run:
         self.timer = StepTimer(processes.device, config.timing.warmup_steps)
         self.signals, self.make_train_loader = checkpoints.signals, cast("Callable[..., Preloader]", None)
         self.stops_early = self.stopped = False
+        self._started: list[str] = []  # the names of the callbacks that have started, and not ended
         self._logged: dict[str, tuple[Any, int]] = {}  # sum and count of each value since the last line
         trainer.log = self.log
 
@@ -95,6 +96,20 @@ class Run:
         if self._logged:
             self.write()
 
+    def start(self) -> None:
+        """Calls on_start of all callbacks."""
+        for name, callback in self.callbacks.items():
+            if hasattr(callback, "on_start"):
+                callback.on_start(self)
+            self._started.append(name)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Calls on_end of all callbacks."""
+        while self._started:
+            callback = self.callbacks[self._started.pop(0)]
+            if hasattr(callback, "on_end"):
+                callback.on_end(self, summary)
+
     def call(self, method: str, *arguments: Any) -> None:
         """Calls the method of all callbacks that have it."""
         for callback in self.callbacks.values():
@@ -114,10 +129,10 @@ class Run:
         if error is None:
             return
         self.stopped = isinstance(error, Stopped)
-        for name, callback in self.callbacks.items():
+        for name in self._started:
             try:
-                if hasattr(callback, "on_end"):
-                    callback.on_end(self, None)
+                if hasattr(self.callbacks[name], "on_end"):
+                    self.callbacks[name].on_end(self, None)
             except Exception as failure:  # must not replace the error that ended the run
                 log.warning("callbacks.%s could not end: %s: %s", name, type(failure).__name__, failure)
 
