@@ -11,6 +11,8 @@ import psutil
 
 from loaders.machine import available_cores
 
+LEAST_SECONDS = 0.2
+
 
 class Load:
     """Measures from its construction on. Workers and other descendants of this process are not other programs."""
@@ -19,10 +21,13 @@ class Load:
         self._start = _Times.now()
 
     def of_others(self) -> float:
-        """The share (0 to 1) of this process's cores that it could not have used, as other programs did."""
+        """The share (0 to 1) of this process's cores that it could not have used, as other programs did.
+
+        It is 0 within LEAST_SECONDS: the system counts in hundredths of a second.
+        """
         now, start = _Times.now(), self._start
-        free = (now.idle - start.idle) + (now.own - start.own)
-        return max(0.0, 1 - free / max(1e-9, available_cores() * (now.clock - start.clock)))
+        seconds, free = now.clock - start.clock, (now.idle - start.idle) + (now.own - start.own)
+        return 0.0 if seconds < LEAST_SECONDS else max(0.0, 1 - free / (available_cores() * seconds))
 
 
 class _Times(NamedTuple):

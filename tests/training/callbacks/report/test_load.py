@@ -28,8 +28,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(module, "available_cores", lambda: 2)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
 
-    def pass_time(idle: float, own: float, child: float = 0.0) -> None:
-        state.clock, state.idle, state.own, state.child = 10.0, idle, own, child
+    def pass_time(idle: float, own: float, child: float = 0.0, seconds: float = 10.0) -> None:
+        state.clock, state.idle, state.own, state.child = seconds, idle, own, child
 
     return pass_time
 
@@ -51,6 +51,12 @@ def test_what_is_neither_idle_nor_used_by_this_process_and_its_workers_is_used_b
     load = Load()
     machine(idle, own, child)
     assert load.of_others() == pytest.approx(others)
+
+
+def test_a_moment_is_too_short_to_tell(machine):
+    load = Load()
+    machine(0.0, 0.0, seconds=0.01)  # none of the system's clocks has moved
+    assert load.of_others() == 0.0
 
 
 def test_the_clocks_of_this_machine_can_be_read():
