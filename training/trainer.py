@@ -62,8 +62,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self._nan_seen = self._is_in_step = False
-        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
+        self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
         self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self.keeps_first_batch, self.first_batch = False, dict[str, Any]()  # for measurements after the run
         self._steps_per_epoch = steps / self.config.epochs
