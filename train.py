@@ -71,6 +71,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         steps = total_steps(config, len(data.train), train_loader)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
+        trainer.set_up(data)
         checkpoints = Checkpoints(record.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)

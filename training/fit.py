@@ -22,11 +22,7 @@ def check_fit(trainer: Trainer, data: Sets) -> None:
     A step that a subclass overrides decides itself what it does with outputs: the default one is not checked then.
     Raises DataError or ConfigError if something does not fit, or if there is no score of the name task.metric.
     """
-    from training.trainer import Trainer
-
-    trains, evaluates = (
-        getattr(type(trainer), step) is getattr(Trainer, step) for step in ("training_step", "evaluation_step")
-    )
+    trains, evaluates = (not trainer.overrides(step) for step in ("training_step", "evaluation_step"))
     trainer.model.eval()
     if trains or evaluates:
         trainer.first_outputs = outputs, labels = first_outputs(trainer, data, "training", data.first)

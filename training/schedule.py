@@ -27,14 +27,18 @@ def cosine(optimizer: Optimizer, warmup_steps: float, total_steps: int) -> Lambd
     return LambdaLR(optimizer, share_of_peak)
 
 
-def build_schedule(section: dict[str, Any], optimizer: Optimizer, total: int, warmup: float) -> LRScheduler:
-    """Builds the schedule of the section `schedule` for one optimizer.
+def build_schedule(
+    section: dict[str, Any], optimizer: Optimizer, steps: int, warmup: float, steps_per_epoch: float
+) -> LRScheduler:
+    """Builds the schedule of the section `schedule` for one optimizer of a run of `steps` steps.
 
-    total, warmup: the run's length and its warm-up, in the unit in which the schedule steps. The target gets those of
-    total_steps, T_max, total_iters (all `total`), warmup_steps and max_lr (a number per group) that it accepts and the
-    section does not set. Raises ConfigError for a section that cannot work.
+    The target gets those of total_steps, T_max, total_iters (all the run's length), warmup_steps and max_lr (a number
+    per group) that it accepts and the section does not set: in epochs with schedule.every=epoch, else in steps.
+    Raises ConfigError for a section that cannot work.
     """
     check_choice("schedule.every", section.get("every", "step"), ("step", "epoch"), ConfigError)
+    unit = steps_per_epoch if section.get("every") == "epoch" else 1
+    total, warmup = math.ceil(steps / unit), warmup / unit
     rates = [group["lr"] for group in optimizer.param_groups]
     known = {**dict.fromkeys(("total_steps", "T_max", "total_iters"), total), "warmup_steps": warmup, "max_lr": rates}
     arguments = {key: value for key, value in section.items() if key != "every"}

@@ -41,12 +41,10 @@ def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
 
 def check_splitting(trainer: Trainer) -> None:
     """Warns if the loss of a batch is not the mean of its parts' losses, as for a loss over pairs of samples."""
-    from training.trainer import Trainer
-
     own, accumulate = type(trainer).__name__, trainer.config.accumulate
     if accumulate == 1:
         return
-    if type(trainer).training_step is not Trainer.training_step:
+    if trainer.overrides("training_step"):
         log.warning(
             f"train.accumulate={accumulate} calls {own}.training_step once for each part of a batch: a loss over "
             "pairs of samples sees only the pairs within a part"

@@ -7,9 +7,8 @@ overrides any of
     evaluation_step(batch) -> scores        by name, a number per sample (B,), or their mean ()
     configure_optimizers() -> optimizers    one, or a list
 
-A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, in any order and for
-any of self.optimizers, and return None. self.model is the network: what is trained and saved has to be a part of it.
-self.log(name=value) adds to the next line of metrics.jsonl.
+A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, and return None.
+self.model is the network: what is trained and saved has to be a part of it. self.log(name=value) adds to the log.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
@@ -51,8 +49,8 @@ SCHEDULING = ("optim.", "schedule.", "train.", "trainer.")  # settings that a le
 class Trainer:
     """The network, its optimizers and schedules, and the number of epochs and steps that it was trained for.
 
-    steps: the optimizer steps of all epochs. Inputs and labels are `task.inputs` and `task.label` of a batch.
-    Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
+    steps: the optimizer steps of all epochs. A subclass with arguments of its own passes the others on.
+    Raises ConfigError if the network cannot be built.
     """
 
     log: Callable[..., None] = staticmethod(lambda **values: None)  # Run sets it
@@ -64,8 +62,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self._nan_seen = self._is_in_step = False
-        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
+        self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
         self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
@@ -76,18 +73,27 @@ class Trainer:
         self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
+        self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
+        self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
+        warn_of_batch_size(config.optim, self.config.batch_size)
+
+    def set_up(self, data: Sets) -> None:
+        """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
+
+        Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
+        """
         check_fit(self, data)
         check_splitting(self)
         if self.config.compile:
             self.model.compile()
-        self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
-        self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
-        self.parallel = processes.parallel(_Step(self))
-
-        warn_of_batch_size(config.optim, self.config.batch_size)
+        self.parallel = self.processes.parallel(_Step(self))
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
-        self.schedules = self._build_schedules()
+        warmup = self.config.warmup_epochs * self._steps_per_epoch
+        self.schedules = [
+            build_schedule(self._schedule, optimizer, self.last_step, warmup, self._steps_per_epoch)
+            for optimizer in self.optimizers
+        ]
 
     def training_step(self, batch: dict[str, Any]) -> Tensor | None:
         """Returns the mean loss of a batch, or of the part of it that train.accumulate makes."""
@@ -108,6 +114,10 @@ class Trainer:
     def configure_optimizers(self) -> Optimizer | Sequence[Optimizer]:
         """Returns the optimizer, or several. By default it is the one of conf/optim/, for all of self.model."""
         return build_optimizer(self.model, self._optim)
+
+    def overrides(self, step: str) -> bool:
+        """Whether a subclass defines the step of that name."""
+        return getattr(type(self), step) is not getattr(Trainer, step)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
@@ -262,12 +272,6 @@ class Trainer:
         log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))
-
-    def _build_schedules(self) -> list[LRScheduler]:
-        """One schedule for each optimizer, in steps or in epochs."""
-        unit = self._steps_per_epoch if self._schedule.get("every") == "epoch" else 1
-        length, warmup = math.ceil(self.last_step / unit), self.config.warmup_epochs * self._steps_per_epoch / unit
-        return [build_schedule(self._schedule, optimizer, length, warmup) for optimizer in self.optimizers]
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
