@@ -28,7 +28,6 @@ from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
 from training.metrics import Means
-from training.trainer import Trainer
 from training.trust import check_links
 
 
@@ -75,7 +74,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
     """Returns the number of samples, the scores by name, and for classes what is predicted for each sample."""
     trainer = run.trainer(dataset)
-    has_classes = type(trainer).evaluation_step is Trainer.evaluation_step and run.spec.mean and run.task.label_below
+    has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
     evaluation = Evaluation(run.spec) if has_classes else None
     means, images, outputs = Means(trainer.processes), 0, list[Tensor]()
     trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))

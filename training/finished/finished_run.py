@@ -27,7 +27,7 @@ from data.errors import did_you_mean
 from data.subset import split as split_dataset
 from data.subset import subset
 from data.transform import Normalize
-from loaders import Preloader, WorkerLoader, build_loader
+from loaders import Preloader, build_loader
 from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
@@ -110,12 +110,7 @@ class FinishedRun:
 
         If the score of a sample depends on the other samples of its batch, `batch_size` becomes that of the run.
         """
-        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
-        options: dict[str, Any] = {"collate_fn": self.collate, "on_error": self.config.loader.on_error}
-        with WorkerLoader(few, batch_size=2, seed=self.config.seed, **options) as samples:
-            first = next(iter(samples))
-        about = {"task": self.task, "spec": self.spec, "transform": self.transform, "mixes": False}
-        data = SimpleNamespace(**about, first=first, first_tested=first)
+        data = SimpleNamespace(task=self.task, spec=self.spec, transform=self.transform)
         arguments = self.config, data, Processes(self.device), self.config.train.epochs
         logging.disable(logging.WARNING)  # the run has logged what its trainer warns of
         try:
@@ -124,6 +119,7 @@ class FinishedRun:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
         self.model = trainer.model.eval()
+        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
         with self.loader(few, num_workers=0) as loader:
             (batch,) = loader
         if self.batch_size < self.config.train.batch_size and depends_on_batch(trainer, batch):
