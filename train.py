@@ -13,26 +13,25 @@ import logging
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hydra
 import torch
 from omegaconf import DictConfig
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
+from training.clock import FILE_MAKING, Clock
 from training.config import Config, ConfigError, checked
 from training.launch import Launcher
 from training.processes import Processes, start_processes
-from training.reports.record import Record
-from training.reports.report import Report
-from training.reports.trial import Trials, changed_train_loader
+from training.record import Record
+from training.run import Run, build_callbacks
+from training.samplers import build_samplers, total_steps
 from training.sets import Sets
 from training.stopping import StopSignals
+from training.targets import build
 from training.trainer import Trainer
-from training.trust import warn_of_targets
 
 CONF = Path(__file__).resolve().parent / "conf"
 log = logging.getLogger("train")
@@ -45,71 +44,71 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
     Raises ConfigError or DataError for settings and files that cannot work, Stopped after a signal.
     """
     config = checked(cfg)
-    with ExitStack() as cleanup, logging_redirect_tqdm():
+    with ExitStack() as cleanup:
         signals = cleanup.enter_context(StopSignals())
         processes = cleanup.enter_context(start_processes(config))  # one, or as many as torchrun started
-        config = processes.share(lambda: config)
+        config = checked(processes.share(lambda: cfg))
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
         torch.set_num_threads(config.train.num_threads or torch.get_num_threads())
 
-        report = Report(config, processes.device)
-        record = cleanup.enter_context(Record(folder, processes.is_main, config))
-        with report.phase("start-up"):
-            sets = Sets(config)
-        report.count_file_making(sets.made_seconds)
-        make = partial(make_loader, config, processes, sets)
-        make_train_loader = partial(make, sets.train, sets.augment, shuffle=True, last_batch=config.train.last_batch)
+        clock, callbacks = Clock(), build_callbacks(config)
+        record = Record(folder, processes.is_main)
+        with clock.phase("start-up"):
+            data = Sets(config)
+        clock.move(data.made_seconds, "start-up", FILE_MAKING)
+        make = partial(make_loader, config, processes, data)
+        order = {
+            "shuffle": True,
+            "last_batch": config.train.last_batch,
+            **build_samplers(config, data.train, processes),
+        }
+        make_train_loader = partial(make, data.train, data.augment, **order)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
-        train_loader.timeline = report.timeline
-        eval_split, eval_set = sets.evaluated
-        eval_loader = cleanup.enter_context(make(eval_set, sets.transform, config.loader, pad=False))
+        eval_split, eval_set = data.evaluated
+        eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
-        trainer = Trainer(config, sets, processes)
-        checkpoints = Checkpoints(record.folder, config.train, processes, signals, report.phase)
+        steps = total_steps(config, len(data.train), train_loader)
+        trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
+        trainer.set_up(data)
+        checkpoints = Checkpoints(record.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
         if (summary := processes.share(record.earlier_summary)) and is_complete(trainer, record, summary):
             return summary
-        record.begin(trainer.step, f"{eval_split}_{sets.task.metric}", sets.task.higher_is_better)
+        record.begin(trainer.step, f"{eval_split}_{data.task.metric}", data.task.higher_is_better)
         record.scores = processes.share(lambda: record.scores)  # only the main process has read metrics.jsonl
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
-        log.info("%s", report.describe_run(sets, trainer.last_step))
-        warn_of_targets(config)
+        log.info("%s", data.describe(config, trainer.last_step))
 
-        report.begin_training()
-        cleanup.enter_context(record.report_if_stopped(report, train_loader))
-        bar = cleanup.enter_context(trainer.progress_bar())
-        parts = Parts(trainer, train_loader, eval_loader, eval_split, record, report, checkpoints, bar)
-        scores = train(parts)
-        if sets.val is not None:
-            with cleanup.enter_context(make(sets.test, sets.transform, config.loader, pad=False)) as test_loader:
+        parts = Run(config, data, trainer, train_loader, record, checkpoints, clock, processes, callbacks)
+        parts.make_train_loader = make_train_loader
+        cleanup.enter_context(parts)
+        clock.begin_training()
+        parts.start()
+        scores = train(parts, eval_loader, eval_split)
+        if data.val is not None:
+            with cleanup.enter_context(make(data.test, data.transform, config.loader, pad=False)) as test_loader:
                 scores |= score(parts, test_loader, "test")
 
-        total = processes.total(report.timer.run())
+        total = processes.total(parts.timer.run())
         summary = {
             "loader": config.loader.name,
             "num_workers": config.loader.num_workers,
             "batch_size": config.train.batch_size,
             "device": str(processes.device),
             "processes": processes.world_size,
-            **report.timer.summary(total),
+            **parts.timer.summary(total),
             **scores,
-            "score": f"test_{sets.task.metric}",
-            "lower_is_better": not sets.task.higher_is_better,
+            "score": f"test_{data.task.metric}",
+            "lower_is_better": not data.task.higher_is_better,
             "epochs": trainer.epoch,
             "stopped_early": not trainer.finished,
         }
-        if total.steps:
-            record.write_summary(**summary, **report.summary())  # so that the run is complete if a trial fails
-            seconds = min(config.timing.trial_seconds, total.seconds / 5)
-            make_changed = partial(changed_train_loader, config.loader, make_train_loader, train_loader)
-            report.finish(total, train_loader, Trials(trainer, signals, seconds, make_changed))
-        summary = record.finish(**summary, **report.summary())
-        record.write_report(report)
-        log.info("test %s %.4f, %s\n\n%s", sets.task.metric, summary[summary["score"]], total, report.text)
-        return summary
+        log.info("test %s %.4f, %s", data.task.metric, summary[summary["score"]], parts.text_of(total))
+        parts.end(summary)
+        return record.finish(**summary)
 
 
 def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bool:
@@ -120,7 +119,8 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
     if trainer.finished:
         hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to continue"
     elif summary.get("stopped_early") and not trainer.changed:
-        hint = f"this run has stopped early after {trainer.step} steps: train.early_stop=null continues it"
+        hint = f"this run has stopped early after {trainer.step} steps: change what stopped it, such as "
+        hint += "train.early_stop=null, to continue"
     else:
         return False
     if trainer.config.resume != "auto":
@@ -135,101 +135,89 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
 
 
 def make_loader(
-    config: Config, processes: Processes, sets: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
+    config: Config, processes: Processes, data: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
 ) -> Preloader:
     """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
-    options = {"device": processes.device, "transform": transform, "collate_fn": sets.collate}
+    options = {"device": processes.device, "transform": transform, "collate_fn": data.collate}
     return build_loader(loader, dataset, **options, **order)
 
 
-class Parts(NamedTuple):
-    """The objects of one run that the functions below share."""
-
-    trainer: Trainer
-    train_loader: Preloader
-    eval_loader: Preloader
-    eval_split: str  # which set eval_loader loads: "val" or "test"
-    record: Record
-    report: Report
-    checkpoints: Checkpoints
-    bar: tqdm
-
-
-def train(parts: Parts) -> dict[str, float]:
+def train(run: Run, eval_loader: Preloader, split: str) -> dict[str, float]:
     """Trains and evaluates, epoch by epoch, until the run's last step. Returns the scores of the last evaluation."""
-    trainer, record, timer = parts.trainer, parts.record, parts.report.timer
+    trainer, record = run.trainer, run.record
     scores = {record.score_name: record.scores.get(trainer.step, float("nan"))}
     at_epoch_end = trainer.resumed_at_epoch_end or trainer.finished
     if at_epoch_end and trainer.step not in record.scores:  # the run was stopped before this evaluation
-        scores = evaluate(parts)
-    while not trainer.finished and not record.has_stalled(trainer.config.early_stop):
-        with parts.report.phase("training"):
-            train_epoch(parts)
-        scores = evaluate(parts)
-        window, first = trainer.processes.total(timer.epoch()), timer.epoch_first_batch_seconds
-        log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, window, first)
-    parts.bar.close()
+        scores = evaluate(run, eval_loader, split)
+    while not trainer.finished and not run.stops_early:
+        with run.clock.phase("training"):
+            train_epoch(run)
+        scores = evaluate(run, eval_loader, split)
+        window, first = trainer.processes.total(run.timer.epoch()), run.timer.epoch_first_batch_seconds
+        log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, run.text_of(window), first)
+        run.call("on_epoch_end")
+        run.write_rest()
     return scores
 
 
-def train_epoch(parts: Parts) -> None:
+def train_epoch(run: Run) -> None:
     """Trains for one epoch, or for the rest of an interrupted one."""
-    trainer, loader, timer = parts.trainer, parts.train_loader, parts.report.timer
+    trainer, loader, timer = run.trainer, run.train_loader, run.timer
     loader.set_epoch(trainer.epoch)
     last_logged = trainer.step
     for batch in timer.batches(loader):
         trainer.train_step(batch)
-        parts.bar.update()
+        run.call("on_step")
         if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
-            log_steps(parts)
+            log_steps(run)
             last_logged = trainer.step
         timer.end_step()
-        parts.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
+        run.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
     if trainer.step > last_logged:
-        log_steps(parts)
-    trainer.epoch += 1
+        log_steps(run)
+    trainer.end_epoch(is_complete=loader.state_dict()["samples"] == 0)
 
 
-def log_steps(parts: Parts) -> None:
-    """Writes the mean loss and scores, and the timing, since the last call to the log, metrics.jsonl and the bar."""
-    trainer = parts.trainer
-    means, window = trainer.means.read(), trainer.processes.total(parts.report.timer.window())
-    trainer.warn_of_nan(means["loss"])
-    parts.bar.set_postfix_str(f"epoch {trainer.epoch + 1}, loss {means['loss']:.3f}, {window}")
-    parts.record.metrics(
-        step=trainer.step,
+def log_steps(run: Run) -> None:
+    """Writes the mean loss and scores, and the timing, since the last call to the log and metrics.jsonl."""
+    trainer = run.trainer
+    means, window = trainer.means.read(), trainer.processes.total(run.timer.window())
+    text = run.text_of(window)
+    if "loss" in means:
+        trainer.warn_of_nan(means["loss"])
+        text = f"loss {means['loss']:.3f}, {text}"
+    run.write(
         epoch=trainer.epoch + 1,
         **means,
-        lr=max(trainer.schedule.get_last_lr()),
+        lr=trainer.learning_rate,
         images_per_second=window.images_per_second,
         data_wait_fraction=window.data_wait_fraction,
     )
-    log.info("step %d: loss %.3f, %s", trainer.step, means["loss"], window)
+    log.info("step %d: %s", trainer.step, text)
 
 
-def evaluate(parts: Parts) -> dict[str, float]:
-    """Returns the scores of the evaluation set. Saves a checkpoint before, and marks it if its score is the best."""
-    trainer, record = parts.trainer, parts.record
-    parts.checkpoints.save(trainer.state_dict(parts.train_loader))
-    scores = score(parts, parts.eval_loader, parts.eval_split)
+def evaluate(run: Run, loader: Preloader, split: str) -> dict[str, float]:
+    """Returns the scores of the set that chooses the best checkpoint, which is saved before."""
+    trainer = run.trainer
+    run.checkpoints.save(trainer.state_dict(run.train_loader))
+    scores = score(run, loader, split)
     log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
-    if record.is_best(trainer.step):
-        parts.checkpoints.mark_best(trainer.step)
+    run.call("on_evaluation", scores)
     return scores
 
 
-def score(parts: Parts, loader: Preloader, split: str) -> dict[str, float]:
+def score(run: Run, loader: Preloader, split: str) -> dict[str, float]:
     """Returns the mean loss and scores of a split by name, such as test_accuracy, and writes them to metrics.jsonl."""
-    trainer = parts.trainer
-    with parts.report.phase("evaluation"):
-        means, stopped_by = trainer.evaluate(loader, parts.checkpoints.signals)
-    parts.checkpoints.stop_if(stopped_by, trainer.step)
+    trainer = run.trainer
+    with run.clock.phase("evaluation"):
+        means, stopped_by = trainer.evaluate(loader, run.checkpoints.signals)
+    run.checkpoints.stop_if(stopped_by, trainer.step)
     scores = {f"{split}_{name}": value for name, value in means.items()}
-    parts.record.metrics(step=trainer.step, epoch=trainer.epoch, **scores)
+    run.write(**scores)
     return scores
 
 

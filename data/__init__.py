@@ -11,6 +11,10 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
   array (H, W, C), which is normalised later, or a float one (C, H, W), which is not. The label is a number. The field
   with the image must be named "image"; task.inputs and task.label name the others. `__getitem__` may draw from
   torch's, numpy's or Python's generators, which the loader seeds for each sample.
+- `prepare(image)` is what predict.py and export.py do to a new image: it takes the pixels of a file, a uint8 array
+  (H, W, C) of any size, upright, grey or RGB as the samples are, and returns a sample's image. `__getitem__` should
+  call it too, so that both do the same. Without it these scripts refuse new images. They call it without the data: it
+  may use attributes that are numbers, texts, or short lists of them, because a checkpoint stores those.
 - `classes` are the names of the labels. `task=regression` needs none.
 - `mean` and `std` are optional: one number per channel, for pixels scaled to 0..1.
 - `labels`, an array (N,) of all labels, is optional: task.class_weights=balanced needs it, to count the classes.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from data.errors import DataError
+from data.fitting import fit
 from data.policy import Policy
 
 
@@ -65,10 +66,17 @@ class ArrayDataset:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = self.images[index]
-        if draws := self._draws:
-            image = self._augmented(image, *torch.rand(draws).tolist())
+        image = self._augmented(image, *torch.rand(self._draws).tolist()) if self._draws else self.prepare(image)
         # A copy, because changing a sample in place must not change the dataset.
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        """Cuts the largest part of the right aspect ratio out of the middle, and resizes it to `image_shape`.
+
+        image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
+        """
+        height, width, _ = self.image_shape
+        return fit(image, height, width)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).

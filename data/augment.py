@@ -24,7 +24,8 @@ class Augment:
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
     0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
 
-    In a mixed batch "label" becomes float32 (B, num_classes), the share of each class, which cross_entropy accepts.
+    image, label: the names of the fields. In a mixed batch the label becomes float32 (B, num_classes), the share of
+    each class, which cross_entropy accepts.
     The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for the device.
     Raises DataError for a value out of range.
     """
@@ -36,6 +37,8 @@ class Augment:
         erase: float = 0.0,
         mixup: float = 0.0,
         cutmix: float = 0.0,
+        image: str = "image",
+        label: str = "label",
     ) -> None:
         if not 0 <= erase <= 1:
             raise DataError(f"augment.erase={erase}: give the share of the images, from 0 to 1")
@@ -43,14 +46,15 @@ class Augment:
             if not 0 <= alpha < math.inf:
                 raise DataError(f"augment.{name}={alpha}: give 0, which switches it off, or a larger number")
         self.normalize, self.num_classes, self.erase = normalize, num_classes, erase
+        self.image, self.label = image, label
         self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]
 
     def __call__(self, batch: dict[str, Any], random: Any) -> dict[str, Any]:
         if self.normalize is not None:
             batch = self.normalize(batch, random)  # returns new memory, so images may be changed in place below
         elif self.erase or self._mixes:
-            batch = {**batch, "image": batch["image"].clone()}
-        images = batch["image"]
+            batch = {**batch, self.image: batch[self.image].clone()}
+        images = batch[self.image]
         if self.erase:
             erase_boxes(images, random_boxes(images, self.erase, random))
         if not self._mixes:
@@ -59,8 +63,8 @@ class Augment:
         mix, alpha = self._mixes[int(which * len(self._mixes))]
         share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
         labels = torch.zeros((len(images), self.num_classes), device=images.device)
-        labels.scatter_(1, batch["label"].long().view(-1, 1), 1.0)
-        return {**batch, "label": labels.lerp_(labels.roll(1, 0), 1 - share)}
+        labels.scatter_(1, batch[self.label].long().view(-1, 1), 1.0)
+        return {**batch, self.label: labels.lerp_(labels.roll(1, 0), 1 - share)}
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.errors import DataError
 from data.subset import offers
 
 REASON_BYTES = 300
@@ -43,11 +44,20 @@ class Guarded:
                 if self._reads_batches:
                     self.dataset.read_batch(indices[row : row + 1], {**others, "image": image}, random)
                 else:
-                    image[0] = torch.as_tensor(self.dataset[index]["image"])
+                    image[0] = self._checked(torch.as_tensor(self.dataset[index]["image"]))
             except Exception as error:  # whatever the dataset raises: the other images may be readable
                 image.zero_()
                 text = (" ".join(str(error).split()) or type(error).__name__).encode(errors="replace")[:REASON_BYTES]
                 reason[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def _checked(self, image: torch.Tensor) -> torch.Tensor:
+        """Returns the image. Raises DataError if it has another shape or dtype: an assignment would convert it."""
+        if image.dtype != torch.uint8 or tuple(image.shape) != tuple(self.shape):
+            raise DataError(
+                f"the network takes images of torch.uint8 {tuple(self.shape)}, and the dataset made {image.dtype} "
+                f"{tuple(image.shape)} of this one"
+            )
+        return image
 
 
 def empty_sample(dataset: Any) -> dict[str, torch.Tensor]:

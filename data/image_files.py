@@ -1,71 +1,53 @@
-"""ImageFiles: any image files, prepared for a trained network in the same way as its test images."""
+"""ImageFiles: any image files, prepared for a trained network as its dataset prepares images."""
 
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from data.errors import DataError
 from data.image_folder import SUFFIXES
-from data.images.crops import CroppedDataset, resize
 from data.images.decoders import choose
-from data.images.decoding import Box, Size, image_errors
+from data.images.decoding import decode, image_errors
 
 GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # Pillow's weights of red, green and blue, times 65536
 
 
-class ImageFiles(CroppedDataset):
-    """The images in the files `paths`, without labels: "label" is the file's number.
+class ImageFiles:
+    """The images in the files `paths`, without labels: {"image": what `prepare` returns}.
 
-    Samples are uint8, of `shape` (H, W, C) with 1 or 3 channels. For `interpolation` and `test_crop` see
-    CroppedDataset. With test_crop=None, for a network that was trained on images of one size, a sample is the largest
-    part in the middle with the aspect ratio of `shape`, resized.
-    Raises DataError for another number of channels, and when it reads a file that is not an image.
+    prepare: takes the pixels of a file, uint8 (H, W, channels), upright; see data/__init__.py.
+    channels: 1 for grey images or 3 for RGB. Raises DataError for another number, when it reads a file that is not an
+    image, and if `prepare` fails.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        shape: Sequence[int],
-        interpolation: str = "bilinear",
-        test_crop: float | None = None,
-    ) -> None:
-        super().__init__(train=False, image_size=shape[0], interpolation=interpolation, test_crop=test_crop)
-        self._resizes_middle = test_crop is None
-        if shape[2] not in (1, 3):
-            raise DataError(f"the network takes images of {shape[2]} channels; image files can only give 1 or 3")
-        self.shape, self._decoders = tuple(shape), choose("auto")
+    def __init__(self, paths: Sequence[str], prepare: Callable[[np.ndarray], Any], channels: int) -> None:
+        if channels not in (1, 3):
+            raise DataError(f"the network takes images of {channels} channels; image files can only give 1 or 3")
+        self._prepare, self._channels, self._decoders = prepare, channels, choose("auto")
         self._paths = np.array([os.fsencode(path) for path in paths])  # an array, because forked workers share it
-        self.labels = np.arange(len(paths))
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
     def path(self, index: int) -> str:
         return os.fsdecode(self._paths[index])
 
-    def encoded(self, index: int) -> tuple[bytes, str]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         path = self.path(index)
         with image_errors(path):
-            return Path(path).read_bytes(), path
-
-    def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
-        height, width, channels = self.shape
-        pixels = image if channels == 3 else torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        if self._resizes_middle:
-            part = self.read(index, lambda size: largest_middle(size, width / height), math.inf)
-            resize(part, pixels, self.interpolation)
-        else:
-            super()._write(index, pixels, draws)
-        if channels == 1:
-            image[0, 0] = (pixels[0].int() * GREY).sum(0) + 32768 >> 16
-
-
-def largest_middle(size: Size, ratio: float) -> Box:
-    """The largest box in the middle of an image of `size` (width, height) whose width is `ratio` times its height."""
-    width, height = min(size[0], round(size[1] * ratio)), min(size[1], round(size[0] / ratio))
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return left, top, left + width, top + height
+            pixels = decode(Path(path).read_bytes(), lambda size: (0, 0, *size), decoders=self._decoders)
+            if self._channels == 1:
+                pixels = ((pixels.int() * GREY).sum(0, keepdim=True) + 32768 >> 16).to(torch.uint8)
+        try:
+            return {"image": self._prepare(pixels.permute(1, 2, 0).contiguous().numpy())}
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"prepare(image) raised {type(error).__name__} for {path}: {error}") from error
 
 
 def image_files(inputs: Sequence[str]) -> list[str]:

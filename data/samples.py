@@ -16,6 +16,7 @@ CHANNELS = (1, 2, 3, 4)  # of images; the other sides are larger
 class Samples:
     """A dataset of the samples of `dataset` as dicts. Tuples get `names`, (input, ..., label), in this order.
 
+    has_label: whether the last name is that of a label; else all are inputs.
     num_classes: labels must be integers from 0 to below it. None: labels are not checked.
     has_collate: whether there is a collate function. It may make further inputs, so a sample may lack some.
 
@@ -25,9 +26,16 @@ class Samples:
     need the shapes of the one that is read first.
     """
 
-    def __init__(self, dataset: Any, names: Sequence[str], num_classes: int | None, has_collate: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        names: Sequence[str],
+        num_classes: int | None,
+        has_collate: bool = False,
+        has_label: bool = True,
+    ) -> None:
         self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
-        self.has_collate = has_collate
+        self.has_collate, self.has_label = has_collate, has_label
         self.name = type(dataset).__name__
         self._first: tuple[str, list[tuple[int, ...]]] | None = None  # the name of the first sample, and its shapes
 
@@ -53,6 +61,8 @@ class Samples:
 
     def checked(self, sample: Any, index: int) -> dict[str, Any]:
         where, names = f"{self.name}[{index}]", self.names
+        if not isinstance(sample, dict | tuple | list) and len(names) == 1:
+            sample = (sample,)
         if isinstance(sample, tuple | list):
             if self.has_collate and 1 < len(sample) < len(names):
                 names = *names[: len(sample) - 1], names[-1]
@@ -71,10 +81,10 @@ class Samples:
         for name, value in sample.items():
             if value is None:
                 raise DataError(f"{where} has None as {name!r}: return a tensor")
-        *inputs, label = names
-        for name in inputs:
+        for name in names[:-1] if self.has_label else names:
             _check_input(where, name, sample[name])
-        self._check_label(where, label, sample[label])
+        if self.has_label:
+            self._check_label(where, names[-1], sample[names[-1]])
         if not self.has_collate:
             self._check_shapes(where, [getattr(sample[name], "shape", ()) for name in names])
         changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from data.errors import DataError, check_choice
+from data.fitting import fit
 
 BANDS = 8  # of colour, side by side in an image
 OFFSETS = 65_536  # of one long array of noise, at which the noise of an image may begin
@@ -73,7 +74,15 @@ class Synthetic:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = np.empty(self.image_shape, np.uint8)
         label = self._write(index, image)
-        return {"image": torch.from_numpy(image), "label": torch.tensor(label)}
+        return {"image": torch.from_numpy(self.prepare(image)), "label": torch.tensor(label)}
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        """Cuts the largest square out of the middle, and resizes it to `image_shape`.
+
+        image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
+        """
+        height, width, _ = self.image_shape
+        return fit(image, height, width)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).

@@ -11,18 +11,26 @@ from data.errors import DataError
 class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
 
-    A transform: it takes a batch, a dict with "image", and returns a new dict. The other fields are unchanged, and
+    A transform: it takes a batch, a dict with the images, and returns a new dict. The other fields are unchanged, and
     `random` is not used.
-    mean, std: one number per channel, for pixels scaled to 0..1.
+    mean, std: one number per channel, for pixels scaled to 0..1. fields: the names of the fields with images.
     Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
-        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        fields: Sequence[str] = ("image",),
+    ) -> None:
+        self.mean, self.std, self.dtype, self.fields = tuple(mean), tuple(std), dtype, tuple(fields)
         self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
-        image = batch["image"]
+        return {**batch, **{name: self._normalized(batch[name]) for name in self.fields}}
+
+    def _normalized(self, image: torch.Tensor) -> torch.Tensor:
         if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
             raise DataError(
                 f"Normalize needs uint8 images of shape (B, H, W, {len(self.mean)}), not {image.dtype} "
@@ -34,7 +42,7 @@ class Normalize:
         rows = image.flatten(2)
         result = torch.empty(rows.shape, dtype=self.dtype, device=rows.device)
         torch.addcmul(shift, rows, scale, out=result)
-        return {**batch, "image": result.view(image.shape).permute(0, 3, 1, 2)}
+        return result.view(image.shape).permute(0, 3, 1, 2)
 
     def _row_constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(shift, scale), each float32 (W * C), for shift + pixel * scale; made once per device and width."""

@@ -80,6 +80,8 @@ def build_loader(
     device: torch.device | str = "cpu",
     transform: Transform | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    sampler: Any = None,
+    batch_sampler: Any = None,
 ) -> Preloader:
     """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
@@ -93,6 +95,7 @@ def build_loader(
     seed, shuffle, rank, world_size, pad, drop_last, last_batch: as WorkerLoader has them.
     transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
     collate_fn: makes a batch from a list of samples; by default torch's default_collate.
+    sampler, batch_sampler: as WorkerLoader has them, for `workers`, `threads` and `prefetch`.
 
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
@@ -112,6 +115,8 @@ def build_loader(
         "world_size": world_size,
         "pad": pad,
     }
+    if (sampler is not None or batch_sampler is not None) and config.name in ("cached", "resident", "torch"):
+        raise LoaderConfigError(f"loader={config.name} takes no sampler, as it has its own order: use loader=prefetch")
     if config.name == "resident":
         if collate_fn is not None:
             raise LoaderConfigError("loader=resident takes no collate_fn, as it keeps samples as arrays: use prefetch")
@@ -129,8 +134,12 @@ def build_loader(
         reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
         loader, has_workers = TorchLoader(dataset, **order, **reading), reading["num_workers"] > 0
     else:
+        if batch_sampler is not None:
+            order |= {"batch_size": 1, "last_batch": None, "rank": 0, "world_size": 1}  # it gives this rank's batches
         loader = WorkerLoader(
             dataset,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             persistent_workers=True,
             worker_method="thread" if config.name == "threads" else "multiprocessing",
             on_error=config.on_error,

@@ -1,6 +1,6 @@
 """Is a run's verdict right? Runs train.py on cases whose bottleneck is known by construction, and compares.
 
-python scripts/bench_verdict.py                        # the ten cases of verdict_cases.py; four minutes
+python scripts/bench_verdict.py                        # the cases of verdict_cases.py; five minutes
 python scripts/bench_verdict.py --held-out --gains     # ten others; runs what each verdict says to try, too
 python scripts/bench_verdict.py --check                # the cases themselves: how much faster without the bottleneck?
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
 
     Raises BenchError with the end of the log if it fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as others:
+        for _ in range(case.others):
+            others.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
         write_config(case, Path(folder, "conf"))
         command = [sys.executable, "train.py", "--config-dir", f"{folder}/conf", f"hydra.run.dir={folder}/run"]
         command += ["device=cpu", "data=constructed", f"model={case.model.get('of', 'constructed')}"]

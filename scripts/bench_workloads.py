@@ -20,7 +20,6 @@ from tqdm import tqdm
 from data.array_dataset import ArrayDataset
 from data.fashion import FashionMini
 from data.image_folder import ImageFolder
-from data.packed import Packed
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
@@ -172,6 +171,8 @@ def packed(root: Path, temporary: Path) -> dict[str, Maker]:
     command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")
+    from data.packed import Packed  # here, because a fork may have deleted it
+
     return loader_rows(Packed(train=True, root=pack), stock_pictures(root / "train", TRAINING), 64)
 
 

@@ -4,9 +4,10 @@
     python scripts/evaluate.py RUN --split train                                  # its training set, not augmented
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
-RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. It writes confusion.png, mistakes.png
-and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only what
-data/, models/ and training/tasks.py define, and classes of torch, torchvision and timm; --trust MODULE allows another.
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
+evaluation_step and task.metrics, in batches of the run's size if a loss or a score depends on the batch. It writes
+confusion.png, mistakes.png and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may
+name only what training/trust.py allows; --trust MODULE allows another.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from loaders.nested import rows
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
-from training.finished.finished_run import FinishedRun, parser, run_script
+from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
+from training.metrics import Means
 from training.trust import check_links
 
 
@@ -41,18 +46,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     run = FinishedRun(given.run, given.overrides, given.trust)
     check_links(run.folder, "evaluation", given.trust)
     dataset = run.dataset(given.split)
-    evaluation = Evaluation(run.spec) if run.spec.mean and run.task.label_below else None
-    sums: dict[str, float] = {}
-    images = 0
-    with run.loader(dataset) as loader:
-        for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
-            outputs, labels = run.outputs(batch), batch[run.task.label]
-            images += len(labels)
-            for name, values in run.task.scores(outputs, labels).items():
-                sums[name] = sums.get(name, 0.0) + values.sum().item()
-            if evaluation is not None:
-                evaluation.add(batch["image"], labels, run.task.predictions(outputs))
-    scores = {name: total / max(images, 1) for name, total in sums.items()}
+    with refused_as(f"{run} cannot be evaluated"):
+        images, scores, evaluation = evaluate(run, dataset)
     result: dict[str, Any] = {
         "checkpoint": str(run.path),
         "step": run.step,
@@ -74,6 +69,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"of {images:,} images ({given.split})",
     )
     return result
+
+
+def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
+    """Returns the number of samples, the scores by name, and for classes what is predicted for each sample."""
+    trainer = run.trainer(dataset)
+    has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
+    evaluation = Evaluation(run.spec) if has_classes else None
+    means, images, outputs = Means(trainer.processes), 0, list[Tensor]()
+    trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    with run.loader(dataset) as loader, torch.inference_mode():
+        for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
+            with trainer.autocast:
+                means.add(rows(batch), trainer.evaluation_step(batch))
+            images += rows(batch)
+            if evaluation is not None:
+                evaluation.add(batch["image"], batch[run.task.label].flatten(), run.task.predictions(outputs[-1]))
+            outputs.clear()
+    scores = means.read() | trainer.metrics.compute()
+    if not run.has_loss:
+        scores.pop("loss", None)
+    return images, scores, evaluation
 
 
 def write(folder: Path, result: dict[str, Any], evaluation: Evaluation | None) -> None:

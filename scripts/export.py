@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.config import ConfigError
 from training.finished.export import FORMATS, check_packages, describe, export
-from training.finished.finished_run import FinishedRun, parser, run_script
+from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
+from training.finished.prepare import Prepare
 from training.trust import check_links
 
 COMPARED = 16  # images
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     run = FinishedRun(given.run, [*given.overrides, "device=cpu"], given.trust)
     run.image_shape("export.py")
+    prepare = Prepare(run.spec.dataset)
     check_links(run.folder, "export", given.trust)
     out: Path = given.out or run.folder / "export"
     out.mkdir(parents=True, exist_ok=True)
@@ -50,8 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
         images = next(iter(loader))["image"][:COMPARED].contiguous()
     images = torch.cat([images, images])[: max(2, len(images))]  # torch.export would fix a batch size of 1
     model = run.model.to(memory_format=torch.contiguous_format)
-    compared = export(model, images, out, given.format, given.tolerance)
-    describe(run.spec, out, str(run))
+    with refused_as(f"{run} cannot be exported"):
+        compared = export(model, images, out, given.format, given.tolerance)
+    describe(run.spec, prepare, out, str(run))
     print(f"{run}: {out / FORMATS[given.format][0]}; {compared}")
 
 

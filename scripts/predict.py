@@ -5,9 +5,10 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. predictions.csv has a row for each
 image, in order: the file, and the five most probable classes with their probabilities. predictions_failed.csv lists
-the images that cannot be read; predictions_about.json names the checkpoint and the data. After an interruption the
-same command continues. Images are prepared as the run's test images were. No code in RUN is executed: see
-scripts/evaluate.py.
+the images that cannot be read. A task with `columns` and write_prediction(prediction, name, folder), such as that of
+examples/segmentation, writes files instead, into predictions/, and names them. predictions_about.json names the
+checkpoint and the data. After an interruption the same command continues. Files are prepared by the dataset's own
+`prepare(image)`; without one they are refused. No code in RUN is executed: see scripts/evaluate.py.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
 from data.subset import Subset, subset
-from training.finished.finished_run import FinishedRun, parser, run_script
+from training.config import ConfigError
+from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
+from training.finished.prepare import Prepare
 
 CRASHED = "reading it crashes the process that reads it"
 
@@ -48,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     shape = run.image_shape("predict.py")
     if inputs:
         names = image_files(inputs)
-        dataset: Any = ImageFiles(names, shape, run.spec.interpolation, run.spec.test_crop)
+        dataset: Any = ImageFiles(names, Prepare(run.spec.dataset), channels=shape[2])
     else:
         dataset = run.dataset(given.split)
         names = [name_of(dataset, index) for index in range(len(dataset))]
@@ -68,10 +71,13 @@ def main(arguments: list[str] | None = None) -> None:
 def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarray, predictions: Predictions) -> int:
     """Writes the predictions for the images at the indices `todo`. Returns how many could not be read."""
     failed, size = 0, run.batch_size
+    write, folder = getattr(run.task, "write_prediction", None), predictions.path.with_suffix("")
     with run.loader(subset(images, todo), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
-            rows = cells(run, run.task.predictions(run.outputs(batch)))
+            with refused_as(f"{run} cannot be used for predictions"):
+                predicted = run.task.predictions(run.outputs(batch))
+                rows = predicted if write else cells(run, predicted)
             # An image that is missing from the batch has crashed its worker: on_error=skip leaves it out.
             good, bad = [], dict.fromkeys(todo[number * size : (number + 1) * size].tolist(), CRASHED)
             for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):
@@ -79,7 +85,7 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarra
                 if reason[0]:
                     bad[index] = text_of(reason)
                 else:
-                    good.append([names[index], *row])
+                    good.append([names[index], *(write(row, names[index], folder) if write else row)])
             predictions.append(good, [[names[index], bad[index]] for index in sorted(bad)])
             failed += len(bad)
     return failed
@@ -93,6 +99,8 @@ def name_of(dataset: Any, index: int) -> str:
 
 
 def header(run: FinishedRun) -> list[str]:
+    if columns := getattr(run.task, "columns", ()):
+        return ["file", *columns]
     if not run.spec.classes:
         numbers = run.task.num_outputs
         return ["file", *(["value"] if numbers == 1 else [f"value_{number}" for number in range(1, numbers + 1)])]
@@ -103,8 +111,15 @@ def header(run: FinishedRun) -> list[str]:
 def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
     """The cells after "file", for each row of `probabilities` (B, number of outputs).
 
-    They are the best classes and their probabilities; in a run without classes, the values as they are.
+    They are the best classes and their probabilities; in a run without classes, the values as they are. Raises
+    ConfigError for predictions of another shape.
     """
+    wanted = len(run.spec.classes) or run.task.num_outputs
+    if probabilities.ndim != 2 or probabilities.shape[1] != wanted:
+        raise ConfigError(
+            f"{run} returns outputs of shape {tuple(probabilities.shape)}, and {type(run.task).__name__} needs "
+            f"{wanted} for each image: its predictions would mean nothing"
+        )
     if not run.spec.classes:
         return probabilities.tolist()
     best = probabilities.topk(min(5, probabilities.shape[1]))

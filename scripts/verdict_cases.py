@@ -1,4 +1,4 @@
-"""Ten runs of train.py whose bottleneck is known by construction; ten others are in verdict_cases_held_out.py.
+"""Runs of train.py whose bottleneck is known by construction; ten others are in verdict_cases_held_out.py.
 
 All run on 2 cores. In the comments, the time of a batch is that of one worker. The overrides in `without` remove the
 bottleneck and change nothing else: `bench_verdict.py --check` measures how much faster the run then is.
@@ -23,6 +23,7 @@ class Case:
     overrides: str
     without: str  # overrides that remove the bottleneck
     speedup: float  # how many times as fast the run is then, at least
+    others: int = 0  # other programs, each of which keeps a core busy during the run
 
     @property
     def is_data_bound(self) -> bool:
@@ -123,5 +124,35 @@ CASES = {
         "loader=workers loader.num_workers=2 train.batch_size=32 train.epochs=1",
         "data.open_ms=0",
         1.5,
+    ),
+    # Batches of 4 to 8 pixels in width: a step on one of them does not tell how long a step takes.
+    "widths_vary": Case(
+        {"not measurable"},
+        {"of": "Costly", "length": 6400, "python_ms": 0.5},
+        {"step_ms": 10},
+        "loader=workers loader.num_workers=1 train.batch_size=32 train.epochs=1 "
+        "'data.collate={_target_: scripts.verdict_parts.narrowed}'",
+        "data.collate=null",
+        0.8,
+    ),
+    # Two other programs get half of the two cores.
+    "busy_machine": Case(
+        {"not measurable"},
+        {"of": "Costly", "length": 3200, "python_ms": 0.5},
+        {"step_ms": 10},
+        "loader=workers loader.num_workers=1 train.batch_size=32 train.epochs=1",
+        "",
+        0.8,
+        others=2,
+    ),
+    # The same with a real network: of the two threads of a step, one waits whenever another program has its core.
+    "threads_wait": Case(
+        {"not measurable"},
+        {"of": "Costly", "length": 1280, "image_size": 32},
+        {"of": "small_cnn", "width": 4},
+        "loader=workers loader.num_workers=1 train.batch_size=32 train.epochs=1",
+        "train.num_threads=1",
+        1.3,
+        others=2,
     ),
 }

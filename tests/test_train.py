@@ -13,11 +13,10 @@ from omegaconf import DictConfig
 import train as train_module
 from data.array_dataset import ArrayDataset
 from loaders import timing
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError
 from training.launch import is_expected
-from training.reports.verdict import Verdict
 from training.stopping import Stopped
 
 SMALL = [
@@ -30,7 +29,7 @@ SMALL = [
     "train.log_interval=3",
     "loader.num_workers=0",
     "loader=torch",
-    "timing.trial_seconds=0",
+    *NO_TRIALS,
 ]
 
 
@@ -61,7 +60,7 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     summary = train(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     promised = "loader num_workers batch_size device images_per_second data_wait_fraction first_batch_seconds "
-    promised += "step_ms_p50 step_ms_p95 test_accuracy epochs verdict git_commit versions"
+    promised += "step_ms_p50 step_ms_p95 test_accuracy epochs git_commit versions"
     assert set(promised.split()) <= summary.keys()
     assert summary["loader"] == "torch" and summary["batch_size"] == 32 and summary["epochs"] == 2
     assert summary["images_per_second"] > 0 and 0 <= summary["data_wait_fraction"] <= 1
@@ -73,53 +72,6 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("step-0000008.pt", "step-0000016.pt", "last.pt", "best.pt")
     }
-
-
-def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
-    summary = train(tmp_path, "timing.timeline=16", "timing.warmup_steps=0", "loader.num_workers=2")
-    assert summary["bottleneck"] and summary["verdict"]
-    text = (tmp_path / "report.md").read_text()
-    for part in ("set-up", "waiting for the loader", "computing", "evaluation", "the whole run", summary["verdict"]):
-        assert part in text
-    assert "![" in text and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    assert {"worker 0", "worker 1", "training loop"} <= {
-        event["args"]["name"] for event in events if event["ph"] == "M"
-    }
-
-
-def test_what_is_measured_after_a_run_changes_nothing_that_it_saved(tmp_path, undisturbed):
-    tried = train(tmp_path, "timing.trial_seconds=0.05")
-    assert_equal_weights(undisturbed, tmp_path)
-    assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
-
-
-@pytest.mark.parametrize("speed, says", [(4.0, "Try loader=prefetch: 4.00 times as fast"), (1.0, "data-bound")])
-def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp_path, monkeypatch, speed, says):
-    monkeypatch.setattr("train.Trials.free", lambda _, step: step / 10)
-    monkeypatch.setattr("train.Trials.change", lambda _, overrides, step: step / speed)
-    monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
-    summary = train(tmp_path)
-    assert says in summary["verdict"]
-    assert summary["try"] == (["loader=prefetch"] if speed > 1 else [])
-    assert summary["gain"] == (pytest.approx(4.0) if speed > 1 else 10.0)
-
-
-def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.reports.report.diagnose", lambda _: Verdict("decoding", "data-bound", 10.0))
-    monkeypatch.setattr("training.reports.trial.changed_loader", lambda *_: 1 / 0)
-    assert train(tmp_path)["try"] == []
-
-
-def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.Trials.free", lambda _, step: os._exit(9))
-    child = os.fork()
-    if child == 0:
-        train(tmp_path)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["images_per_second"] > 0 and summary["epochs"] == 2
-    assert summary["verdict"] == "the run was stopped before its bottleneck was measured"
 
 
 def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path):
@@ -184,12 +136,11 @@ def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDa
     return ArrayDataset(images, np.arange(len(images)) % 10, train=train, pad=2, flip=True, **about)
 
 
-def test_a_cached_run_can_be_resumed_and_its_verdict_says_what_it_measured(tmp_path):
+def test_a_cached_run_can_be_resumed(tmp_path):
     train(tmp_path, "loader=cached", "train.epochs=1")
     summary = train(tmp_path, "loader=cached", f"train.resume={tmp_path}")
     assert [line["step"] for line in metrics(tmp_path) if "loss" in line][-1] == 16
     assert summary["loader"] == "cached" and summary["epochs"] == 2
-    assert "this is what training costs with free data" in summary["verdict"]
 
 
 def test_a_dataset_that_does_not_fit_into_memory_ends_the_run_with_the_reason(tmp_path):
@@ -295,12 +246,6 @@ def test_a_run_goes_on_after_its_metrics_were_damaged(tmp_path):
     assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
 
 
-def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_path, undisturbed):
-    again = train(tmp_path, f"train.resume={undisturbed}")
-    assert again["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
-    assert again["verdict"] == "nothing was left to train: the checkpoint was evaluated"
-
-
 def test_the_summary_of_an_earlier_run_is_gone_while_a_new_one_trains_in_its_folder(tmp_path, monkeypatch):
     train(tmp_path, "train.epochs=1")
     (tmp_path / "metrics.jsonl").unlink()
@@ -369,7 +314,6 @@ def test_after_a_signal_a_run_saves_and_is_resumed_to_the_same_weights(
     with pytest.raises(Stopped, match=f"stopped by {number.name}; saved the checkpoint of step") as stopped:
         train(tmp_path, "train.checkpoint_every=3", "loader=prefetch", "loader.num_workers=1")
     assert stopped.value.exit_code == (130 if number == signal.SIGINT else 75)
-    assert "\ncomputing " in (tmp_path / "report.md").read_text(), "where the time went until then"
     assert signal.getsignal(number) is before
     train(tmp_path)
     assert_equal_weights(undisturbed, tmp_path)

@@ -29,7 +29,7 @@ from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
-KEYS = {"model", "optimizer", "optimizer_class", "loader", "step"}
+KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step"}
 UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 

@@ -1,6 +1,7 @@
 """The config as dataclasses that check their values. targets.py builds the objects that its sections describe.
 
-Every mistake in a value is a ConfigError. Mistakes on the command line are found by overrides.py before.
+Every mistake in a value is a ConfigError. Mistakes on the command line are found by overrides.py before. A callback
+may add typed keys to the sections `train` and `timing`: see Keys.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.config_store import ConfigStore
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,7 +23,6 @@ from data.errors import check_choice
 from loaders import LoaderConfig, LoaderConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-LOGGERS = ("tensorboard", "wandb", "mlflow")  # each is also the name of its package
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
 
 ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
@@ -32,8 +32,19 @@ class ConfigError(ValueError):
     """A setting cannot work: a sentence with the key, its value, and what to do."""
 
 
+class Keys:
+    """The base class of dataclasses that add keys to a section: a callback's `keys` has one for each such section.
+
+    A callback with `keys = {"train": EmaKeys}` finds the checked value in `run.config.train.ema`. Its yaml file sets
+    the default. A `__post_init__` that checks values calls `super().__post_init__()`.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+
 @dataclass
-class TrainConfig:
+class TrainConfig(Keys):
     """The keys of the section `train`, which conf/config.yaml explains."""
 
     epochs: int
@@ -45,8 +56,6 @@ class TrainConfig:
     checkpoint_every: str | None
     keep_checkpoints: int
     warmup_epochs: float
-    early_stop: int | None
-    ema: float | None
     clip_norm: float | None
     freeze: Any  # None, a name or a list of names
     accumulate: int
@@ -60,15 +69,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
-        least = dict.fromkeys((*counts, "early_stop", "process_timeout"), 1) | {"warmup_epochs": 0}
-        for key, bound in least.items():
-            value = getattr(self, key)
-            if value is not None and not value >= bound:
-                raise ConfigError(f"train.{key}={value}: give a number from {bound}")
+        for key in (*counts, "process_timeout"):
+            check_least(f"train.{key}", getattr(self, key), 1)
+        check_least("train.warmup_epochs", self.warmup_epochs, 0)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ConfigError(f"train.ema={self.ema}: give a decay between 0 and 1, such as 0.999, or null for no EMA")
         self.channels_last = self.channels_last.lower()
         check_choice("train.channels_last", self.channels_last, ("auto", "true", "false"), ConfigError)
         if self.num_threads is not None and self.num_threads > (os.cpu_count() or 1):
@@ -78,9 +83,10 @@ class TrainConfig:
         self.freeze = [self.freeze] if isinstance(self.freeze, str) else list(self.freeze or [])
         if not all(isinstance(name, str) for name in self.freeze):
             raise ConfigError(f"train.freeze={self.freeze}: give backbone, a list such as [conv1,layer1], or null")
-        check_choice("train.precision", self.precision, ("auto", "bf16", "fp32"), ConfigError)
+        check_choice("train.precision", self.precision, ("auto", "bf16", "fp16", "fp32"), ConfigError)
         check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
         self.checkpoint_interval()
+        super().__post_init__()
 
     def checkpoint_interval(self) -> tuple[int | None, float | None]:
         """Parses `checkpoint_every`: (steps, None), (None, seconds), or (None, None) if it is null."""
@@ -96,26 +102,30 @@ class TrainConfig:
         return (None, number * 60) if match[2] else (int(number), None)
 
 
+def check_least(key: str, value: float | None, least: float) -> None:
+    """Raises ConfigError for a finite or infinite number below `least`, for infinity and NaN; None passes."""
+    if value is not None and not least <= value < math.inf:
+        raise ConfigError(f"{key}={value}: give a number from {least}")
+
+
 @dataclass
-class TimingConfig:
+class TimingConfig(Keys):
     """The keys of the section `timing`, which conf/config.yaml explains."""
 
     warmup_steps: int
-    timeline: int
-    trial_seconds: float
 
     def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"timing.{key}={value}: give a number from 0")
+        check_least("timing.warmup_steps", self.warmup_steps, 0)
+        super().__post_init__()
 
 
 @dataclass
 class Config:
     """The whole config.
 
-    `data`, `task`, `model` and `optim` have a `_target_` and its arguments; `data` also has the keys of
-    conf/any_data.yaml. `augment` has the arguments of data.augment.Augment, `logger` a section per chosen logger.
+    `data`, `task`, `model`, `optim`, `schedule`, `trainer`, the samplers and each of `callbacks` have a `_target_` and
+    its arguments; `data` also has the keys of conf/any_data.yaml. `augment` has the arguments of data.augment.Augment.
+    `train` and `timing` also have the keys that callbacks add: `checked` makes them a TrainConfig and a TimingConfig.
     """
 
     data: dict[str, Any]
@@ -123,11 +133,15 @@ class Config:
     augment: dict[str, float]
     model: dict[str, Any]
     optim: dict[str, Any]
-    train: TrainConfig
-    timing: TimingConfig
+    schedule: dict[str, Any]
+    trainer: dict[str, Any]
+    train: Any
+    timing: Any
     device: str
     seed: int
-    logger: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sampler: dict[str, Any]
+    batch_sampler: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     loader: LoaderConfig = field(default_factory=LoaderConfig)  # OmegaConf merges `int | str` only into a default
 
     def __post_init__(self) -> None:
@@ -136,24 +150,9 @@ class Config:
             raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
-        if self.data.get("decode_on") == "device":
-            self._check_decode_on_device()
-        if not isinstance(scores := self.task.get("scores") or {}, dict):
-            raise ConfigError(f"task.scores={scores}: write 'task.scores={{NAME: {{_target_: {scores}}}}}'")
-        for name in self.logger:
-            check_choice("logger", name, LOGGERS, ConfigError)
-            if find_spec(name) is None:
-                raise ConfigError(f"logger={name} needs {name}, which is not installed: pip install {name}")
-
-    def _check_decode_on_device(self) -> None:
-        if self.device == "cpu" or not torch.cuda.is_available():
-            raise ConfigError(
-                "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"
-            )
-        if self.loader.name in ("resident", "torch"):
-            raise ConfigError(
-                f"data.decode_on=device: loader={self.loader.name} needs decoded images: use loader=prefetch"
-            )
+        for group in ("scores", "metrics"):
+            if not isinstance(given := self.task.get(group) or {}, dict):
+                raise ConfigError(f"task.{group}={given}: write 'task.{group}={{NAME: {{_target_: {given}}}}}'")
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -162,13 +161,32 @@ ConfigStore.instance().store(name="schema", node=Config)
 def checked(cfg: DictConfig) -> Config:
     """Returns the config as dataclasses. Raises ConfigError for a value of a wrong type or out of bounds."""
     try:
-        config = OmegaConf.to_object(cfg)
+        config = OmegaConf.to_object(with_types(cfg))
     except LoaderConfigError as error:
         raise ConfigError(str(error)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(config, Config)
     return config
+
+
+def with_types(cfg: DictConfig) -> DictConfig:
+    """A copy in which the sections `train` and `timing` have types, also those of the keys that callbacks add."""
+    typed = cfg.copy()
+    added = [item for callback in cfg.callbacks.values() for item in keys_of(callback.get("_target_", "")).items()]
+    for section, base in (("train", TrainConfig), ("timing", TimingConfig)):
+        schema = make_dataclass(section, [], bases=(*(keys for of, keys in added if of == section), base))
+        OmegaConf.update(typed, section, OmegaConf.structured(schema), merge=False)
+        OmegaConf.update(typed, section, OmegaConf.to_container(cfg[section]), merge=True)
+    return typed
+
+
+def keys_of(target: str) -> dict[str, type]:
+    """The `keys` of the callback that `target` names. If it cannot be imported, building it says so."""
+    try:
+        return dict(getattr(get_object(target), "keys", {}))
+    except Exception:
+        return {}
 
 
 def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:

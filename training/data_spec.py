@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from data.images.crops import CroppedDataset
+import torch
+
+from data.samples import Samples
+from data.subset import Subset
+from data.transform import Normalize
 from training.config import ConfigError
+
+WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
+PLAIN_TYPES = (str, int, float, bool, type(None))
+MOST_VALUES = 100  # in an attribute that is stored: longer lists are data
 
 
 @dataclass(frozen=True)
@@ -16,31 +24,42 @@ class DataSpec:
 
     model_options: num_classes, in_channels, image_size. shape: (height, width, channels) of an image, in pixels; None
     for samples without images. mean, std: of each channel, for pixels scaled to 0..1; None if images are not
-    normalised. test_crop: side of a test image's center crop, as a share of its shorter side; None for images that are
-    not cropped.
+    normalised. images: the names of the fields that are. dataset: with it, training/finished/prepare.py
+    calls the test set's `prepare` without its data: the class as "_target_", the "attributes" that are numbers, texts
+    or short lists, and the names of the "others".
     """
 
     model_options: dict[str, int]
     classes: Sequence[str]
+    dataset: dict[str, Any] = field(default_factory=dict)
     shape: Sequence[int] | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    interpolation: str = "bilinear"
-    test_crop: float | None = None
+    images: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, dataset: Any, shape: Sequence[int] | None, mean: Any, std: Any, model_options: dict[str, int]
+        cls,
+        train: Any,
+        test: Any,
+        shape: Sequence[int] | None,
+        normalize: Normalize | None,
+        model_options: dict[str, int],
     ) -> DataSpec:
-        """Describes the training set `dataset`."""
-        classes = [str(name) for name in getattr(dataset, "classes", ())]
-        if shape is None:
-            return cls(model_options, classes)
-        mean, std = (None if values is None else [float(value) for value in values] for values in (mean, std))
-        crop: dict[str, Any] = {}
-        if isinstance(dataset, CroppedDataset):
-            crop = {"interpolation": dataset.interpolation, "test_crop": float(dataset.test_crop)}
-        return cls(model_options, classes, list(shape), mean, std, **crop)
+        """Describes the training set and the test set of a run, and how their images are normalised."""
+        classes = [str(name) for name in getattr(train, "classes", ())]
+        spec = cls(model_options, classes, stored(test), None if shape is None else list(shape))
+        if normalize is None:
+            return spec
+        mean, std = ([float(value) for value in values] for values in (normalize.mean, normalize.std))
+        return replace(spec, mean=mean, std=std, images=list(normalize.fields))
+
+    @classmethod
+    def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:
+        """The DataSpec whose fields a checkpoint has. Raises KeyError with the names of those that it lacks."""
+        if missing := [one.name for one in fields(cls) if one.name not in values]:
+            raise KeyError(", ".join(f"data_spec.{name}" for name in missing))
+        return cls(**values)
 
     def image_shape(self, what: str) -> tuple[int, int, int]:
         """An image's shape (H, W, C). Raises ConfigError, which names `what`, if the network takes no uint8 images."""
@@ -51,11 +70,9 @@ class DataSpec:
 
     def fill(self, section: dict[str, Any]) -> dict[str, Any]:
         """Returns the section `data`; where it has null, it gets the value that the network was trained with."""
-        trained_with = {
-            "image_size": self.shape and self.shape[0],
-            "interpolation": self.interpolation,
-            "test_crop": self.test_crop,
-        }
+        attributes = self.dataset["attributes"]
+        trained_with = {"image_size": self.shape and self.shape[0]}
+        trained_with |= {key: attributes.get(key) for key in ("interpolation", "test_crop")}
         return {key: trained_with.get(key) if value is None else value for key, value in section.items()}
 
     def check(self, dataset: Any) -> None:
@@ -81,3 +98,19 @@ class DataSpec:
                 f"that differs is {ours} in the training set, and {other} in the other: both need the same classes, "
                 "in the same order"
             )
+
+
+def stored(dataset: Any) -> dict[str, Any]:
+    """What a checkpoint stores about the dataset inside of WRAPPERS: its class, and its attributes (see DataSpec)."""
+    while isinstance(dataset, WRAPPERS):
+        dataset = dataset.dataset
+    kind, values = type(dataset), vars(dataset)
+    plain = {name: value for name, value in values.items() if is_plain(value)}
+    others = [name for name in values if name not in plain]
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", "attributes": plain, "others": others}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the value is a number, a text, None, or a short list of these."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return len(parts) <= MOST_VALUES and all(type(part) in PLAIN_TYPES for part in parts)

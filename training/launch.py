@@ -1,4 +1,4 @@
-"""Runs train.py under Hydra: checks the command line, runs the job or the sweep, shows errors and the sweep's table.
+"""Runs train.py under Hydra: checks the command line, runs the job or the sweep, shows errors.
 
 A job that fails writes error.txt into its folder, the sweep goes on with its other jobs, and the exit code is 1. An
 error about a setting, a file or the machine is shown as one sentence, any other with its traceback. With
@@ -13,23 +13,21 @@ import importlib
 import logging
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 import yaml
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
@@ -37,12 +35,11 @@ from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
 from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
-from training.config import ConfigError, full_errors
+from training.config import CONF, ConfigError, full_errors
 from training.files import write_whole
 from training.overrides import check_overrides
 from training.processes import ProcessesLost, is_main_process
 from training.stopping import Stopped
-from training.sweeps.sweep import Sweep, write_report
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +56,6 @@ EXPECTED = (
     ProcessesLost,
 )
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-LAUNCHERS = {  # name: its package, which is optional (requirements-extra.txt)
-    "joblib": "hydra-joblib-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
-}
 # Hydra merges the presets in conf/hydra/launcher/ with the plugins' configs of the same names, and warns of that.
 warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
@@ -92,7 +84,6 @@ class Launcher:
                 log.warning("%s; to continue: %s", stop, resume_command(folder))
             if "SUBMITIT_EXECUTOR" not in os.environ:
                 raise
-            requeue_if_preempted()
             raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped
         except Exception as error:
             if self._earlier is not None and is_main_process():
@@ -108,14 +99,9 @@ class Launcher:
             gc.collect()  # frees this job's memory for the next one
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if hydra.mode == RunMode.MULTIRUN:
-                try:
-                    write_report(folder.parent)
-                except Exception as error:  # the other jobs matter more than the report
-                    log.warning("the sweep's report could not be written: %s", error)
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
-        """Checks the command line, runs Hydra's main, prints a sweep's table, exits.
+        """Checks the command line, runs Hydra's main, exits.
 
         The exit code is 0, or 1 after an error, 130 after Ctrl-C, 75 after another signal ("try again").
         """
@@ -144,14 +130,21 @@ class Launcher:
         except SystemExit as stopped:  # Hydra or its launcher has shown an error
             code = stopped.code
         if SweepStart.folder is not None:
-            self._failed = not print_sweep(SweepStart.folder)
+            for function in SweepStart.at_end:
+                function(SweepStart.folder)
+            self._failed = not all_done(SweepStart.folder)
         sys.exit(code or int(self._failed))
 
 
 class SweepStart(Callback):
-    """Hydra's callback in conf/config.yaml: remembers the sweep's folder, for the table after the last job."""
+    """Hydra's callback in conf/config.yaml: remembers the sweep's folder.
+
+    at_end: functions to call with the folder at the end of the sweep, also after Ctrl-C or a job that failed; other
+    callbacks of Hydra may add to them.
+    """
 
     folder: ClassVar[Path | None] = None
+    at_end: ClassVar[list[Callable[[Path], object]]] = []
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir)
@@ -168,47 +161,21 @@ def _launcher_in(module: str) -> Launcher:
     return importlib.import_module(module).launcher
 
 
-def print_sweep(folder: Path) -> bool:
-    """Writes a sweep's report and prints it. Returns whether all jobs are done, in this process or in others."""
-    try:
-        write_report(folder)
-        sweep = Sweep(folder)
-    except ValueError:  # no job has started
-        return False
-    print(sweep.text())
-    return all(job.status == "done" for job in sweep.jobs)
+def all_done(sweep: Path) -> bool:
+    """Whether all jobs in the sweep's folder are done, in this process or in others."""
+    jobs = [overrides.parents[1] for overrides in sweep.glob("*/.hydra/overrides.yaml")]
+    return bool(jobs) and all((job / "summary.json").exists() for job in jobs)
 
 
 def check_launcher(arguments: list[str]) -> None:
-    """Raises ConfigError if the sweep's launcher is not installed, or if there is no Slurm here to submit to."""
+    """Raises ConfigError if the plugin of the sweep's launcher is not installed."""
     chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
     name = chosen[-1].partition("=")[2] if chosen else ""
-    if package := LAUNCHERS.get(name):
-        try:
-            version(package)
-        except PackageNotFoundError:
-            raise ConfigError(
-                f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}"
-            ) from None
-    if name == "submitit_slurm" and shutil.which("srun") is None:
-        raise ConfigError(
-            "hydra/launcher=submitit_slurm submits to Slurm, and there is no srun here: run it on a login node of the "
-            "cluster, or use hydra/launcher=joblib on this machine"
-        )
-
-
-def requeue_if_preempted() -> None:
-    """Requeues this Slurm job if Slurm preempted it, and the job exits before the grace time is over.
-
-    Slurm itself requeues only the jobs that it has to kill at the end of the grace time.
-    """
-    job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
-    if array is not None:  # SLURM_JOB_ID alone can name the whole array, which is the sweep
-        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    if job is not None:
-        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
-        if "PreemptTime=2" in shown:  # a year; a job that was not preempted has PreemptTime=None
-            subprocess.run(["scontrol", "requeue", job], check=False)
+    if name and (CONF / "hydra" / "launcher" / f"{name}.yaml").exists():
+        Plugins.instance()  # registers the plugins' configs
+        if f"{name}.yaml" not in ConfigStore.instance().list("hydra/launcher"):
+            package = f"hydra-{name.partition('_')[0]}-launcher"
+            raise ConfigError(f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}")
 
 
 def is_expected(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the optimizer, with weight decay and a learning rate per layer, and freezes parameters."""
+"""Builds the network and its optimizer, with weight decay and a learning rate per layer; freezes parameters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,36 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+import torch
 import yaml
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from data.errors import did_you_mean
-from training.config import CONF, ConfigError
+from training.config import CONF, Config, ConfigError
+from training.precision import memory_format
 from training.targets import build
 
 log = logging.getLogger(__name__)
 
 BATCH_SIZE = 128  # the learning rates in conf/optim/ were chosen for it
+
+
+def build_network(config: Config, options: dict[str, Any], device: torch.device) -> nn.Module:
+    """Builds the network of the section `model` on the device; `options` are arguments that it gets if it takes them.
+
+    Raises ConfigError if the target cannot be called, or returns no network.
+    """
+    model = build("model", config.model, optional=options)
+    if not isinstance(model, nn.Module):
+        name, kind = config.model["_target_"], type(model).__name__
+        raise ConfigError(f"model: {name} returned a {kind}: return the network, a torch.nn.Module")
+    model = model.to(device).to(memory_format=memory_format(config.train.channels_last, device))
+    if config.train.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    freeze(model, config.train.freeze)
+    return model
 
 
 def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:

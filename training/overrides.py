@@ -15,9 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
 from training.command_line import SWEEP_FLAGS
-from training.config import Config, ConfigError, full_errors, one_line
+from training.config import Config, ConfigError, full_errors, one_line, with_types
 
 SECTIONS = {*Config.__dataclass_fields__, "debug", "experiment", "hydra"}
+LISTS = (
+    "callbacks",
+    "callbacks/standard",
+    "logger",
+)  # groups of which several may be chosen: logger=[tensorboard,wandb]
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -47,7 +52,9 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         for override in groups:
             _check_group(override, loader.get_group_options(override.key_or_group))
         try:
-            known = compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
+            known = with_types(
+                compose("config", [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups])
+            )
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
@@ -70,7 +77,7 @@ def _parsed(lines: list[str]) -> list[Override]:
 
 def _check_group(override: Override, options: list[str]) -> None:
     for value in _values(override):
-        is_list = isinstance(value, list) and override.key_or_group == "logger"  # logger=[tensorboard,wandb]
+        is_list = isinstance(value, list) and override.key_or_group in LISTS
         for choice in value if is_list else [value]:
             if choice is not None:  # null leaves out an optional group such as debug
                 check_choice(override.key_or_group, str(choice), options, ConfigError)

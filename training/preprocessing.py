@@ -10,12 +10,9 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-
 from models.pretrained import Preprocessing
 from training.config import Config
-from training.targets import build
+from training.targets import build, target
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +41,3 @@ def mean_and_std(preprocessing: Preprocessing, dataset: Any, channels: int) -> t
     if preprocessing.mean and len(preprocessing.mean) == channels:
         return preprocessing.mean, preprocessing.std
     return getattr(dataset, "mean", None), getattr(dataset, "std", None)
-
-
-def target(section: dict[str, Any]) -> Any:
-    """The function or class that the section's `_target_` names; None if it does not exist."""
-    try:
-        return getattr(instantiate(section, _partial_=True), "func", None)
-    except InstantiationException:
-        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -54,14 +54,19 @@ class Processes:
     def share_buffers(self, model: nn.Module) -> None:
         """Copies the main process's buffers to the other processes: their batch norm statistics differ."""
 
-    def gather(self, *values: float) -> list[tuple[float, ...]]:
-        """Returns the values of each process, by rank. All processes have to call it, and wait for one another."""
-        return [values]
+    def skip_averaging(self, model: nn.Module) -> None:
+        """From now on, backward passes only sum up this process's gradients: `average_gradients` averages them."""
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Averages the gradients of the parameters over all processes."""
+
+    def gather(self, value: Any = None) -> list[Any]:
+        """Returns the value of each process, by rank. All processes have to call it, and wait for one another."""
+        return [value]
 
     def total(self, window: Window) -> Window:
         """Merges the windows of all processes. All processes have to call it, and wait for one another."""
-        times = self.gather(window.images, window.seconds, window.wait_seconds)
-        return Window.of_processes([Window(window.steps, int(images), *rest) for images, *rest in times])
+        return Window.of_processes(self.gather(window))
 
     def share(self, make: Callable[[], Any]) -> Any:
         """Calls `make` in the main process only, and returns its result in every process."""
@@ -123,11 +128,24 @@ class TorchrunProcesses(Processes):
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def gather(self, *values: float) -> list[tuple[float, ...]]:
-        mine = torch.tensor(values, dtype=torch.float64)
-        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine, group=self._control)
-        return [tuple(row.tolist()) for row in rows]
+    def skip_averaging(self, model: nn.Module) -> None:
+        assert isinstance(model, DistributedDataParallel)
+        model.require_backward_grad_sync = False  # as no_sync does
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not gradients:
+            return
+        whole = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(whole)
+        parts = (whole / self.world_size).split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def gather(self, value: Any = None) -> list[Any]:
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
 
     def share(self, make: Callable[[], Any]) -> Any:
         values = [make() if self.is_main else None]

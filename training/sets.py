@@ -14,15 +14,14 @@ from torch.utils.data import Dataset, default_collate
 
 from data.augment import Augment
 from data.errors import DataError
-from data.images.decode_on_device import DecodeOnDevice
-from data.samples import Samples
+from data.samples import CHANNELS, Samples
 from data.subset import offers, split
 from data.transform import Normalize
 from loaders import Random, WorkerLoader
 from training.config import Config, ConfigError
 from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing
-from training.targets import build, function_of
+from training.targets import build, function_of, target
 from training.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,9 @@ class Sets:
 
     train, test, val: datasets; val is None without data.val_fraction. first, first_tested: the first training and the
     first test samples as batches, on the host. image_shape: (height, width, channels); None for samples without
-    images. transform, augment: of evaluated batches, and of training batches; None without images. made_seconds: how
-    long the datasets took to make their files. Raises ConfigError or DataError for settings, datasets or first samples
+    images. images: the names of the inputs that are images. what: "images", or "samples" without images. transform,
+    augment: of evaluated batches, and of training batches; None without images. made_seconds: how long the datasets
+    took to make their files. Raises ConfigError or DataError for settings, datasets or first samples
     that cannot be used.
     """
 
@@ -46,6 +46,8 @@ class Sets:
         data, self.preprocessing = with_preprocessing(config)
         if not 0 <= fraction < 1:
             raise ConfigError(f"data.val_fraction={fraction}: give a share of the training set, from 0 to below 1")
+        if check := getattr(target(data), "check_run", None):
+            check(data, config.device, config.loader.name)
         self.collate: Callable | None = collate and function_of("data.collate", collate)
         train, test = (open_dataset(data, train) for train in (True, False))
         for dataset in (train, test):
@@ -60,9 +62,9 @@ class Sets:
             raise ConfigError(f"data.val_fraction={fraction}: there is only one training sample to split")
         if fraction:
             self.train, self.val = split(self.train, fraction)
-        images = self.first["image"] if "image" in self.task.inputs else None
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            images = None
+        self.images = [name for name in self.task.inputs if is_image(self.first[name])]
+        self.what = "images" if self.images else "samples"
+        images = self.first[self.images[0]] if self.images else None
         self._is_uint8 = images is not None and images.dtype == torch.uint8
         self.image_shape = None if images is None else _image_shape(images)
         if images is not None and not self._is_uint8 and images.max() > LARGE_PIXEL:
@@ -70,10 +72,19 @@ class Sets:
         self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
         self.normalize = self._normalize(train)
         self.transform, self.augment = self._transforms(train, config.augment)
-        mean, std = (getattr(self.normalize, name, None) for name in ("mean", "std"))
-        self.spec = DataSpec.of(train, self.image_shape, mean, std, self._model_options())
+        self.spec = DataSpec.of(train, test, self.image_shape, self.normalize, self._model_options())
         if hasattr(test, "classes"):
             self.spec.check_classes(test, "the test set has")
+
+    def describe(self, config: Config, steps: int) -> str:
+        """Describes the data, the loader and the steps of the run in one line."""
+        classes = f" of {self.task.label_below} classes" if self.task.label_below else ""
+        validation = "" if self.val is None else f"{len(self.val):,} to validate, "
+        return (
+            f"{self.name}: {len(self.train):,} {self.what}{classes}, {validation}{len(self.test):,} to test; "
+            f"loader={config.loader.name}, {config.loader.num_workers} workers; "
+            f"{steps:,} steps of {config.train.batch_size} {self.what}, learning rate {config.optim.get('lr')}"
+        )
 
     @property
     def evaluated(self) -> tuple[str, Any]:
@@ -121,7 +132,8 @@ class Sets:
                     f"{self.name}.{name} is {values}: give {channels} numbers, one per channel, for pixels scaled to "
                     f"0..1: from {least:g} to 1"
                 )
-        return Normalize(mean, std)
+        uint8 = [name for name in self.images if self.first[name].dtype == torch.uint8]
+        return Normalize(mean, std, fields=uint8)
 
     def _transforms(self, train: Any, augment: dict[str, float]) -> tuple[Any, Any]:
         """The transform of evaluated batches, and that of training batches."""
@@ -130,14 +142,17 @@ class Sets:
                 raise ConfigError(f"{used[0]}: {self.name} has no images to augment: set it to 0")
             return None, None
         normalize: Any = self.normalize
-        if getattr(train, "decode_on", "workers") == "device":
-            normalize = DecodeOnDevice(train, normalize)
+        if hasattr(train, "transform_on_device"):
+            normalize = train.transform_on_device(normalize)
         for key in ("mixup", "cutmix"):
-            if augment[key] and self.task.label_below is None:
+            if augment[key] and (self.task.label_below is None or self.task.label is None):
                 raise ConfigError(
                     f"augment.{key}={augment[key]}: it mixes classes: set it to 0, or task=classification"
                 )
-        return normalize, Augment(normalize, self.task.num_outputs, **augment)
+        if len(self.images) > 1 and (used := [f"augment.{key}={value}" for key, value in augment.items() if value]):
+            raise ConfigError(f"{used[0]}: {self.name} has {len(self.images)} images a sample: augment them in it")
+        fields: dict[str, Any] = {"image": self.images[0], "label": self.task.label}
+        return normalize, Augment(normalize, self.task.num_outputs, **augment | fields)
 
 
 def open_dataset(section: dict[str, Any], train: bool) -> Any:
@@ -155,7 +170,7 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
         functions["scores"] = {
             name: function_of(f"task.scores.{name}", score) for name, score in section["scores"].items()
         }
-    arguments = {key: value for key, value in section.items() if key not in ("loss", "scores")}
+    arguments = {key: value for key, value in section.items() if key not in ("loss", "scores", "metrics")}
     task: Task = build("task", arguments, dataset, **functions)
     return task
 
@@ -164,7 +179,7 @@ def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
     """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged."""
     if offers(dataset, "read_batch") or offers(dataset, "arrays"):
         return dataset
-    samples = Samples(dataset, [*task.inputs, task.label], task.label_below, has_collate)
+    samples = Samples(dataset, *_checks(task), has_collate, task.label is not None)
     for name in ("classes", "mean", "std", "labels"):
         if hasattr(dataset, name):
             setattr(samples, name, getattr(dataset, name))
@@ -179,8 +194,7 @@ class FirstSamples:
     """
 
     def __init__(self, datasets: list[Any], task: Task, has_collate: bool, skips: bool) -> None:
-        checks = [*task.inputs, task.label], task.label_below, has_collate
-        self.datasets = [Samples(dataset, *checks) for dataset in datasets]
+        self.datasets = [Samples(dataset, *_checks(task), has_collate, task.label is not None) for dataset in datasets]
         self.skips = skips
 
     def __len__(self) -> int:
@@ -215,6 +229,18 @@ def _check_methods(dataset: Any) -> None:
         inspect.signature(dataset.read_batch).bind(None, None, None)
     except TypeError as error:
         raise DataError(f"{name}.read_batch needs the arguments (self, indices, out, random): {error}") from error
+
+
+def _checks(task: Task) -> tuple[list[str], int | None]:
+    """The names of a sample's fields, and the number of classes that its label is checked against."""
+    return ([*task.inputs] if task.label is None else [*task.inputs, task.label]), task.label_below
+
+
+def is_image(batch: Any) -> bool:
+    """Whether a field of a batch has images: uint8 (B, H, W, C), or floats (B, C, H, W), with up to 4 channels."""
+    if not isinstance(batch, Tensor) or batch.ndim != 4:
+        return False
+    return batch.is_floating_point() or (batch.dtype == torch.uint8 and batch.shape[3] in CHANNELS)
 
 
 def _image_shape(images: Tensor) -> tuple[int, int, int]:

@@ -21,20 +21,20 @@ def build(
 ) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
-    Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError of the
-    target unchanged; ConfigError if the section has no target, or if the target cannot be imported or called.
+    Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError or
+    ConfigError of the target unchanged; ConfigError if there is no target, or if it cannot be imported or called.
     """
     if not section.get("_target_"):
         raise ConfigError(
-            f"{name} has no _target_: its file in conf/{name}/ needs the line '_target_: MODULE.NAME', with the class "
-            "or function to call"
+            f"{name} has no _target_: its file in conf/{name.partition('.')[0]}/ needs the line "
+            "'_target_: MODULE.NAME', with the class or function to call"
         )
     keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
     try:
         target = instantiate(section, _partial_=True)
         not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
-    except DataError:
+    except (ConfigError, DataError):
         raise
     except Exception as error:
         raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error
@@ -100,3 +100,11 @@ def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     names = {*parameters, *(["num_classes"] if takes_any else [])}
     return {key: value for key, value in options.items() if key in names}
+
+
+def target(section: dict[str, Any]) -> Any:
+    """The function or class that the section's `_target_` names; None if it does not exist."""
+    try:
+        return getattr(instantiate(section, _partial_=True), "func", None)
+    except InstantiationException:
+        return None

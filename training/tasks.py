@@ -24,16 +24,18 @@ class Task:
 
     dataset: the training set, or for a finished run its DataSpec: anything with the same `classes`.
     inputs: the names of the batch's fields that the network gets, in this order.
-    label: the name of the field that the network learns to predict.
+    label: the name of the field that the network learns to predict; None if it learns without one: the loss and the
+        scores then get None as labels.
     loss: a function that returns the loss of a batch; it replaces the task's default loss.
     scores: more scores by name, functions that return a number for each sample (B,).
     metric: the score that chooses the best checkpoint; it replaces the task's default metric.
     higher_is_better: whether a higher value of that score is better.
     A loss and scores get the outputs (B, ...) in float32, and the labels with the dtype and shape that the task says.
+    This class itself serves trainers that compute the loss: it has no scores but the loss.
     """
 
-    metric = ""
-    higher_is_better = True
+    metric = "loss"
+    higher_is_better = False
     num_outputs = 1
     label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
@@ -41,7 +43,7 @@ class Task:
         self,
         dataset: Any,
         inputs: str | list[str] = "image",
-        label: str = "label",
+        label: str | None = "label",
         loss: Function | None = None,
         scores: dict[str, Function] | None = None,
         metric: str | None = None,
@@ -57,24 +59,26 @@ class Task:
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, labels: Any) -> Tensor:
         """Returns the mean loss of a batch, a float32 scalar."""
         loss = (self._given_loss or self._loss)(outputs.float(), self._prepared(labels))
         return _tensor("task.loss", loss).mean()
 
-    def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def scores(self, outputs: Tensor, labels: Any) -> dict[str, Tensor]:
         """Returns the scores by name, with a number for each sample (B,). Reports show their means."""
         outputs, labels = outputs.float(), self._prepared(labels)
         given = {name: function(outputs, labels) for name, function in self._given_scores.items()}
         scores = self._scores(outputs, labels) | given
-        return {name: _by_sample(name, score, len(labels)) for name, score in scores.items()}
+        return {name: _by_sample(name, score, len(outputs)) for name, score in scores.items()}
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the probabilities of the classes (B, classes), or the predicted values (B, numbers)."""
         raise NotImplementedError
 
-    def check(self, outputs: Any, labels: Tensor) -> None:
+    def check(self, outputs: Any, labels: Any) -> None:
         """Raises DataError if outputs and labels do not fit the task, or each other."""
+        if labels is None:  # what the outputs mean is up to the task
+            return
         if not isinstance(outputs, Tensor) or outputs.ndim < 1:
             raise DataError(f"the network returned a {type(outputs).__name__}: it should return a tensor (B, outputs)")
         wanted = (len(labels), self.num_outputs)
@@ -94,10 +98,10 @@ class Task:
         return labels
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise DataError(f"{type(self).__name__} has no loss: set task.loss, or a trainer= with its own training_step")
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
+        return {}
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -127,6 +131,7 @@ class Classification(Task):
     """
 
     metric = "accuracy"
+    higher_is_better = True
 
     def __init__(
         self,
@@ -222,6 +227,7 @@ class Multilabel(Task):
     """
 
     metric = "f1"
+    higher_is_better = True
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -262,7 +268,6 @@ class Regression(Task):
     """
 
     metric = "mae"
-    higher_is_better = False
 
     def __init__(self, dataset: Any, numbers: int = 1, **options: Any) -> None:
         super().__init__(dataset, **options)

@@ -1,118 +1,173 @@
-"""The Trainer: the training step, evaluation, the learning rate, and the content of a checkpoint."""
+"""The Trainer: the training step, evaluation, optimizers and schedules, and the content of a checkpoint.
+
+For another training step, write a subclass in a file of your own, and choose it: trainer._target_=mine.MyTrainer. It
+overrides any of
+
+    training_step(batch) -> loss            the mean loss of a batch, a scalar with a gradient
+    evaluation_step(batch) -> scores        by name, a number per sample (B,), or their mean ()
+    configure_optimizers() -> optimizers    one, or a list
+
+A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, and return None.
+self.model is the network: what is trained and saved has to be a part of it. self.log(name=value) adds to the log.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from data.errors import DataError, check_choice
 from loaders import Preloader
-from loaders.nested import move
+from loaders.nested import rows
 from training.checkpoint import load_weights
-from training.config import ARGUMENT_ERRORS, Config, ConfigError, TrainConfig, changes, one_line
-from training.optimizer import build_optimizer, count_parameters, freeze, training_mode, warn_of_batch_size
+from training.config import Config, ConfigError, changes
+from training.fit import check_fit
+from training.metrics import EpochMetrics, Means
+from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
+from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
+from training.schedule import build_schedule, replay, step_all
 from training.sets import Sets
+from training.splitting import check_splitting, split_batch
 from training.stopping import StopSignals
-from training.targets import build
 
 log = logging.getLogger(__name__)
 
+SCHEDULING = ("optim.", "schedule.", "train.", "trainer.")  # settings that a learning rate may depend on
+
 
 class Trainer:
-    """The model, its optimizer and schedule, and the number of epochs and steps that it was trained for.
+    """The network, its optimizers and schedules, and the number of epochs and steps that it was trained for.
 
-    Raises ConfigError or DataError if the model, the task and the first samples do not fit together.
+    steps: the optimizer steps of all epochs. A subclass with arguments of its own passes the others on.
+    Raises ConfigError if the network cannot be built.
     """
 
-    def __init__(self, config: Config, sets: Sets, processes: Processes) -> None:
-        self.config, self.seed, self.task, self.spec = config.train, config.seed, sets.task, sets.spec
-        self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "logger")}
+    log: Callable[..., None] = staticmethod(lambda **values: None)  # Run sets it
+
+    def __init__(self, config: Config, data: Sets, processes: Processes, steps: int) -> None:
+        self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
+        self._optim, self._schedule = config.optim, config.schedule
+        self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "callbacks")}
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self._nan_seen = False
-        self.first_batch: dict[str, Any] = {}  # kept, because Trials measures steps on it after the run
-        self.resumed_at_epoch_end = False  # True if the resumed checkpoint was saved at the end of an epoch
-        steps = total_steps(len(sets.train), self.config)
+        self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
+        self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
+        self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
-        self.warmup_steps = min(self.config.warmup_epochs * steps / self.config.epochs, self.last_step / 2)
 
-        model = build("model", config.model, optional=sets.spec.model_options)
-        if not isinstance(model, nn.Module):
-            name, kind = config.model["_target_"], type(model).__name__
-            raise ConfigError(f"model: {name} returned a {kind}: return the network, a torch.nn.Module")
-        choice = self.config.channels_last
-        channels_last = choice == "true" or (choice == "auto" and self.device.type == "cuda")
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model.to(self.device).to(memory_format=self.memory_format)
-        if self.config.sync_batchnorm:
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        freeze(self.model, self.config.freeze)
-        self.bf16 = uses_bf16(self.config.precision, self.device)
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-        self.score_names = self._check_first_samples(sets)
-        self.means = Means(processes, self.score_names)  # of the training steps since they were last read
-        self.parallel = processes.parallel(self.model)
-        self.forward = torch.compile(self.parallel) if self.config.compile else self.parallel
-        self.ema: AveragedModel | None = None
-        if self.config.ema is not None:
-            self.ema = AveragedModel(self.model, multi_avg_fn=self._average, use_buffers=True)
-
+        self.model: Any = build_network(config, data.spec.model_options, self.device)
+        self.memory_format = memory_format(self.config.channels_last, self.device)
+        self.dtype = choose_dtype(self.config.precision, self.device)
+        self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
+        self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
+        self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
         warn_of_batch_size(config.optim, self.config.batch_size)
-        self.optimizer = build_optimizer(self.model, config.optim)
-        self.schedule = LambdaLR(self.optimizer, self.learning_rate)
 
-    @property
-    def finished(self) -> bool:
-        return self.step >= self.last_step
+    def set_up(self, data: Sets) -> None:
+        """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, as a share of the peak: a linear rise, then half a cosine down to zero."""
-        if step < self.warmup_steps:
-            return (step + 1) / (self.warmup_steps + 1)
-        return 0.5 + 0.5 * math.cos(math.pi * (step - self.warmup_steps) / (self.last_step - self.warmup_steps))
+        Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
+        """
+        check_fit(self, data)
+        check_splitting(self)
+        if self.config.compile:
+            self.model.compile()
+        self.parallel = self.processes.parallel(_Step(self))
+        given = self.configure_optimizers()
+        self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
+        warmup = self.config.warmup_epochs * self._steps_per_epoch
+        self.schedules = [
+            build_schedule(self._schedule, optimizer, self.last_step, warmup, self._steps_per_epoch)
+            for optimizer in self.optimizers
+        ]
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor | None:
+        """Returns the mean loss of a batch, or of the part of it that train.accumulate makes."""
+        inputs, labels = self.inputs_and_labels(batch)
+        outputs = self.model(*inputs)
+        loss = self.task.loss(outputs, labels)
+        with torch.no_grad():
+            self.means.add(rows(batch), self.task.scores(outputs, labels))
+        return loss
+
+    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the scores of a batch. What `self.metrics.update` gets is for task.metrics, at the epoch's end."""
+        inputs, labels = self.inputs_and_labels(batch)
+        outputs = self.model(*inputs)
+        self.metrics.update(outputs, labels)
+        return {"loss": self.task.loss(outputs, labels), **self.task.scores(outputs, labels)}
+
+    def configure_optimizers(self) -> Optimizer | Sequence[Optimizer]:
+        """Returns the optimizer, or several. By default it is the one of conf/optim/, for all of self.model."""
+        return build_optimizer(self.model, self._optim)
+
+    def overrides(self, step: str) -> bool:
+        """Whether a subclass defines the step of that name."""
+        return getattr(type(self), step) is not getattr(Trainer, step)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of `loss` to those of the parameters."""
+        if self._is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
+            self.processes.skip_averaging(self.parallel)
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(loss).backward()
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._is_in_step:
+            self.processes.average_gradients(parameters)
+        if self.config.clip_norm is not None:
+            self.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+        self.scaler.step(optimizer)
+        optimizer.zero_grad(set_to_none=True)
 
     def train_step(self, batch: dict[str, Any]) -> None:
-        """One optimizer step. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
+        """One step of the run. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
         training_mode(self.model)
-        self.first_batch = self.first_batch or batch
         seed_step(self.device, self.seed, self.step, self.processes.rank)
-        inputs, labels = self._inputs_and_labels(batch)
-        parts = list(zip(*(field.chunk(self.config.accumulate) for field in (*inputs, labels)), strict=True))
-        for number, (*part_inputs, part_labels) in enumerate(parts, 1):
+        parts, count, loss = split_batch(batch, self.config.accumulate), rows(batch), None
+        for number, part in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
                 with self.autocast:
-                    outputs = self.forward(*part_inputs)
-                loss = self.task.loss(outputs, part_labels)
-                (loss * (len(part_labels) / len(labels))).backward()
-            with torch.no_grad():
-                self.means.add(len(part_labels), {"loss": loss, **self.task.scores(outputs, part_labels)})
-        if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
+                    loss = self.parallel(part)
+                if loss is not None:
+                    self.means.add(rows(part), {"loss": loss})
+                    self.backward(loss * (rows(part) / count))
+        if loss is not None:
+            for optimizer in self.optimizers:
+                self.optimizer_step(optimizer)
+        elif len(parts) > 1:
+            raise ConfigError(
+                f"train.accumulate={len(parts)}: {type(self).__name__}.training_step steps its optimizers itself, "
+                "with a part of the batch each time: use train.accumulate=1"
+            )
+        if self.scaler.is_enabled():
+            self.scaler.update()
+        if self._schedule.get("every") != "epoch" and self.step < self.last_step:  # measurements come after
+            step_all(self.schedules)
         self.step += 1
 
-    def _average(self, means: Any, weights: Any, count: Any) -> None:
-        """Updates the running mean of the weights. The decay rises from 0.1 to train.ema: the first weights fade."""
-        assert self.config.ema is not None
-        get_ema_multi_avg_fn(min(self.config.ema, (1 + self.step) / (10 + self.step)))(means, weights, count)
+    def end_epoch(self, is_complete: bool) -> None:
+        """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
+        self.epoch += 1
+        if is_complete and self._schedule.get("every") == "epoch":
+            step_all(self.schedules)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
@@ -120,21 +175,45 @@ class Trainer:
 
         The number is 0 without a signal. A signal ends the evaluation early: the means are not those of all samples.
         """
-        model = self.model if self.ema is None else self.ema.module
-        model.eval()
-        self.processes.share_buffers(model)
-        means = Means(self.processes, self.score_names)
-        with self._bar("evaluating", total=len(loader)) as bar:
-            for batch in loader:
-                inputs, labels = self._inputs_and_labels(batch)
+        trained, means = self.model, Means(self.processes)
+        self.model = trained if self._mean is None else self._mean.module
+        try:
+            self.model.eval()
+            self.processes.share_buffers(self.model)
+            disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
+            for batch in tqdm(loader, "evaluating", len(loader), unit="step", leave=False, disable=disable):
                 with self.autocast:
-                    outputs = model(*inputs)
-                means.add(len(labels), {"loss": self.task.loss(outputs, labels), **self.task.scores(outputs, labels)})
-                bar.update()
+                    means.add(rows(batch), self.evaluation_step(batch))
                 if signals.received:
                     break
-        signal_number = max(number for (number,) in self.processes.gather(signals.received))
-        return means.read(), int(signal_number)
+        finally:
+            self.model = trained
+        return means.read() | self.metrics.compute(), max(self.processes.gather(signals.received))
+
+    def evaluate_with(self, mean: AveragedModel) -> None:
+        """Evaluates a mean of the weights in place of the network, and saves it in each checkpoint.
+
+        If the checkpoint that the run resumes from has such a mean, loads it.
+        """
+        self._mean = mean
+        if self._saved_mean is not None:
+            mean.load_state_dict(self._saved_mean)
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.last_step
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest one of all optimizers and parameters."""
+        return max(group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
+
+    def inputs_and_labels(self, batch: dict[str, Any]) -> tuple[list[Any], Any]:
+        """The fields of a batch that the network gets, and the labels; None with task.label=null."""
+        inputs = [batch[name] for name in self.task.inputs]
+        if self.memory_format is torch.contiguous_format:  # the transform returns images in channels-last format
+            inputs = [field.contiguous() if isinstance(field, Tensor) else field for field in inputs]
+        return inputs, None if self.task.label is None else batch[self.task.label]
 
     def warn_of_nan(self, loss: float) -> None:
         """Warns once if the loss is NaN or infinite: training cannot recover from it."""
@@ -143,66 +222,15 @@ class Trainer:
             advice = "is there a NaN in the data, or is optim.lr too high? train.clip_norm may help"
             log.warning("the loss is %g by step %d: %s", loss, self.step, advice)
 
-    def _inputs_and_labels(self, batch: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
-        """The fields of a batch that the network gets, and the labels."""
-        inputs = [batch[name] for name in self.task.inputs]
-        if self.memory_format is torch.contiguous_format:  # the transform returns images in channels-last format
-            inputs = [field.contiguous() for field in inputs]
-        return inputs, batch[self.task.label]
-
-    @torch.no_grad()
-    def _first_outputs(self, sets: Sets, split: str, first: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Passes the first samples of a split through the network. Returns outputs and labels, which fit the task."""
-        batch = move(first, lambda tensor: tensor.to(self.device))
-        batch = batch if sets.transform is None else sets.transform(batch)
-        inputs, labels = self._inputs_and_labels(batch)
-        shapes = ", ".join(str(tuple(field.shape)) for field in inputs)
-        self.model.eval()
-        try:
-            with self.autocast:
-                outputs = self.model(*inputs)
-        except ARGUMENT_ERRORS as error:
-            name = type(self.model).__name__
-            raise ConfigError(
-                f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)} (first {split} samples)"
-            ) from error
-        self.task.check(outputs, labels)
-        return outputs, labels
-
-    def _check_first_samples(self, sets: Sets) -> list[str]:
-        """Checks the first samples of both sets. Returns the names of the loss and the scores.
-
-        Raises DataError or ConfigError if samples, network and task do not fit together.
-        """
-        outputs, labels = self._first_outputs(sets, "training", sets.first)
-        self._first_outputs(sets, "test", sets.first_tested)
-        if len(labels) == self.task.num_outputs:  # a loss could take samples for outputs, and would fail later
-            outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
-        possible_labels = [labels]
-        if sets.mixes:  # mixup and cutmix turn labels into shares of the classes
-            possible_labels.append(nn.functional.one_hot(labels.long().flatten(), self.task.num_outputs).float())
-        for labels in possible_labels:
-            try:
-                if not self.task.loss(outputs.requires_grad_(), labels).requires_grad:
-                    raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
-                names = ["loss", *self.task.scores(outputs.detach(), labels)]
-            except DataError:
-                raise
-            except ARGUMENT_ERRORS as error:
-                raise ConfigError(
-                    f"task: outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, "
-                    f"{labels.dtype}, do not fit the loss or a score: {one_line(error)}"
-                ) from error
-        check_choice("task.metric", self.task.metric, names, ConfigError)
-        return names
-
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
         """The content of a checkpoint: what a run needs to continue from here as if it had not been stopped."""
         return {
             "model": self.model.state_dict(),
-            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_class": type(self.optimizer).__name__,
+            **({} if self._mean is None else {"ema": self._mean.state_dict()}),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer_classes": [type(optimizer).__name__ for optimizer in self.optimizers],
+            "schedules": [schedule.state_dict() for schedule in self.schedules],
+            "scaler": self.scaler.state_dict(),
             "loader": loader.state_dict(),
             "step": self.step,
             "config": self.settings,
@@ -210,91 +238,60 @@ class Trainer:
         }
 
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
-        """Continues from a checkpoint. Raises ConfigError if it does not fit this run."""
+        """Continues from a checkpoint. Raises ConfigError if it does not fit this run.
+
+        With other settings of the optimizers or the schedules, these start at the checkpoint's step with the new
+        settings; otherwise they continue with the same bits.
+        """
         load_weights(self.model, state["model"], path)
-        if self.ema is not None:
-            # The mean of a checkpoint without one starts with the checkpoint's weights.
-            self.ema.load_state_dict(state.get("ema") or AveragedModel(self.model).state_dict())
-        theirs, ours = state["optimizer_class"], type(self.optimizer).__name__
+        self._saved_mean = state.get("ema")
+        theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
         if theirs != ours:
             raise ConfigError(
-                f"train.resume: {path} was trained with {theirs} and this run has {ours}: use the same optim="
+                f"train.resume: {path} was trained with {', '.join(theirs)} and this run has {', '.join(ours)}: use "
+                "the same optim="
             )
-        # Only the optimizer's running state is loaded: the learning rate and other settings are those of this run.
-        optimizer_state = {**self.optimizer.state_dict(), "state": state["optimizer"]["state"]}
+        self.epoch, self.step = state["loader"]["epoch"], state["step"]
+        self.changed = changes(self.settings, state.get("config", self.settings))
+        has_new_rates = any(change.startswith(SCHEDULING) for change in self.changed)
         try:
-            self.optimizer.load_state_dict(optimizer_state)
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                groups = {"param_groups": optimizer.state_dict()["param_groups"]} if has_new_rates else {}
+                optimizer.load_state_dict({**saved, **groups})
             loader.load_state_dict(state["loader"])
         except ValueError as error:
             raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
-        self.schedule = LambdaLR(self.optimizer, self.learning_rate, last_epoch=state["step"] - 1)
-        self.epoch, self.step = state["loader"]["epoch"], state["step"]
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            if has_new_rates:
+                replay(schedule, self.epoch if self._schedule.get("every") == "epoch" else self.step)
+            else:
+                schedule.load_state_dict(saved)
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
         self.resumed_at_epoch_end = state["loader"]["samples"] == 0
-        where = f"at the end of epoch {self.epoch}" if self.resumed_at_epoch_end else f"in epoch {self.epoch + 1}"
-        log.info("resuming after step %d, %s, from %s", self.step, where, path)
-        self.changed = changes(self.settings, state.get("config", self.settings))
+        log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))
 
-    def progress_bar(self) -> tqdm:
-        return self._bar("training", total=self.last_step, initial=self.step)
-
-    def _bar(self, what: str, **counts: int) -> tqdm:
-        disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
-        return tqdm(desc=what, unit="step", leave=False, disable=disable, **counts)
-
     def __str__(self) -> str:
-        precision = "bf16" if self.bf16 else "fp32"
+        precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
         return f"{type(self.model).__name__} with {count_parameters(self.model):,} parameters in {precision}"
 
 
-class Means:
-    """Means over samples. The sums stay on the device until `read`, which all processes call at the same step."""
+class _Step(nn.Module):
+    """The module that DDP wraps. Its forward pass is the training step, which may use any part of the network."""
 
-    def __init__(self, processes: Processes, names: Sequence[str]) -> None:
-        self._processes, self._names = processes, names
-        self._reset()
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.model, self._trainer = trainer.model, [trainer]  # in a list: no part of this module
 
-    def _reset(self) -> None:
-        zero = torch.zeros((), dtype=torch.float64, device=self._processes.device)
-        self._sums, self._count = dict.fromkeys(self._names, zero), 0
-
-    def add(self, samples: int, values: dict[str, Tensor]) -> None:
-        """Adds the values of `samples` samples by name: one value for each sample (B,), or their mean ()."""
-        for name, value in values.items():
-            value = value.detach()
-            self._sums[name] = self._sums[name] + (value.sum(dtype=torch.float64) if value.ndim else value * samples)
-        self._count += samples
-
-    def read(self) -> dict[str, float]:
-        """Returns the means since the last call, over all processes."""
-        every = self._processes.gather(self._count, *(total.item() for total in self._sums.values()))
-        count, *sums = (sum(values) for values in zip(*every, strict=True))
-        self._reset()
-        return {name: total / max(count, 1) for name, total in zip(self._names, sums, strict=True)}
-
-
-def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the network computes in bf16 on the device; `precision` is train.precision."""
-    gpu_has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return precision == "bf16" or (precision == "auto" and gpu_has_bf16)
-
-
-def total_steps(samples: int, config: TrainConfig) -> int:
-    """The number of optimizer steps in all epochs. Raises ConfigError if an epoch has too few samples for a step."""
-    epochs, size = config.epochs, config.batch_size
-    if samples < size and config.last_batch != "keep":
-        raise ConfigError(f"train.batch_size={size}: there are only {samples} training samples; lower it")
-    return {
-        "drop": epochs * (samples // size),
-        "keep": epochs * -(-samples // size),
-        "rollover": epochs * samples // size,
-    }[config.last_batch]
-
-
-def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:
-    """Seeds torch's generators for one step, so that dropout draws the same numbers in a resumed run."""
-    number = int.from_bytes(blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little")
-    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.1 ms, because it seeds all devices
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
+    def forward(self, batch: dict[str, Any]) -> Tensor | None:
+        (trainer,) = self._trainer
+        trainer._is_in_step = True
+        try:
+            loss = trainer.training_step(batch)
+        finally:
+            trainer._is_in_step = False
+        if loss is not None and not isinstance(loss, Tensor):
+            raise ConfigError(f"trainer: {type(trainer).__name__}.training_step returned {loss!r}: return a tensor")
+        return loss

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from data.errors import DataError, check_choice
-from data.images.decoding import Box, Crop, Decoder, Size, decode, image_errors
-from data.images.encoded import EncodedImages
+from data.images.decoding import Box, Crop, Decoder, Size, cut, decode, image_errors
 from data.policy import Policy
 
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
@@ -114,6 +114,17 @@ class CroppedDataset:
         self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
         return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
 
+    def prepare(self, image: np.ndarray) -> torch.Tensor:
+        """Resizes the shorter side to image_size / test_crop, and cuts a square of image_size out of the middle.
+
+        `interpolation` is antialiased, as in Pillow. This is what `__getitem__` does to a test image; it decodes large
+        JPEGs at a fraction of their size, which may change a pixel by a few levels.
+        image: RGB, uint8 (H, W, 3). Returns uint8 (image_size, image_size, 3).
+        """
+        pixels, sample = torch.from_numpy(image).permute(2, 0, 1), torch.empty((1, *self.shape), dtype=torch.uint8)
+        self._write_test_sample(lambda crop, _: cut(pixels, crop), sample.permute(0, 3, 1, 2))
+        return sample[0]
+
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
@@ -123,11 +134,32 @@ class CroppedDataset:
         np.take(self.labels, indices, out=out["label"].numpy())
         draws = random.uniform(self._draws) if self.train else np.empty((len(indices), 0))
         if self.decode_on == "device":
-            out["image"] = EncodedImages.from_files([self.encoded(index) for index in indices.tolist()], draws)
+            files = [self.encoded(index) for index in indices.tolist()]
+            out["image"] = self._decoding_on_device().EncodedImages.from_files(files, draws)
             return
         images = out["image"].permute(0, 3, 1, 2)
         for row, (index, of_row) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
             self._write(index, images[row : row + 1], of_row)
+
+    @classmethod
+    def check_run(cls, section: dict[str, Any], device: str, loader: str) -> None:
+        """Raises DataError if the settings of the section `data` do not fit a run on `device` with loader=`loader`."""
+        if section.get("decode_on") == "device":
+            cls._decoding_on_device().check_run(device, loader)
+
+    def transform_on_device(self, then: Callable[..., Any]) -> Callable[..., Any]:
+        """The transform of batches on the device: `then`, with decode_on="device" after decoding."""
+        return then if self.decode_on == "workers" else self._decoding_on_device().DecodeOnDevice(self, then)
+
+    @staticmethod
+    def _decoding_on_device() -> Any:
+        """The module data/images/decode_on_device.py, which a fork may have deleted."""
+        try:
+            return import_module("data.images.decode_on_device")
+        except ModuleNotFoundError as error:
+            raise DataError(
+                "data.decode_on=device needs data/images/decode_on_device.py: restore it, or use workers"
+            ) from error
 
     @property
     def _draws(self) -> int:

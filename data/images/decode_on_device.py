@@ -20,7 +20,7 @@ from torch import Tensor
 from data.errors import DataError
 from data.images.crops import CroppedDataset
 from data.images.decoders import import_torchcodec, upright
-from data.images.decoding import Crop
+from data.images.decoding import Crop, cut
 from data.images.encoded import EncodedImages
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,14 @@ GROUP = 64  # images that are decoded together: they take 2.3 GB on the device i
 # (JPEGs, their EXIF orientations, device) -> upright images. A JPEG is uint8 (bytes,) on the host, an image RGB,
 # uint8 (3, H, W) on the device. Raises RuntimeError if it cannot read one of the JPEGs.
 DecodeJpegs = Callable[[list[Tensor], list[int], torch.device], list[Tensor]]
+
+
+def check_run(device: str, loader: str) -> None:
+    """Raises DataError for a run without a GPU, and for a loader that needs decoded images."""
+    if device == "cpu" or not torch.cuda.is_available():
+        raise DataError("data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers")
+    if loader in ("resident", "torch"):
+        raise DataError(f"data.decode_on=device: loader={loader} needs decoded images: use loader=prefetch")
 
 
 class DecodeOnDevice:
@@ -95,8 +103,7 @@ class DecodeOnDevice:
     ) -> Tensor:
         """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See crops.Read."""
         if pixels is not None:
-            left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
-            return pixels[:, top:bottom, left:right]
+            return cut(pixels, crop)
         if not self._logged:
             self._logged = True
             log.info("data.decode_on=device: the CPU decodes %s, and each other file that the GPU cannot read", name)

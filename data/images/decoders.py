@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from data.errors import DataError, check_choice
-from data.images.decoding import Box, Crop, Decoder, Size, can_be_read_whole, jpeg_header
+from data.images.decoding import Box, Crop, Decoder, Size, can_be_read_whole, cut, jpeg_header
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,7 @@ def torchvision(data: bytes, crop: Crop) -> torch.Tensor | None:
 
 def cut_from_whole(data: bytes, crop: Crop, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
     with suppress(RuntimeError, ImportError):  # then Pillow reads it, or raises a clearer error
-        pixels = read(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
-        return pixels[:, top:bottom, left:right]
+        return cut(read(torch.frombuffer(bytearray(data), dtype=torch.uint8)), crop)
     return None
 
 

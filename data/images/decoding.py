@@ -49,6 +49,12 @@ def decode(data: bytes, crop: Crop, enough: float = math.inf, decoders: Sequence
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
+def cut(pixels: torch.Tensor, crop: Crop) -> torch.Tensor:
+    """The box that `crop` chooses in an upright image (3, H, W)."""
+    left, top, right, bottom = crop((pixels.shape[2], pixels.shape[1]))
+    return pixels[:, top:bottom, left:right]
+
+
 def reduction(data: bytes, crop: Crop, enough: float) -> int:
     """How many times smaller than the box a JPEG can be decoded: 8, 4, 2, or 1.
 

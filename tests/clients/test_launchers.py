@@ -1,5 +1,6 @@
 """Sweeps whose jobs run in other processes, side by side: the launchers of joblib and submitit, and the report."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -8,14 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from training.config import ConfigError
-from training.launch import LAUNCHERS, check_launcher, print_sweep, requeue_if_preempted
-from training.sweeps.sweep import Sweep, write_report
+from training.launch import all_done, check_launcher
+from training.slurm import CheckSlurm, Requeue
+
+sweep_module = pytest.importorskip("training.sweeps.sweep", reason="a fork may have deleted it")
+Sweep, write_report = sweep_module.Sweep, sweep_module.write_report
+print_sweep = importlib.import_module("training.sweeps.table").print_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
@@ -43,7 +50,7 @@ def finish(job: Path, speed: float = 1000.0) -> None:
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 @pytest.mark.timeout(300)  # many processes that import torch
 def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_in_the_table(launcher, tmp_path):
-    pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher].replace('-', '_')}")
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     run = ["data.length=64", "train.epochs=1", "loader=prefetch", "loader.num_workers=1,2,-1"]
     # The other folder, from which neither train.py nor conf/ can be found, is on purpose.
     done = subprocess.run(
@@ -67,7 +74,7 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_in_the_table(
 )
 @pytest.mark.timeout(300)  # many processes that import torch
 def test_a_signal_ends_the_sweep_with_its_jobs_and_their_workers(launcher, kill, number, code, tmp_path, bound):
-    pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher].replace('-', '_')}")
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     endless = ["data.length=6400", "train.epochs=100000", "loader=torch,prefetch", "loader.num_workers=1"]
     process = subprocess.Popen(
         sweep_command(launcher, *endless),
@@ -131,20 +138,20 @@ def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_
 
 
 def test_a_launcher_that_is_not_installed_is_refused_with_the_pip_command(monkeypatch):
-    monkeypatch.setitem(LAUNCHERS, "joblib", "hydra-joblib-launcher-that-nobody-has")
-    sentence = (
-        "hydra/launcher=joblib needs .*, which is not installed: pip install hydra-joblib-launcher-that-nobody-has"
-    )
+    monkeypatch.setattr("training.launch.ConfigStore.list", lambda self, path: ["basic.yaml"])
+    sentence = "hydra/launcher=joblib needs .*, which is not installed: pip install hydra-joblib-launcher"
     with pytest.raises(ConfigError, match=sentence):
         check_launcher(["-m", "seed=0,1", "hydra/launcher=joblib"])
     check_launcher(["-m", "seed=0,1"])
 
 
 def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match="there is no srun here"):
-        check_launcher(["-m", "hydra/launcher=submitit_slurm"])
+    config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "submitit_slurm"}}}})
+    with pytest.raises(SystemExit, match="there is no srun here"):
+        CheckSlurm().on_multirun_start(config)
+    config.hydra.runtime.choices = {"hydra/launcher": "basic"}
+    CheckSlurm().on_multirun_start(config)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,9 @@ def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkey
     monkeypatch.setenv("SLURM_JOB_ID", "22")
     for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    requeue_if_preempted()
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    for stopped in (False, True):
+        Requeue().on_end(SimpleNamespace(stopped=stopped, is_main=True), None)
     assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
@@ -225,9 +234,10 @@ def test_a_job_that_ends_while_the_report_is_written_is_in_it(tmp_path, monkeypa
 
 def test_the_launching_process_knows_from_the_folders_whether_a_job_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
-    assert not print_sweep(tmp_path), "no job has begun"
+    assert not all_done(tmp_path), "no job has begun"
     finish(add_job(tmp_path, 0, "seed=0"))
-    assert print_sweep(tmp_path)
+    assert all_done(tmp_path)
     (add_job(tmp_path, 1, "seed=1") / "error.txt").write_text("no memory is left")
-    assert not print_sweep(tmp_path)
+    assert not all_done(tmp_path)
+    print_sweep(tmp_path)
     assert "Failed: job 1: no memory is left" in capsys.readouterr().out

@@ -16,12 +16,8 @@ from torch._utils import ExceptionWrapper
 from data.cifar import CIFAR10
 from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST
-from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
-from data.packed import Packed
-from data.photographs import Photographs
 from data.synthetic import Synthetic
-from data.webdataset import WebDataset
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
 NAMES = [path.stem for path in CONFIGS]
@@ -33,16 +29,24 @@ def make(request, tmp_path):
     use = request.getfixturevalue
     if request.param == "huggingface":
         pytest.importorskip("datasets")
+
+    def part(module: str, name: str):  # a part that a fork may have deleted
+        return getattr(importlib.import_module(f"data.{module}"), name)
+
     makers = {
         "fashion_mini": lambda: FashionMini,
         "fashion_mnist": lambda: partial(FashionMNIST, root=use("write_fashion")(tmp_path)),
         "cifar10": lambda: use("any_cifar") or partial(CIFAR10, root=use("write_cifar")(tmp_path)),
-        "huggingface": lambda: partial(HuggingFace, path=use("save_images")(tmp_path), image_size=32),
+        "huggingface": lambda: partial(
+            part("huggingface", "HuggingFace"), path=use("save_images")(tmp_path), image_size=32
+        ),
         "image_folder": lambda: partial(ImageFolder, root=use("write_images")(tmp_path), image_size=32),
-        "packed": lambda: partial(Packed, root=use("write_pack")(tmp_path), image_size=32),
-        "photographs": lambda: partial(Photographs, root=use("few_photographs"), image_size=32),
+        "packed": lambda: partial(part("packed", "Packed"), root=use("write_pack")(tmp_path), image_size=32),
+        "photographs": lambda: partial(part("photographs", "Photographs"), root=use("few_photographs"), image_size=32),
         "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
-        "webdataset": lambda: partial(WebDataset, **use("write_shards")(tmp_path), image_size=32),
+        "webdataset": lambda: partial(
+            part("webdataset", "WebDataset"), **use("write_shards")(tmp_path), image_size=32
+        ),
     }
     return makers[request.param]()
 
@@ -71,6 +75,30 @@ def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(make):
     before = torch.get_rng_state()
     assert torch.equal(dataset[1]["image"], dataset[1]["image"])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_new_images_are_prepared_to_the_size_of_a_sample(make):
+    dataset = make(False)
+    shape = dataset[0]["image"].shape
+    image = np.random.default_rng(0).integers(256, size=(50, 70, shape[2]), dtype=np.uint8)
+    prepared = torch.as_tensor(dataset.prepare(image))
+    assert (prepared.shape, prepared.dtype) == (shape, torch.uint8)
+    assert not torch.equal(prepared, torch.as_tensor(dataset.prepare(image[10:])))
+    augmenting = make(True)
+    assert torch.equal(torch.as_tensor(augmenting.prepare(image)), prepared)
+
+
+def test_getitem_prepares_its_images(make, monkeypatch):
+    dataset = make(False)
+    kind = next(kind for kind in type(dataset).__mro__ if "prepare" in vars(kind))
+    name = (
+        "_write_test_sample" if kind.__name__ == "CroppedDataset" else "prepare"
+    )  # the first is all that prepare does
+    monkeypatch.setattr(kind, name, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dataset[0]
+    with pytest.raises(ZeroDivisionError):
+        dataset.prepare(np.zeros((50, 50, 3), np.uint8))
 
 
 def test_a_training_sample_depends_only_on_torchs_default_generator(make):

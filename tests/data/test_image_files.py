@@ -5,15 +5,28 @@ import pytest
 import torch
 from PIL import Image
 
+from data.array_dataset import ArrayDataset
 from data.errors import DataError
+from data.fitting import largest_middle
 from data.guarded import Guarded, text_of
-from data.image_files import ImageFiles, image_files, largest_middle
+from data.image_files import ImageFiles, image_files
 from data.image_folder import ImageFolder
 
 
-def test_photographs_are_cropped_as_the_test_images_of_an_image_folder(write_images, tmp_path):
-    folder = ImageFolder(train=False, root=write_images(tmp_path), image_size=16)
-    files = ImageFiles([folder.path(index) for index in range(4)], (16, 16, 3), test_crop=224 / 256)
+def fitted(paths, shape):
+    """ImageFiles for a network of images (height, width, channels) that are all of one size."""
+    images = np.zeros((1, *shape), np.uint8)
+    dataset = ArrayDataset(images, np.zeros(1, int), classes=["a"], mean=[0.5], std=[0.5], train=False)
+    return ImageFiles([str(path) for path in paths], dataset.prepare, shape[2])
+
+
+@pytest.mark.parametrize("interpolation, test_crop", [("bilinear", None), ("bicubic", 0.5)])
+def test_photographs_are_cropped_as_the_test_images_of_an_image_folder(
+    write_images, tmp_path, interpolation, test_crop
+):
+    crops = {"image_size": 16, "interpolation": interpolation, "test_crop": test_crop}
+    folder = ImageFolder(train=False, root=write_images(tmp_path), **crops)
+    files = ImageFiles([folder.path(index) for index in range(4)], folder.prepare, 3)
     for index in range(4):
         assert torch.equal(files[index]["image"], folder[index]["image"])
 
@@ -22,24 +35,23 @@ def test_photographs_are_cropped_as_the_test_images_of_an_image_folder(write_ima
 def test_images_that_have_the_networks_size_are_not_changed(tmp_path, channels, mode):
     pixels = np.random.default_rng(0).integers(256, size=(8, 12, channels), dtype=np.uint8)
     Image.fromarray(pixels.squeeze()).convert(mode).save(tmp_path / "a.png")
-    sample = ImageFiles([str(tmp_path / "a.png")], (8, 12, channels))[0]
-    assert np.array_equal(sample["image"].numpy(), pixels)
+    assert np.array_equal(fitted([tmp_path / "a.png"], (8, 12, channels))[0]["image"], pixels)
 
 
 def test_other_images_are_resized_from_their_largest_middle_part_and_coloured_ones_become_grey(tmp_path):
     picture = Image.new("RGB", (40, 20), (255, 0, 0))
     picture.paste((0, 0, 255), (10, 0, 30, 20))
     picture.save(tmp_path / "a.png")
-    image = ImageFiles([str(tmp_path / "a.png")], (5, 5, 3))[0]["image"]
-    assert torch.equal(image, torch.tensor([0, 0, 255], dtype=torch.uint8).expand(5, 5, 3))
-    grey = ImageFiles([str(tmp_path / "a.png")], (5, 5, 1))[0]["image"]
-    assert np.array_equal(grey[..., 0].numpy(), np.asarray(picture.crop((10, 0, 30, 20)).resize((5, 5)).convert("L")))
+    image = fitted([tmp_path / "a.png"], (5, 5, 3))[0]["image"]
+    assert np.array_equal(image, np.broadcast_to([0, 0, 255], (5, 5, 3)))
+    grey = fitted([tmp_path / "a.png"], (5, 5, 1))[0]["image"]
+    assert np.array_equal(grey[..., 0], np.asarray(picture.crop((10, 0, 30, 20)).convert("L").resize((5, 5))))
     assert largest_middle((100, 30), 1 / 2) == (42, 0, 57, 30)
     assert largest_middle((30, 100), 2) == (0, 42, 30, 57)
 
 
 def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
-    guarded = Guarded(ImageFiles([str(tmp_path / "no.png"), str(tmp_path / "a.png")], (4, 4, 3)), (4, 4, 3))
+    guarded = Guarded(fitted([tmp_path / "no.png", tmp_path / "a.png"], (4, 4, 3)), (4, 4, 3))
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     bad, good = guarded[0], guarded[1]
     assert "no.png cannot be read as an image" in text_of(bad["reason"])
@@ -47,6 +59,23 @@ def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
     assert {name: tensor.shape for name, tensor in bad.items()} == {
         name: tensor.shape for name, tensor in good.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (
+            lambda image: image[:, :, :1],
+            r"network takes images of torch.uint8 (4, 4, 3), and the dataset made torch.uint8 (4, 4, 1)",
+        ),
+        (lambda image: image / 255, "the dataset made torch.float64 (4, 4, 3)"),
+        (lambda image: image.convert("RGB"), "prepare(image) raised AttributeError for"),
+    ],
+)
+def test_what_a_network_does_not_take_is_not_converted_but_refused(tmp_path, prepare, reason):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    sample = Guarded(ImageFiles([str(tmp_path / "a.png")], prepare, 3), (4, 4, 3))[0]
+    assert reason in text_of(sample["reason"]) and not sample["image"].any()
 
 
 class Tagged:
@@ -79,7 +108,7 @@ def test_images_of_a_dataset_with_other_labels_and_fields_can_be_read():
 
 def test_networks_for_other_channels_take_no_files():
     with pytest.raises(DataError, match="takes images of 4 channels; image files can only give 1 or 3"):
-        ImageFiles(["a.png"], (4, 4, 4))
+        ImageFiles(["a.png"], np.asarray, 4)
 
 
 def test_folders_are_searched_to_the_bottom_and_hidden_files_left_out(tmp_path):

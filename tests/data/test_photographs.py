@@ -7,6 +7,8 @@ from PIL import Image
 from data import photographs
 from data.errors import DataError
 from data.photographs import Photographs
+from tests.configs import composed
+from training.config import checked
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +92,8 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(tmp_path, monkey
     with pytest.raises(DataError, match=r"\(3 MB are needed, and 1 MB are free\); set data\.root=FOLDER"):
         photographs.make(tmp_path / "photographs")
     assert not (tmp_path / "photographs").exists()
+
+
+def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():
+    chosen = checked(composed("experiment=data_bound", "loader=torch"))
+    assert chosen.data["_target_"] == "data.photographs.Photographs" and chosen.loader.name == "torch"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 
 SMALL = [
     *("data=synthetic", "data.length=256", "data.test_length=40", "data.image_size=8", "data.num_classes=6"),
-    *("train.batch_size=16", "train.epochs=1", "loader=torch", "loader.num_workers=0", "timing.trial_seconds=0"),
+    *("train.batch_size=16", "train.epochs=1", "loader=torch", "loader.num_workers=0", *NO_TRIALS),
 ]
 
 

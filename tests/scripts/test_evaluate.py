@@ -125,8 +125,11 @@ def test_a_checkpoint_of_another_version_or_of_other_classes_is_refused_in_a_sen
     with pytest.raises(ConfigError, match=r"data: data\.synthetic\.Synthetic\(.*new_key"):
         FinishedRun(newer).dataset("test")
     older = changed(trained, tmp_path / "older", lambda state: state.pop("data_spec"))
-    with pytest.raises(ConfigError, match=r"another version of this repository \(KeyError: 'data_spec'\)"):
+    with pytest.raises(ConfigError, match=r"another version of this repository, and lacks 'data_spec'"):
         FinishedRun(older)
+    old = changed(trained, tmp_path / "old", lambda state: state["data_spec"].pop("dataset"))
+    with pytest.raises(ConfigError, match=r"and lacks 'data_spec\.dataset': use that version, or train again$"):
+        FinishedRun(old)
     other = changed(trained, tmp_path / "other", lambda state: state["data_spec"]["classes"].append("one more"))
     with pytest.raises(ConfigError, match=r"^\S+ does not fit this run's SmallCNN: classifier\.bias is \(6,\)"):
         FinishedRun(other)

@@ -25,7 +25,15 @@ def test_the_program_takes_batches_of_any_size_and_its_folder_says_how_to_use_it
     about = json.loads((tmp_path / "preprocessing.json").read_text())
     assert (about["shape"], about["mean"], about["classes"][-1]) == ([8, 8, 3], [0.5] * 3, "class 5")
     readme = (tmp_path / "README.md").read_text()
-    for part in ("model.pt2", "8:8", "[0.2, 0.2, 0.2]", "RGB", "(batch, 3, 8, 8)", "class 5"):
+    for part in (
+        "model.pt2",
+        "synthetic.Synthetic.prepare",
+        "def prepare(self",
+        "[0.2, 0.2, 0.2]",
+        "RGB",
+        "(8, 8, 3)",
+        "class 5",
+    ):
         assert part in readme
     assert "onnx" not in readme
 

@@ -1,9 +1,11 @@
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
 from scripts.missing_requirements import first_missing
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 VERSION = importlib.metadata.version("pytest")
 
 
@@ -18,3 +20,8 @@ VERSION = importlib.metadata.version("pytest")
 )
 def test_the_first_requirement_that_is_not_satisfied_is_named(lines, missing):
     assert first_missing(lines) == missing
+
+
+def test_what_a_run_needs_is_not_among_the_packages_for_tests():
+    runtime, tests = (REPOSITORY / "requirements.txt").read_text().split("\n# Tests")
+    assert "\npsutil>=" in runtime and "psutil" not in tests

@@ -14,6 +14,9 @@ def config(**model: Any) -> Any:
     return SimpleNamespace(data=DATA, model=model)
 
 
+pytest.importorskip("models.from_torchvision", reason="a fork may have deleted it")
+
+
 def torchvision(name: str, pretrained: bool = True) -> Any:
     return config(_target_="models.from_torchvision.from_torchvision", name=name, pretrained=pretrained)
 

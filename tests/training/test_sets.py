@@ -10,12 +10,11 @@ from torch import nn
 
 from data.errors import DataError
 from data.samples import Samples
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError, checked
 from training.sets import Sets, as_samples
 from training.tasks import Classification
-from training.trainer import Trainer
 
 HERE = "test_sets"
 
@@ -88,7 +87,7 @@ class Flat(nn.Sequential):
 
 
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
-    small = ["model=linear", "train.batch_size=16", "train.epochs=2", "timing.trial_seconds=0", "loader.num_workers=0"]
+    small = ["model=linear", "train.batch_size=16", "train.epochs=2", *NO_TRIALS, "loader.num_workers=0"]
     config = composed(*small, *overrides)
     config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
     return run(config, folder)
@@ -110,7 +109,7 @@ def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
 
 
 def test_float_images_are_taken_as_they_are(tmp_path):
-    assert with_fault("floats", tmp_path, "augment.erase=0.5", "timing.trial_seconds=0")["test_accuracy"] == 1.0
+    assert with_fault("floats", tmp_path, "augment.erase=0.5", *NO_TRIALS)["test_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -169,29 +168,6 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
     assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
     assert summary["test_accuracy"] == 1.0 and {"val_accuracy", "val_loss", "test_loss"} <= summary.keys()
-
-
-def test_a_run_that_no_longer_improves_stops_early_and_is_finished(tmp_path):
-    summary = train(tmp_path, "train.epochs=50", "train.early_stop=2")
-    assert summary["stopped_early"] and summary["epochs"] < 50
-    assert train(tmp_path, "train.epochs=50", "train.early_stop=2") == summary
-
-
-def test_the_running_mean_of_the_weights_is_evaluated_and_resumed(tmp_path, monkeypatch):
-    assert train(tmp_path / "whole", "train.ema=0.5")["test_accuracy"] == 1.0
-    step = Trainer.train_step
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "train.Trainer.train_step", lambda trainer, batch: step(trainer, batch) if trainer.step < 5 else 1 / 0
-        )
-        with pytest.raises(ZeroDivisionError):
-            train(tmp_path, "train.ema=0.5", "train.checkpoint_every=1")
-    train(tmp_path, "train.ema=0.5", "train.checkpoint_every=1")
-    folders = tmp_path, tmp_path / "whole"
-    one, other = (torch.load(folder / "checkpoints" / "last.pt", weights_only=True) for folder in folders)
-    for name, tensor in one["ema"].items():
-        assert torch.equal(tensor, other["ema"][name])
-    assert any(not torch.equal(tensor, one["ema"][f"module.{name}"]) for name, tensor in one["model"].items())
 
 
 class FewerInTest(Plain):

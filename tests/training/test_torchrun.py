@@ -19,6 +19,7 @@ import torch
 from python_server import PythonServer
 from torch.distributed import TCPStore
 
+from tests.configs import NO_TRIALS
 from training.config import ConfigError
 from training.processes import meet, start_processes
 
@@ -28,7 +29,7 @@ LONG = 150  # seconds within which every run has to end
 SETTINGS = [
     *("data=synthetic", "data.length=1600", "data.test_length=65", "data.image_size=8", "model=linear"),
     *("train.batch_size=16", "train.epochs=2", "train.log_interval=10", "loader.num_workers=1", "optim.lr=0.01"),
-    "timing.trial_seconds=0",
+    *NO_TRIALS,
 ]
 # torchrun, whose processes are forked: torchrun starts interpreters, and each takes seconds to import torch.
 TORCHRUN = """
@@ -144,7 +145,7 @@ def same_bits(one: Run, other: Run) -> bool:
 @pytest.fixture(scope="module")
 def undisturbed(python, tmp_path_factory) -> Run:
     """A run of two processes that nothing interrupts."""
-    return Run(python, tmp_path_factory.mktemp("undisturbed"), "timing.trial_seconds=0.1").finish()
+    return Run(python, tmp_path_factory.mktemp("undisturbed"), *[text + ".1" for text in NO_TRIALS]).finish()
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,32 @@ def test_two_processes_train_as_one_does_with_the_same_batches(undisturbed, sing
     weights = single.weights()
     for name, tensor in undisturbed.weights().items():
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+
+
+DOORS = "tests.training.test_doors"
+TWO = [
+    f"trainer._target_={DOORS}.Alternating",
+    f"model._target_={DOORS}.TwoParts",
+    "~model.size",
+    "+model.dropout=0.0",
+]
+WORST = [f"task.metrics={{worst: {{_target_: {DOORS}.Confusion}}}}", "task.metric=worst"]
+
+
+def test_two_optimizers_and_an_epoch_metric_are_the_same_in_two_processes_and_after_a_restart(python, tmp_path):
+    settings = [*TWO, *WORST, "data.length=320", "train.checkpoint_every=7"]
+    one = Run(python, tmp_path / "one", *settings, processes=1).finish()
+    two = Run(python, tmp_path / "two", *settings).finish()
+    weights = one.weights()
+    for name, tensor in two.weights().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+    assert [line.get("test_worst") for line in one.metrics()] == [line.get("test_worst") for line in two.metrics()]
+
+    stopped = Run(python, tmp_path / "stopped", *settings)
+    stopped.wait_for_step(14)
+    stopped.send_signal(signal.SIGTERM)
+    stopped.wait()
+    assert same_bits(Run(python, tmp_path / "stopped", *settings).finish(), two)
 
 
 def test_several_processes_write_one_folder_and_one_log(undisturbed):

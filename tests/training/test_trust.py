@@ -6,11 +6,10 @@ import pytest
 import torch
 import yaml
 
-from tests.configs import composed
 from training.checkpoint import read_checkpoint
 from training.command_line import complete
-from training.config import ConfigError, checked
-from training.trust import check_config, check_earlier, check_links, warn_of_targets
+from training.config import ConfigError
+from training.trust import check_config, check_earlier, check_links
 
 REFUSED_TARGETS = [
     "os.system",
@@ -20,7 +19,7 @@ REFUSED_TARGETS = [
     "torch.hub.load",
     "torch.hub.load_state_dict_from_url",
     "data.image_folder.os.system",  # reached by a path through this repository
-    "data.packed.np.load",
+    "data.array_dataset.np.load",
     "data.images.decoding.Image.open",
     "torch.nn.functional.torch.load",
     "torchvision.datasets.mnist.shutil.rmtree",
@@ -95,15 +94,6 @@ def test_a_trusted_module_is_allowed_but_not_what_it_imports():
         check_config({"data": {"_target_": "my.data.Flowers"}}, "a run")
 
 
-@pytest.mark.parametrize(("loss", "trust"), [("fractions.Fraction", "fractions"), ("torch.nn.L1Loss", "")])
-def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust, caplog):
-    warn_of_targets(checked(composed(f"task.loss={{_target_: {loss}}}")))
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == bool(trust)
-    if trust:
-        assert warnings[0].endswith(f"if you trust it, add --trust {trust} to evaluate.py, predict.py and export.py")
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -146,7 +136,7 @@ def test_values_that_read_secrets_or_code_are_refused(config):
         "+data.x={a: [{_target_: os.system}]}",
         "data._target_=os.system,os.popen",  # of a sweep
         "data.root=${oc.env:HOME}",
-        "+logger.wandb.settings={x_executable: /tmp/evil}",
+        "+callbacks.wandb.settings={x_executable: /tmp/evil}",
         "+model.checkpoint_path=weights.pth",
         "data.root='unfinished",
     ],
@@ -222,3 +212,42 @@ def test_a_checkpoint_that_is_a_pickle_of_code_is_not_run(tmp_path):
         with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
             read_checkpoint(tmp_path / name)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def fork(tmp_path, monkeypatch):
+    """A repository with a package of its own, `plankton_package`, and the folder of a stranger's run."""
+    for name in ("plankton_package", "stranger"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").write_text(
+            "import os\nfrom torch import nn\nfrom training.tasks import Task\nfrom training.trainer import Trainer\n"
+            "class Net(nn.Module): ...\nclass Mine(Task): ...\nclass Step(Trainer): ...\n"
+            "class Words:\n    def __getitem__(self, index): ...\n"
+            "class Say:\n    def on_step(self, run): ...\n"
+            "class Delete:\n    def __init__(self, path): os.remove(path)\n"
+            "def delete(path): os.remove(path)\n"
+        )
+    (tmp_path / "stranger" / "checkpoints").mkdir()
+    monkeypatch.setattr("training.trust.CONF", tmp_path / "conf")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("model", "Net"), ("task", "Mine"), ("data", "Words"), ("trainer", "Step"), ("callbacks", "Say")],
+)
+def test_a_class_of_a_forks_own_package_is_allowed_in_the_section_of_its_role_alone(fork, section, name):
+    target = {"mine": {"_target_": f"plankton_package.code.{name}"}}
+    check_config({section: target}, "a run")
+    for other in {"model", "trainer", "callbacks", "optim", "anything"} - {section}:
+        with pytest.raises(ConfigError, match="could run any code"):
+            check_config({other: target}, "a run")
+
+
+@pytest.mark.parametrize(
+    "target", ["plankton_package.code.Delete", "plankton_package.code.delete", "stranger.code.Net"]
+)
+@pytest.mark.parametrize("section", ["model", "data", "callbacks"])
+def test_other_code_of_a_fork_and_the_folder_of_a_run_are_not_trusted(fork, target, section):
+    with pytest.raises(ConfigError, match="could run any code"):
+        check_config({section: {"_target_": target}}, "a run")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from training.config import ConfigError
 from training.data_spec import DataSpec
 from training.files import write_whole
+from training.finished.prepare import Prepare
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2 * 10**9  # bytes: ONNX keeps the weights of larger networks in a second file
@@ -92,17 +94,14 @@ def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance:
     return sentence
 
 
-def describe(spec: DataSpec, folder: Path, about: str) -> None:
+def describe(spec: DataSpec, prepare: Prepare, folder: Path, about: str) -> None:
     """Writes preprocessing.json and README.md into `folder`, which tell how to use the exported files there."""
     height, width, channels = spec.image_shape("export.py")
-    if spec.test_crop is None:
-        resize = f"cut the largest part of aspect ratio {width}:{height} out of the middle, and resize it to that size"
-    else:
-        shorter = int(height / spec.test_crop + 1e-6)
-        resize = f"resize the shorter side to {shorter} pixels, and cut {width}x{height} out of the middle"
     steps = [
-        f"decode the image, upright (EXIF orientation), to {'grey' if channels == 1 else 'RGB'} with values 0 to 255",
-        f"{resize} ({spec.interpolation}, with antialiasing, as Pillow does)",
+        f"decode the image, upright (EXIF orientation), to {'grey' if channels == 1 else 'RGB'}: uint8 (height, "
+        f"width, {channels})",
+        f"do what the method {prepare.name} does (its code is below; {prepare.values or 'it has no settings'}), which "
+        f"makes it uint8 ({height}, {width}, {channels})",
         f"divide by 255, subtract the mean {spec.mean} and divide by the standard deviation {spec.std}",
         f"put the channels first: float32 (batch, {channels}, {height}, {width}); the batch may have any size",
     ]
@@ -110,6 +109,7 @@ def describe(spec: DataSpec, folder: Path, about: str) -> None:
     loading = [LOADING[form] for form, (name, _) in FORMATS.items() if (folder / name).exists()]
     text = f"# {about}\n\nHow to prepare `images`, as in preprocessing.json:\n\n"
     text += "".join(f"{number}. {step}\n" for number, step in enumerate(steps, 1))
+    text += f"\n```python\n{dedent(prepare.source)}```\n"
     text += "\nHow to load and call the network:\n" + "".join(f"\n```python\n{code}\n```\n" for code in loading)
     text += "\n`outputs` are logits (batch, classes): `softmax` makes them probabilities. The classes, in order:\n\n"
     write_whole(folder / "README.md", text + "".join(f"    {name}\n" for name in spec.classes))

@@ -6,12 +6,16 @@ The weights, the settings and the DataSpec come from one checkpoint. It cannot r
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
@@ -21,19 +25,25 @@ from torch import Tensor, nn
 
 from data.errors import did_you_mean
 from data.subset import split as split_dataset
+from data.subset import subset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
+from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.config import CONF, Config, ConfigError, checked, flat, one_line
+from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
 from training.data_spec import DataSpec
 from training.launch import is_expected, sentence_of
+from training.metrics import Means
+from training.precision import choose_dtype
+from training.processes import Processes
 from training.sets import as_samples, build_task, open_dataset
-from training.targets import build, function_of
-from training.trainer import uses_bf16
+from training.splitting import split_batch
+from training.targets import build, function_of, reason_of
+from training.trainer import Trainer
 from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
-SECTIONS = ("data", "task", "model")
+SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer")
 KEYS = ("seed", "train.batch_size", "train.precision")
 CPU_BATCH = 32  # samples
 
@@ -54,42 +64,67 @@ class FinishedRun:
             settings = {key: state["config"][key] for key in SECTIONS}
             flattened = flat(state["config"])
             settings |= {key: flattened[key] for key in KEYS}
-            self.spec = DataSpec(**state["data_spec"])
+            self.spec = DataSpec.from_checkpoint(state["data_spec"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.path} was saved by another version of this repository ({type(error).__name__}: {error}): use "
-                "that version, or train again"
+                f"{self.path} was saved by another version of this repository, and lacks {one_line(error)}: use that "
+                "version, or train again"
             ) from error
         replaced = [_key(override) for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
-        check_config({**settings, "data_spec": state["data_spec"]}, self.path, trusted)
+        check_config({**settings, "data_spec": {**state["data_spec"], "dataset": None}}, self.path, trusted)
+        stored = self.spec.dataset  # its attributes may have any names: no library gets them as arguments
+        values = {"_target_": stored["_target_"], "attributes": list(stored["attributes"].values())}
+        check_config(values, self.path, trusted, key="data")
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
         self.device = torch.device("cuda" if cuda else "cpu")
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
         self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
-        self.transform = Normalize(self.spec.mean, self.spec.std or ()) if self.spec.mean else None
+        if "pretrained" in self.config.model:
+            self.config.model["pretrained"] = False  # nothing is downloaded
+        self.transform = None
+        if self.spec.mean is not None:
+            self.transform = Normalize(self.spec.mean, self.spec.std or (), fields=self.spec.images)
         collate = self.config.data.get("collate")
         self.collate = collate and function_of("data.collate", collate)
-        no_weights = {"class_weights": None} if "class_weights" in self.config.task else {}  # "balanced" needs labels
-        self.task = build_task(self.config.task | no_weights, self.spec)
+        self.has_loss = self.config.task.get("class_weights") != "balanced"  # they need the training set's labels
+        self.task = build_task(self.config.task | ({} if self.has_loss else {"class_weights": None}), self.spec)
         self.model = self._load_network(state)
-        self._autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=uses_bf16(self.config.train.precision, self.device)
-        )
+        dtype = choose_dtype(self.config.train.precision, self.device)
+        self._autocast = torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     def _load_network(self, state: dict[str, Any]) -> nn.Module:
         """Builds the network and loads the weights of the checkpoint: their running mean (EMA), if it has one."""
-        # With pretrained=False nothing is downloaded.
-        section = self.config.model | ({"pretrained": False} if "pretrained" in self.config.model else {})
         options = self.spec.model_options | {"num_classes": self.task.num_outputs}
-        model = build("model", section, optional=options)
+        model = build("model", self.config.model, optional=options)
         ema = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
         ema.pop("n_averaged", None)
         load_weights(model, ema or state["model"], self.path)
         network: nn.Module = model.to(self.device, memory_format=torch.channels_last)
         return network.eval()
+
+    def trainer(self, dataset: Any) -> Trainer:
+        """The run's trainer with the trained network, for its evaluation_step on batches of `dataset`.
+
+        If the score of a sample depends on the other samples of its batch, `batch_size` becomes that of the run.
+        """
+        data = SimpleNamespace(task=self.task, spec=self.spec, transform=self.transform)
+        arguments = self.config, data, Processes(self.device), self.config.train.epochs
+        logging.disable(logging.WARNING)  # the run has logged what its trainer warns of
+        try:
+            trainer: Trainer = build("trainer", self.config.trainer, *arguments)
+        finally:
+            logging.disable(logging.NOTSET)
+        trainer.model.load_state_dict(self.model.state_dict())
+        self.model = trainer.model.eval()
+        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
+        with self.loader(few, num_workers=0) as loader:
+            (batch,) = loader
+        if self.batch_size < self.config.train.batch_size and depends_on_batch(trainer, batch):
+            self.batch_size = self.config.train.batch_size
+        return trainer
 
     def dataset(self, split: str) -> Any:
         """The split "train", "val" or "test" of the run's data, without augmentation.
@@ -130,6 +165,36 @@ class FinishedRun:
         return f"{type(self.model).__name__} of {self.path} (step {self.step})"
 
 
+@torch.inference_mode()
+def depends_on_batch(trainer: Trainer, batch: dict[str, Any]) -> bool:
+    """Whether a loss or a score changes if the batch is split into two, as for a loss over pairs of samples."""
+    try:
+        halves = split_batch(batch, min(2, rows(batch)))
+    except ConfigError:  # a field has no item per sample
+        return True
+    found = []
+    for parts in ([batch], halves):
+        means = Means(trainer.processes)
+        for part in parts:
+            with trainer.autocast:
+                means.add(rows(part), trainer.evaluation_step(part))
+        found.append(means.read())
+    trainer.metrics.forget()
+    whole, mean = found
+    return any(not math.isclose(whole[name], mean[name], rel_tol=1e-4, abs_tol=1e-6) for name in whole)
+
+
+@contextmanager
+def refused_as(what: str) -> Iterator[None]:
+    """Turns an error of the run's own code in this block into a sentence: `what` and why."""
+    try:
+        yield
+    except Exception as error:
+        if is_expected(error) or full_errors():
+            raise
+        raise ConfigError(f"{what}: {reason_of(error)}") from error
+
+
 def find(given: Path) -> Path:
     """The checkpoint file to use: `given`, or best.pt in that folder, or the newest one. Raises ConfigError."""
     if given.is_file():
@@ -149,7 +214,7 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of conf/, with a run's settings and then `overrides`. Raises ConfigError for a wrong override."""
     choices = [override for override in overrides if (CONF / _key(override)).is_dir()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", choices)
+        cfg = with_types(compose("config", choices))
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value, merge=False)
     for override in overrides:
@@ -191,7 +256,7 @@ def run_script(main: Callable[[], object]) -> None:
     try:
         main()
     except Exception as error:
-        if not is_expected(error):
+        if not is_expected(error) or full_errors():
             raise
         sys.exit(f"error: {sentence_of(error)}")
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ class Predictions:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(about_path, text)
-        self.done: set[str] = set()
+        self.path, self.done = path, set[str]()
         self._tables = []
         for table, columns in ((path, header), (failed, FAILED)):
             self.done |= read_whole_rows(table, columns)

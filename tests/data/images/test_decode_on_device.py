@@ -11,20 +11,17 @@ from PIL import ExifTags, Image
 
 import train
 from data.errors import DataError
-from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
 from data.images import decode_on_device
 from data.images.crops import resize, resized_as_floats
 from data.images.decode_on_device import DecodeOnDevice
 from data.images.decoders import upright
 from data.images.encoded import EncodedImages
-from data.packed import Packed
 from data.subset import subset
-from data.webdataset import WebDataset
 from loaders import Preloader, WorkerLoader
-from tests.configs import composed
-from training.config import ConfigError, checked
-from training.finished.finished_run import configure
+from tests.configs import NO_TRIALS, composed
+from training.config import checked
+from training.sets import Sets
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
@@ -109,10 +106,14 @@ def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
 
 def test_every_source_of_image_files_can_leave_them_encoded(tmp_path, images, write_pack, write_shards, save_images):
     pytest.importorskip("datasets")
+    packed, webdataset, huggingface = (
+        pytest.importorskip(f"data.{part}", reason="a fork may have deleted it")
+        for part in ("packed", "webdataset", "huggingface")
+    )
     sources = [
-        (Packed, {"root": write_pack(tmp_path, "--format", "jpeg")}),
-        (WebDataset, write_shards(tmp_path)),
-        (HuggingFace, {"path": save_images(tmp_path)}),
+        (packed.Packed, {"root": write_pack(tmp_path, "--format", "jpeg")}),
+        (webdataset.WebDataset, write_shards(tmp_path)),
+        (huggingface.HuggingFace, {"path": save_images(tmp_path)}),
     ]
     for kind, where in sources:
         expected, ours = (kind(train=True, decode_on=place, **where, **CROPS) for place in ("workers", "device"))
@@ -170,18 +171,13 @@ def test_floats_are_resized_as_bytes_are_but_for_two_levels(interpolation, size)
 
 
 def config_of(images: Path, *overrides: str) -> DictConfig:
-    small = ["model=linear", "train.batch_size=4", "train.epochs=2", "timing.trial_seconds=0", "augment.mixup=0.2"]
+    small = ["model=linear", "train.batch_size=4", "train.epochs=2", *NO_TRIALS, "augment.mixup=0.2"]
     folder = ["data=image_folder", f"data.root={images}", "data.image_size=8", "data.val_fraction=0.2"]
     return composed(*small, *folder, *overrides)
 
 
 def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monkeypatch):
-    def checked_with_gpu(config):
-        with monkeypatch.context() as patch:
-            patch.setattr("torch.cuda.is_available", lambda: True)
-            return checked(config)
-
-    monkeypatch.setattr(train, "checked", checked_with_gpu)
+    monkeypatch.setattr(decode_on_device, "check_run", lambda device, loader: None)
     decoder = CpuDecoder()
     monkeypatch.setattr(decode_on_device, "decoder_of_gpu", lambda: decoder)
     runs = [
@@ -207,18 +203,21 @@ def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monk
     ],
 )
 def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monkeypatch, overrides, has_gpu, sentence):
+    config = checked(config_of(tmp_path, "data.decode_on=device", *overrides))
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    with pytest.raises(ConfigError, match=sentence):
-        checked(config_of(tmp_path, "data.decode_on=device", *overrides))
+    with pytest.raises(DataError, match=sentence):
+        Sets(config)
 
 
 def test_a_finished_run_that_decoded_on_a_device_is_evaluated_without_one(tmp_path):
+    finished_run = pytest.importorskip("training.finished.finished_run", reason="a fork may have deleted it")
     settings = OmegaConf.to_container(config_of(tmp_path, "data.decode_on=device"))
-    config = configure({"data": settings["data"]}, ["device=cpu"])
+    config = finished_run.configure({"data": settings["data"]}, ["device=cpu"])
     assert config.data["root"] == str(tmp_path) and config.data["decode_on"] == "workers"
 
 
 def test_what_cannot_be_decoded_on_a_device_is_refused(tmp_path, write_pack, monkeypatch):
+    Packed = pytest.importorskip("data.packed", reason="a fork may have deleted it").Packed
     with pytest.raises(DataError, match=r"data.decode_on=device: .*pack has pixels, which need no decoding; use data"):
         Packed(True, write_pack(tmp_path), decode_on="device")
     with pytest.raises(DataError, match=r"data.decode_on=gpu: .*it is one of workers, device"):

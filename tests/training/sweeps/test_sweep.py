@@ -414,3 +414,13 @@ def test_a_folder_that_is_not_a_sweep_is_refused_in_a_sentence(tmp_path, kind):
     with pytest.raises(SystemExit, match="is not a sweep's folder") as error:
         main([str(folder)])
     assert isinstance(error.value.code, str)  # Python prints it to stderr and exits with 1
+
+
+def test_a_sweep_ends_with_its_table_and_the_line_to_copy(python, tmp_path):
+    small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "train.batch_size=16"]
+    short = ["train.epochs=1", "loader.num_workers=0", "hydra.sweep.dir=sweep"]
+    command = [Path(__file__).resolve().parents[3] / "train.py", "-m", "loader=torch,prefetch", *small, *short]
+    done = python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True)
+    assert done.returncode == 0, done.stderr
+    assert {"sweep.csv", "sweep.md", "sweep.png"} < {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert "Jobs: 2 done" in done.stdout and "python train.py" in done.stdout

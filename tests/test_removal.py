@@ -1,0 +1,84 @@
+"""Every part of the table in README.md, "Removing what you don't need", can be deleted, and the rest still works."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "model=linear"]
+SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
+SECTION = r"## Removing what you don't need\n(.*?)\n## "
+
+
+def parts() -> dict[str, list[str]]:
+    """The files and folders of each part in the table that has not been deleted."""
+    section = re.search(SECTION, (ROOT / "README.md").read_text(), re.DOTALL)
+    rows = [line.split("|")[1:-1] for line in section[1].splitlines() if line.startswith("| ")]
+    found = {name.strip(): re.findall(r"`([^`]+)`", paths) for name, paths in rows if "`" in paths}
+    return {name: paths for name, paths in found.items() if any(any(ROOT.glob(path)) for path in paths)}
+
+
+PARTS = parts()
+
+
+def copy_without(folder: Path, names: list[str]) -> Path:
+    """Copies the repository into `folder`, without the parts."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "downloads")
+    shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True)
+    for path in (path for name in names for path in PARTS[name]):
+        matches = list(folder.glob(path))
+        assert matches, f"{path} in README.md does not exist"
+        for match in matches:
+            shutil.rmtree(match) if match.is_dir() else match.unlink()
+    return folder
+
+
+def call(folder: Path, *arguments: str, seconds: float = 560) -> str:
+    environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def check(folder: Path, tests: list[str], removed: list[str]) -> None:
+    call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert ("verdict" in summary) == ("report and verdict" in PARTS.keys() - set(removed))
+    call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
+    assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" in PARTS.keys() - set(removed))
+    call(folder, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
+    call(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
+
+
+@pytest.mark.skipif(not PARTS, reason="a fork has deleted them all")
+@pytest.mark.timeout(900)
+def test_everything_that_can_be_deleted_can_be_deleted_at_once(tmp_path):
+    tests = ["tests/test_train.py", "tests/training/test_config.py", "tests/training/test_sets.py"]
+    check(copy_without(tmp_path, list(PARTS)), tests, list(PARTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", PARTS)
+def test_each_part_can_be_deleted_by_itself(tmp_path, name):
+    tests = ["tests/test_train.py", "tests/training", "tests/data", "tests/models", "tests/scripts"]
+    check(copy_without(tmp_path, [name]), tests, [name])
+
+
+def test_the_core_imports_none_of_the_parts():
+    outer = [path.removesuffix(".py").strip("/").replace("/", ".") for paths in PARTS.values() for path in paths]
+    outer = [name for name in outer if name.startswith(("training.", "data.", "models."))]
+    files = [ROOT / "train.py", *(ROOT / "training").glob("*.py"), *(ROOT / "models").glob("*.py")]
+    for file in files:
+        imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", file.read_text(), re.MULTILINE)
+        wrong = [name for name in imported for part in outer if f"{name}.".startswith(f"{part}.")]
+        own = str(file.relative_to(ROOT)).removesuffix(".py").replace("/", ".")
+        assert own in outer or not wrong, f"{file} imports {wrong}"

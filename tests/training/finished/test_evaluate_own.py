@@ -1,0 +1,169 @@
+"""scripts/evaluate.py and predict.py on runs with losses, scores, trainers and networks of a fork's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from scripts import evaluate, predict
+from tests.configs import composed
+from train import run
+from training.config import ConfigError
+from training.finished.finished_run import CPU_BATCH, FinishedRun
+from training.tasks import Classification
+from training.trainer import Trainer
+
+HERE = "test_evaluate_own"
+LENGTH = 3 * CPU_BATCH
+
+
+class Pairs(Classification):
+    """Its loss compares each sample with all others of its batch, as contrastive losses do."""
+
+    def _loss(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+class Margins(Trainer):
+    def evaluation_step(self, batch):
+        outputs = self.model(batch["image"])
+        return {"margin": outputs.max(1).values - outputs.min(1).values}
+
+
+class Failing(Margins):
+    """Its scores need what an earlier training step left."""
+
+    def training_step(self, batch):
+        self.seen = {"teacher": batch["label"]}
+        return super().training_step(batch)
+
+    def evaluation_step(self, batch):
+        if self.step == 0 and len(batch["label"]) <= 2:  # the first samples, before training
+            return super().evaluation_step(batch)
+        return {"margin": getattr(self, "seen", {})["teacher"].float().mean()}
+
+
+class Raw(Margins):
+    def training_step(self, batch):
+        return self.model(batch["image"]).square().mean()
+
+
+class Needy(Trainer):
+    """Its constructor needs the training set, which evaluate.py does not open."""
+
+    def __init__(self, config, data, *others):
+        super().__init__(config, data, *others)
+        self.length = len(data.train)
+
+    evaluation_step = Margins.evaluation_step
+
+
+class Share:
+    """An epoch's metric: the share of the most frequent prediction."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.counts = torch.zeros(4)
+
+    def update(self, outputs, labels):
+        self.counts += torch.bincount(outputs.argmax(1), minlength=4)
+
+    def compute(self):
+        return (self.counts.max() / self.counts.sum()).item()
+
+
+class Embedding(nn.Sequential):
+    """Returns 7 numbers, not one for each of the 4 classes."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(8 * 8 * 3, 7))
+
+
+class Wordless(Classification):
+    def predictions(self, outputs):
+        raise NotImplementedError
+
+
+def trained(folder, *overrides):
+    small = ["data=synthetic", "data.length=128", f"data.test_length={LENGTH}", "data.image_size=8", "model=linear"]
+    small += ["data.num_classes=4", f"train.batch_size={2 * CPU_BATCH}", "train.epochs=1", "loader=torch"]
+    return run(composed(*small, "loader.num_workers=0", "timing.trial_seconds=0", *overrides), folder)
+
+
+def evaluated(folder):
+    return evaluate.main([str(folder), "loader.num_workers=0", "--trust", HERE, "device=cpu"])
+
+
+def test_all_scores_and_the_loss_are_those_of_the_run_though_batches_are_smaller(tmp_path):
+    metrics = f"+task.metrics.share._target_={HERE}.Share"
+    summary, result = trained(tmp_path, metrics), evaluated(tmp_path)
+    for name in ("loss", "accuracy", "share"):
+        assert result[name] == pytest.approx(summary[f"test_{name}"], rel=1e-5), name
+    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
+    network.trainer(network.dataset("test"))
+    assert network.batch_size == CPU_BATCH
+
+
+def test_where_the_loss_depends_on_the_batch_the_runs_batch_size_is_used(tmp_path):
+    summary, result = trained(tmp_path, f"task._target_={HERE}.Pairs"), evaluated(tmp_path)
+    assert result["loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
+    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
+    network.trainer(network.dataset("test"))
+    assert network.batch_size == 2 * CPU_BATCH
+
+
+def test_balanced_weights_which_need_the_training_set_leave_out_the_loss(tmp_path):
+    trained(tmp_path, "task.class_weights=[1,2,1,1]")
+    assert "loss" in evaluated(tmp_path)
+    path = (tmp_path / "checkpoints" / "best.pt").resolve()
+    state = torch.load(path, weights_only=True)
+    state["config"]["task"]["class_weights"] = "balanced"
+    torch.save(state, path)
+    result = evaluated(tmp_path)
+    assert "loss" not in result and "accuracy" in result
+
+
+def test_the_scores_are_those_of_the_runs_own_evaluation_step(tmp_path):
+    overrides = [f"trainer._target_={HERE}.Margins", "task.metric=margin"]
+    summary, result = trained(tmp_path, *overrides), evaluated(tmp_path)
+    assert result["margin"] == pytest.approx(summary["test_margin"], rel=1e-5)
+    assert "accuracy" not in result and "classes" not in result
+
+
+def test_a_run_whose_trainer_needs_more_ends_in_a_sentence(tmp_path):
+    trained(tmp_path, f"trainer._target_={HERE}.Needy", "task.metric=margin")
+    with pytest.raises(ConfigError, match=r"no attribute 'train' \(.*HYDRA_FULL_ERROR=1 shows the traceback\)$"):
+        evaluated(tmp_path)
+
+
+def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
+    trained(tmp_path, f"trainer._target_={HERE}.Failing", "task.metric=margin")
+    with pytest.raises(ConfigError, match=r"best\.pt \(step 2\) cannot be evaluated: KeyError: 'teacher' \("):
+        evaluated(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            [f"trainer._target_={HERE}.Raw", "task.metric=margin", f"model._target_={HERE}.Embedding", "~model.size"],
+            r"returns outputs of shape \(32, 7\), and Classification needs 4 for each image: its predictions would",
+        ),
+        (
+            [f"task._target_={HERE}.Wordless"],
+            r"^Sequential of \S+ \(step 2\) cannot be used for predictions: Not",
+        ),
+    ],
+)
+def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sentence):
+    trained(tmp_path, *overrides)
+    with pytest.raises(ConfigError, match=sentence):
+        predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
+
+
+def test_with_hydras_variable_the_traceback_is_shown(tmp_path, monkeypatch):
+    trained(tmp_path, f"task._target_={HERE}.Wordless")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(NotImplementedError):
+        predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])

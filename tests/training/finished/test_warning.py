@@ -1,0 +1,16 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tests.configs import composed
+from training.config import checked
+from training.finished.warning import TrustWarning
+
+
+@pytest.mark.parametrize(("loss", "trust"), [("fractions.Fraction", "fractions"), ("torch.nn.L1Loss", "")])
+def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust, caplog):
+    TrustWarning().on_start(SimpleNamespace(config=checked(composed(f"task.loss={{_target_: {loss}}}"))))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(trust)
+    if trust:
+        assert warnings[0].endswith(f"if you trust it, add --trust {trust} to evaluate.py, predict.py and export.py")

@@ -1,0 +1,465 @@
+"""The doors of a run: callbacks, the training step, schedules, metrics of an epoch, samplers. As a fork uses them."""
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import WeightedRandomSampler
+
+from data.synthetic import Synthetic
+from tests.test_train import SMALL, assert_equal_weights, compose_small, interrupt_after, metrics
+from train import run
+from training.config import ConfigError, checked
+from training.metrics import EpochMetrics, Means
+from training.processes import Processes
+from training.stopping import Stopped
+from training.tasks import Task
+from training.trainer import Trainer
+
+HERE = __name__
+LINEAR = [f"model._target_={HERE}.linear", "~model.width"]
+
+
+def train(folder: Path, *overrides: str) -> dict:
+    return run(compose_small(*overrides), folder)
+
+
+def linear(num_classes: int, in_channels: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
+
+
+def state(folder: Path) -> dict:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+
+
+# Callbacks
+
+
+class Spy:
+    """Remembers how it was called."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
+        Spy.calls = []
+
+    def on_start(self, run) -> None:
+        assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
+        assert run.trainer.step == 0 and run.train_loader is not None and len(run.data.train) == 256
+        self.calls.append("start")
+
+    def on_step(self, run) -> None:
+        self.calls.append("step")
+        if run.trainer.step % self.every == 0:
+            run.log(twice=2 * run.trainer.step)
+
+    def on_log(self, run, values) -> None:
+        self.calls.append(f"log {values['step']}")
+
+    def on_evaluation(self, run, scores) -> None:
+        assert scores.keys() == {"test_loss", "test_accuracy"}
+        self.calls.append("evaluation")
+
+    def on_epoch_end(self, run) -> None:
+        run.log(epochs_done=run.trainer.epoch)
+        self.calls.append("epoch end")
+
+    def on_end(self, run, summary) -> None:
+        self.calls.append("end" if summary else "interrupted")
+        if summary is not None:
+            summary["mine"] = 7
+
+
+def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(tmp_path):
+    summary = train(tmp_path, f"+callbacks.spy._target_={HERE}.Spy", "+callbacks.spy.every=2", "train.log_interval=4")
+    epoch = ["step"] * 3 + ["log 4"] + ["step"] * 4 + ["log 8", "log 8", "evaluation", "epoch end", "log 8"]
+    assert Spy.calls[: 2 + len(epoch) + 1] == ["start", "step", "log 1", *epoch]
+    assert Spy.calls[-1] == "end" and summary["mine"] == 7
+    assert json.loads((tmp_path / "summary.json").read_text())["mine"] == 7
+    lines = metrics(tmp_path)
+    assert [line.get("twice") for line in lines if "lr" in line][1:3] == [6.0, 14.0], "the mean since the last line"
+    assert [line["epochs_done"] for line in lines if "epochs_done" in line] == [1.0, 2.0]
+
+
+def test_a_callback_learns_that_a_run_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "train_step", lambda trainer, batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, f"+callbacks.spy._target_={HERE}.Spy")
+    assert Spy.calls == ["start", "interrupted"]
+
+
+def test_an_object_without_any_of_the_methods_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"callbacks\.mine: Linear needs at least one of the methods on_start, "):
+        target = ["+callbacks.mine._target_=torch.nn.Linear", "+callbacks.mine.in_features=1"]
+        train(tmp_path, *target, "+callbacks.mine.out_features=1")
+
+
+# The training step
+
+
+class Doubled(Trainer):
+    """A step whose loss is twice the task's."""
+
+    def training_step(self, batch):
+        inputs, labels = self.inputs_and_labels(batch)
+        self.log(rows=len(labels))
+        return 2 * self.task.loss(self.model(*inputs), labels)
+
+
+def test_a_training_step_of_a_fork_trains_and_its_loss_is_logged(tmp_path):
+    for folder, options in ((tmp_path / "own", [f"trainer._target_={HERE}.Doubled", "optim.lr=0.1"]), (tmp_path, [])):
+        train(folder, *LINEAR, "optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", *options)
+    own, usual = ([line for line in metrics(folder) if "lr" in line] for folder in (tmp_path / "own", tmp_path))
+    assert own[0]["loss"] == pytest.approx(2 * usual[0]["loss"], rel=1e-5) and own[0]["rows"] == 32
+    assert "accuracy" not in own[0] and "accuracy" in usual[0]
+
+
+class TwoParts(nn.Module):
+    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.first = linear(num_classes, in_channels)
+        self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.first(images) + self.second(images)
+
+
+class Alternating(Trainer):
+    """Two optimizers, which the step uses itself, in an order that a GAN could have."""
+
+    def configure_optimizers(self):
+        parts = self.model.first, self.model.second
+        return torch.optim.SGD(parts[0].parameters(), 0.05, momentum=0.9), torch.optim.Adam(
+            parts[1].parameters(), 0.01
+        )
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        for part, optimizer in zip((self.model.first, self.model.second), self.optimizers, strict=True):
+            loss = self.task.loss(part(images), labels)
+            self.backward(loss)
+            self.optimizer_step(optimizer)
+        self.log(second=loss)
+
+
+class Confusion:
+    """An epoch metric without synchronisation: the smallest recall of the classes that occur."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right, self.all = torch.zeros(10), torch.zeros(10)
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        assert outputs.dtype == torch.float32
+        self.all += torch.bincount(labels.cpu(), minlength=10)
+        self.right += torch.bincount(labels[outputs.argmax(1) == labels].cpu(), minlength=10)
+
+    def compute(self) -> Tensor:
+        return (self.right / self.all)[self.all > 0].min()
+
+
+TWO = [f"trainer._target_={HERE}.Alternating", f"model._target_={HERE}.TwoParts", "~model.width"]
+WORST = [f"task.metrics={{worst: {{_target_: {HERE}.Confusion}}}}", "task.metric=worst"]
+
+
+@pytest.mark.parametrize("stop_after", [8, 11], ids=["between two epochs", "inside an epoch"])
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step"])
+def test_a_run_with_two_optimizers_and_an_epoch_metric_is_resumed_to_the_same_bits(
+    tmp_path, monkeypatch, stop_after, schedule
+):
+    settings = [*TWO, *WORST, f"schedule={schedule}"] + (["schedule.step_size=1"] if schedule == "step" else [])
+    whole = train(tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, stop_after)
+        train(tmp_path / "part", *settings)
+    part = train(tmp_path / "part", f"train.resume={tmp_path / 'part'}", *settings)
+    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
+    assert part["test_worst"] == whole["test_worst"] and whole["score"] == "test_worst"
+    one, other = (state(tmp_path / name) for name in ("whole", "part"))
+    assert one["optimizer_classes"] == ["SGD", "Adam"] and len(one["schedules"]) == 2
+    for key in ("optimizers", "schedules"):
+        assert str(one[key]) == str(other[key])
+    assert metrics(tmp_path / "whole")[-1] == metrics(tmp_path / "part")[-1]
+
+
+def test_a_step_that_steps_itself_refuses_to_be_called_with_parts_of_a_batch(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"train\.accumulate=2: Alternating\.training_step steps its optimizers itsel"
+    ):
+        train(tmp_path, *TWO, "train.accumulate=2")
+
+
+def test_a_step_that_returns_no_tensor_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Doubled, "training_step", lambda self, batch: 0.5)
+    with pytest.raises(ConfigError, match=r"Doubled\.training_step returned 0\.5: return a tensor"):
+        train(tmp_path, f"trainer._target_={HERE}.Doubled")
+
+
+# Parts of a batch
+
+
+class WithName(Synthetic):
+    """Samples with a field that cannot be split."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "name": str(index)}
+
+
+def collate_with_size(samples):
+    return {**torch.utils.data.default_collate(samples), "size": torch.tensor(len(samples))}
+
+
+def test_lists_of_the_batchs_length_are_split_and_anything_else_is_refused(tmp_path):
+    data = f"data._target_={HERE}.WithName"
+    train(tmp_path / "list", data, "train.accumulate=3", "train.max_steps=1")
+    size = "data.collate={_target_: " + HERE + ".collate_with_size}"
+    with pytest.raises(ConfigError, match=r"accumulate=2: the batch has 32 samples, and its field 'size' is a tensor"):
+        train(tmp_path, data, size, "train.accumulate=2")
+
+
+def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs @ outputs.T).logsumexp(1).mean() - outputs.diagonal().mean()
+
+
+@pytest.mark.parametrize(
+    ("override", "warned"),
+    [
+        (
+            "task.loss={_target_: tests.training.test_doors.pairs}",
+            "changes what is trained: the loss of a batch is not",
+        ),
+        (f"trainer._target_={HERE}.Doubled", r"calls Doubled.training_step once for each part"),
+        ("task.label_smoothing=0.2", ""),
+    ],
+)
+def test_a_loss_over_pairs_that_is_computed_in_parts_is_warned_of(tmp_path, caplog, override, warned):
+    train(tmp_path, *LINEAR, override, "train.accumulate=2", "train.max_steps=1")
+    assert bool(warned) == ("train.accumulate=2" in caplog.text) and warned in caplog.text
+
+
+# Precision
+
+
+def test_fp16_trains_with_a_scaled_loss_and_resumes_its_scale(tmp_path, monkeypatch):
+    settings = [*LINEAR, "train.precision=fp16"]
+    train(tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 11)
+        train(tmp_path / "part", *settings)
+    assert state(tmp_path / "part")["scaler"]["scale"] >= 1.0
+    train(tmp_path / "part", *settings)
+    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
+    losses = [line["loss"] for line in metrics(tmp_path / "whole") if "lr" in line]
+    assert losses[-1] < losses[0]
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (["schedule=constant"], [0.25] * 16),
+        (["schedule=step", "schedule.step_size=1", "schedule.gamma=0.5"], [0.25] * 8 + [0.125] * 8),
+        (["schedule._target_=torch.optim.lr_scheduler.CosineAnnealingLR"], None),
+        (["schedule=one_cycle"], None),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, rates):
+    train(tmp_path, *LINEAR, "train.log_interval=1", *schedule)
+    found = [line["lr"] for line in metrics(tmp_path) if "lr" in line]
+    if rates is None:  # of a step's line, the rate of the next step: at the end of the run it is near zero
+        assert max(found) == pytest.approx(0.25, rel=0.05) and found[-1] < 0.01
+    else:
+        assert found == pytest.approx(rates)
+
+
+def test_a_schedule_that_is_no_schedule_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"schedule: .*returned a Scale: return a subclass of torch\.optim\.lr_sched"
+    ):
+        train(tmp_path, f"schedule._target_={HERE}.Scale")
+    with pytest.raises(ConfigError, match=r"schedule\.every=batch: it is one of step, epoch"):
+        train(tmp_path, "schedule.every=batch")
+
+
+class Scale:
+    def __init__(self, optimizer) -> None: ...
+
+
+# Metrics of an epoch
+
+
+class Ranks(Processes):
+    """One of two processes, which gathers what the other has put into `others`."""
+
+    world_size = 2
+
+    def __init__(self, others) -> None:
+        super().__init__(torch.device("cpu"))
+        self.others = others
+
+    def gather(self, value=None):
+        return [value, self.others.pop(0)]
+
+
+def test_a_metric_without_its_own_synchronisation_sees_the_batches_of_all_processes():
+    outputs, labels = torch.eye(10), torch.arange(10)
+    wrong = torch.eye(10).roll(1, 0)
+    for others, worst in (([(wrong, labels)], 0.5), ([], 1.0)):  # the other process may have no batch
+        collected = EpochMetrics({"worst": {"_target_": f"{HERE}.Confusion"}}, Ranks([others]))
+        collected.update(outputs, labels)
+        assert collected.compute() == {"worst": worst}
+
+
+def test_means_are_right_if_a_process_has_no_batch():
+    means = Means(Ranks([{"loss": (6.0, 2), "only_there": (1.0, 1)}, {}]))
+    assert means.read() == {"loss": 3.0, "only_there": 1.0}
+    means.add(4, {"loss": torch.tensor(2.0), "right": torch.tensor([1.0, 0.0, 0.0, 1.0])})
+    assert means.read() == {"loss": 2.0, "right": 0.5}
+
+
+def test_an_object_that_is_no_metric_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"task\.metrics\.f: Flatten has no update: it needs update\(outputs, labels"
+    ):
+        train(tmp_path, "task.metrics={f: {_target_: torch.nn.Flatten}}")
+
+
+# Samplers
+
+
+def weighted(dataset) -> WeightedRandomSampler:
+    """Draws only samples of class 3."""
+    weights = [float(label == 3) for label in (dataset[index]["label"] for index in range(len(dataset)))]
+    return WeightedRandomSampler(weights, 64)
+
+
+class Counted(Trainer):
+    seen: list[int] = []  # noqa: RUF012
+
+    def training_step(self, batch):
+        Counted.seen += batch["label"].tolist()
+        return super().training_step(batch)
+
+
+class Pairs:
+    """A batch sampler of pairs of neighbours."""
+
+    def __init__(self, dataset, seed: int) -> None:
+        self.batches = len(dataset) // 2
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self):
+        return iter([[2 * number, 2 * number + 1] for number in range(self.batches)])
+
+
+@pytest.mark.parametrize("loader", ["workers", "threads", "prefetch"])
+def test_a_sampler_decides_which_samples_train(tmp_path, loader):
+    Counted.seen = []
+    sampler = [f"sampler._target_={HERE}.weighted", "train.last_batch=keep", f"trainer._target_={HERE}.Counted"]
+    summary = train(tmp_path, *sampler, f"loader={loader}", "train.epochs=3")
+    assert set(Counted.seen) == {3} and len(Counted.seen) == 3 * 64
+    assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
+
+
+def test_a_batch_sampler_decides_which_samples_make_a_batch_and_the_run_is_resumed(tmp_path, monkeypatch):
+    sampler = [f"batch_sampler._target_={HERE}.Pairs", "train.last_batch=keep", "loader=workers", "data.length=20"]
+    train(tmp_path / "whole", *LINEAR, *sampler)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 13)
+        train(tmp_path / "part", *LINEAR, *sampler)
+    train(tmp_path / "part", *LINEAR, *sampler)
+    assert state(tmp_path / "part")["step"] == 20
+    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["loader=workers"], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
+        (
+            ["train.last_batch=keep"],
+            r"sampler needs loader=workers, threads or prefetch: loader=torch has its own orde",
+        ),
+        (["train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
+    ],
+)
+def test_a_sampler_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        train(tmp_path, f"sampler._target_={HERE}.weighted", *overrides)
+
+
+# Samples without labels, fields of any name
+
+
+class Views(Synthetic):
+    def __getitem__(self, index):
+        image = super().__getitem__(index)["image"]
+        return {"left": image, "right": image.flip(1)}
+
+
+class TwoViews(nn.Module):
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.layers = linear(8, in_channels)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        assert left.is_floating_point() and right.is_floating_point() and left.shape[1:] == (3, 8, 8)
+        return self.layers(left) - self.layers(right) + 1
+
+
+class Same(Task):
+    def _loss(self, outputs, labels):
+        assert labels is None
+        return outputs.square().mean()
+
+
+def test_samples_without_a_label_and_with_images_of_any_name_are_normalised_and_trained(tmp_path):
+    data = [f"data._target_={HERE}.Views", "task=own", f"task._target_={HERE}.Same", "task.inputs=[left,right]"]
+    model = [f"model._target_={HERE}.TwoViews", "~model.width"]
+    summary = train(tmp_path, *data, *model, "optim.lr=0.01")
+    losses = [line["loss"] for line in metrics(tmp_path) if "lr" in line]
+    assert losses[-1] < losses[0] and math.isfinite(summary["test_loss"]) and summary["score"] == "test_loss"
+
+
+def test_a_signal_inside_a_step_of_a_fork_saves_and_resumes(tmp_path, monkeypatch):
+    step = Doubled.training_step
+
+    def stopped(trainer, batch):
+        if trainer.step == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return step(trainer, batch)
+
+    monkeypatch.setattr(Doubled, "training_step", stopped)
+    with pytest.raises(Stopped):
+        train(tmp_path, f"trainer._target_={HERE}.Doubled")
+    monkeypatch.undo()
+    assert train(tmp_path, f"trainer._target_={HERE}.Doubled")["epochs"] == 2
+
+
+def test_the_small_settings_are_checked_like_any_others():
+    assert checked(compose_small()).train.batch_size == 32 and "loader=torch" in SMALL
+
+
+def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
+    pytest.importorskip("torchmetrics")
+    about = "_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: macro"
+    both = f"both: {{_target_: {HERE}.collection}}"
+    summary = train(tmp_path, f"task.metrics={{f1: {{{about}}}, {both}}}", "task.metric=f1", "train.epochs=4")
+    assert summary["score"] == "test_f1" and 0 < summary["test_f1"] <= 1 + 1e-6
+    assert summary["test_both_MulticlassAccuracy"] == pytest.approx(summary["test_accuracy"])
+
+
+def collection():
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy
+
+    return MetricCollection([MulticlassAccuracy(10, average="micro")])

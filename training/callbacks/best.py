@@ -1,0 +1,24 @@
+"""Marks the best checkpoint as checkpoints/best.pt: conf/callbacks/standard/best.yaml."""
+
+from __future__ import annotations
+
+import logging
+
+from training.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class Best:
+    """Links best.pt to the checkpoint of each evaluation whose score no other one exceeds."""
+
+    def on_start(self, run: Run) -> None:
+        if run.data.val is None:
+            log.info(
+                "best.pt will be chosen on the test set, so its test score will be too good: data.val_fraction=0.1 "
+                "chooses it on a part of the training set"
+            )
+
+    def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
+        if run.record.is_best(run.trainer.step):
+            run.checkpoints.mark_best(run.trainer.step)

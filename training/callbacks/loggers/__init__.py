@@ -1,0 +1,1 @@
+"""Loggers, which `logger=` chooses. Each file here and its yaml in conf/logger/ can be deleted by itself."""

@@ -1,0 +1,55 @@
+"""Weights & Biases: files in the run's folder, which a process of wandb uploads. `logger=wandb`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+from uuid import uuid4
+
+from training.callbacks.loggers.logger import Logger, Place
+from training.run import Run
+
+UPLOAD_SECONDS = 60  # the longest that a finished run waits for an upload
+log = logging.getLogger(__name__)
+
+
+class WandB(Logger):
+    """Options are those of wandb.init."""
+
+    package = "wandb"
+
+    def start(self, run: Run) -> None:
+        import wandb
+
+        place, options = Place(run, self.name), self.options
+        has_mode = "mode" in options or "WANDB_MODE" in os.environ
+        if not has_mode and not wandb.login(prompt=False, verify=False):  # wandb.init would prompt
+            options = {"mode": "offline", **options}
+            log.warning(
+                "logger=wandb: there is no login, so the run stays on this machine; `wandb login`, then "
+                "`wandb sync %s/wandb/offline-run-*` uploads it",
+                place.folder,
+            )
+        # console: train.log has the terminal's lines. finish_timeout: the rest can be uploaded by `wandb sync` later.
+        settings = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
+        identifier = place.earlier_id() or uuid4().hex
+        self._run = wandb.init(
+            id=identifier,
+            resume="allow",
+            reinit="finish_previous",
+            dir=place.folder,
+            config=place.config,
+            settings=settings,
+            **{"name": place.name, "group": place.sweep and place.sweep.name, **options},
+        )
+        place.save_id(identifier)
+        # wandb's step counter never decreases: it would drop the steps that a resumed run repeats.
+        self._run.define_metric("*", step_metric="step")
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        self._run.summary.update(summary or {})
+        self._run.finish(exit_code=int(summary is None))

@@ -1,0 +1,129 @@
+"""Measured: the measurements of a run, from which training/callbacks/report/verdict.py finds its bottleneck."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from loaders import LoaderConfig
+
+LEAST_LOSS = 0.15  # share of a step; if free data would save less, training counts as compute-bound
+MOST_OTHERS = 0.15  # share of the cores; if other programs use more, nothing can be said about the run
+DISAGREE = 1.3  # how many times as long as the shortest repetition the longest may take
+VARIES = 1.1  # how many times as large as the smallest batch the largest may be
+
+
+class Interval(NamedTuple):
+    """The shortest, the median and the longest of some repetitions; or the same of a figure computed from them."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Interval:
+        ordered = sorted(values)
+        return cls(ordered[0], statistics.median(ordered), ordered[-1])
+
+    def map(self, function: Callable[[float], float]) -> Interval:
+        """Applies a monotonic function."""
+        return Interval.of(map(function, self))
+
+    def __format__(self, spec: str) -> str:
+        low, high = format(self.low, spec), format(self.high, spec)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of a run. Times are in seconds, the mean per training step if nothing else is given."""
+
+    loader: LoaderConfig
+    cores: int  # CPU cores that this process may use
+    num_threads: int  # CPU threads of a training step; 1 on a GPU
+    steps: int
+    phases: dict[str, float]  # of the whole run: start-up, training, evaluation, checkpoint, rest
+    step: float  # the whole step, with waiting
+    waiting: float = 0.0  # in next(), without the copy and the transform of the training thread there
+    copy: float = 0.0  # in the training thread
+    transform: float = 0.0  # in the training thread
+    free: Interval | None = None  # a whole step with free data, while no worker runs; None: not measured
+    one_thread: Interval | None = None  # the same, computed with one CPU thread
+    sizes: tuple[int, int] = (1, 1)  # numbers in the smallest and in the largest batch, of a few
+    others: float = 0.0  # share of the cores that other programs kept from the run
+    cpu: float = 0.0  # CPU time of all threads of the training process
+    num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
+    workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
+    # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
+    ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    in_memory: bool = False  # whether the dataset can be resident
+    collates: bool = False  # whether there is a data.collate
+    augments: bool = False  # whether any of augment.* is on
+
+    @property
+    def computing(self) -> float:
+        return self.step - self.seen
+
+    @property
+    def seen(self) -> float:
+        """What the training thread spends on data."""
+        return self.waiting + self.copy + self.transform
+
+    def of_batch(self, key: str) -> float:
+        """A worker's seconds for one batch; key: busy (all of it), cpu, queued (for a core) or collate."""
+        return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a worker's seconds for a batch, without the wait for a core."""
+        squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
+        return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether worker threads and the training thread together use about one core: they wait for the GIL."""
+        return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether computing took clearly longer than in steps with free data."""
+        return self.free is not None and self.computing > DISAGREE * self.free.high
+
+    @property
+    def cores_gain(self) -> float:
+        """How many times as fast the run would be if all cores were busy with its work all the time."""
+        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # self.cpu includes threads
+        work = (self.cpu + workers) / self.cores
+        return self.step / work if work else math.inf
+
+    @property
+    def idle(self) -> float:
+        """Share of the time that workers have nothing to do."""
+        return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
+
+    @property
+    def contention(self) -> float:
+        """How much longer a step takes because of its own threads: 0 unless each repetition with one was faster.
+
+        Both were measured on the same batch, one right after the other, so other programs disturbed them alike.
+        """
+        if self.free is None or self.one_thread is None or self.one_thread.high >= self.free.low:
+            return 0.0
+        return min(self.free.middle, self.step) - self.one_thread.middle
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps with free data say nothing about this run: a key of OBSTACLES, or "" if they do."""
+        if self.others > MOST_OTHERS:
+            return "others"
+        if self.free is None:
+            return ""
+        if self.sizes[1] > VARIES * self.sizes[0]:
+            return "sizes"
+        if self.free.high > DISAGREE * self.free.low:
+            return "repetitions"
+        saved = self.step - self.free.middle
+        return "free" if self.seen > LEAST_LOSS * self.step and saved < self.seen / 2 else ""

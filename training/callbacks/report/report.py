@@ -1,0 +1,224 @@
+"""The Report of a run: where its time went, what bounded it, and what may help, for the terminal and report.md."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import psutil
+import torch
+
+from data.subset import offers
+from loaders import Preloader
+from loaders.machine import available_cores
+from loaders.timing import Window
+from training.callbacks.report.load import Load
+from training.callbacks.report.measured import Measured
+from training.callbacks.report.trial import Trials, changed_train_loader
+from training.callbacks.report.verdict import Verdict, candidates, diagnose
+from training.clock import FILE_MAKING
+from training.config import Keys, check_least
+from training.files import write_whole
+from training.run import Run
+from training.table import table
+
+log = logging.getLogger(__name__)
+
+NOT_MEASURED = "the run was stopped before its bottleneck was measured"
+NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
+LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
+
+
+@dataclass
+class ReportKeys(Keys):
+    trial_seconds: float
+
+    def __post_init__(self) -> None:
+        check_least("timing.trial_seconds", self.trial_seconds, 0)
+        super().__post_init__()
+
+
+class Report:
+    """Makes a run's report: report.md, and the entries of summary.json about time, memory and the verdict."""
+
+    keys: ClassVar = {"timing": ReportKeys}
+
+    def __init__(self) -> None:
+        self._memory, self._active_workers = 0, None  # bytes; number of workers that read
+        self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
+        self._load = Load()
+        self._verdict: Verdict | None = None  # set by `finish`
+        self.text = NOT_TRAINED
+
+    def on_start(self, run: Run) -> None:
+        self.run, self._config, self._load = run, run.config, Load()
+
+    def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+        """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
+        if summary is None and not run.stopped:
+            return
+        total = run.processes.total(run.timer.run())
+        if total.steps:
+            seconds = min(self._config.timing.trial_seconds, total.seconds / 5)
+            make = partial(changed_train_loader, self._config.loader, run.make_train_loader, run.train_loader)
+            trials = Trials(run.trainer, run.signals, seconds, make)
+            if summary is not None:
+                run.record.write_summary(**summary, **self.summary())  # the run is complete even if a trial fails
+            self.finish(total, run.train_loader, None if summary is None else trials)
+        if summary is not None:
+            summary |= self.summary()
+            log.info("\n%s", self.text)
+        if run.is_main:
+            text = f"# Run {run.folder.resolve().name}\n\n```\n{self.text}\n```\n"
+            if (run.folder / "timeline.png").exists():
+                text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
+            write_whole(run.folder / "report.md", text)
+
+    def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
+        """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
+
+        total: the run's timed steps, of all processes. loader: the training loader, which is closed here. trials: None
+        after a signal, to measure nothing more.
+        """
+        self._memory, phases = peak_memory(), self.phases()
+        if loader.device.type == "cuda":
+            self._device_memory = torch.cuda.max_memory_allocated(loader.device)
+        stats = loader.stats()
+        self._active_workers = stats.get("workers", {}).get("active_workers")
+        step, others = total.seconds / total.steps, self._load.of_others()
+        threads = torch.get_num_threads() if loader.device.type == "cpu" else 1
+        free: dict[str, Any] = {"sizes": trials.keep_batch(loader)} if trials else {}
+        loader.close()  # its workers would slow down the measurements
+        if trials:
+            load = Load()
+            free["free"] = trials.free(step)
+            free["one_thread"] = trials.free(step, threads=1) if free["free"] and threads > 1 else None
+            others = max(others, load.of_others())
+        measured = self._measured(total, stats, loader, phases, num_threads=threads, others=others, **free)
+        verdict = diagnose(measured)
+        for changes in candidates(verdict.bottleneck, measured):
+            if trials is None:
+                break
+            tried = trials.change(changes, step)
+            gain = None if tried is None else tried.map(lambda seconds: step / seconds)
+            if gain is None or (gain.middle >= LEAST_GAIN and gain.low >= 1):
+                verdict = replace(verdict, changes=changes, measured_gain=gain)
+                break
+        self._verdict, self.text = verdict, self._text(measured, verdict)
+
+    def summary(self) -> dict[str, Any]:
+        """The entries of summary.json about time, memory and the verdict."""
+        verdict = self._verdict
+        return {
+            "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
+            "memory_bytes": self._memory,
+            "device_memory_bytes": self._device_memory,
+            "active_workers": self._active_workers,
+            "verdict": verdict.sentence if verdict else NOT_MEASURED if self.run.timer.whole().steps else NOT_TRAINED,
+            "bottleneck": verdict and verdict.bottleneck,
+            "gain": verdict and verdict.gain,
+            "try": verdict and list(verdict.changes),
+        }
+
+    def _measured(
+        self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], **trials: Any
+    ) -> Measured:
+        dataset, collate = loader.dataset, self._config.data.get("collate")
+        steps, workers = max(1, self.run.timer.whole().steps), stats.get("workers", {})
+        per_batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
+        if loader.device.type == "cpu":  # there is no other device to copy to
+            per_batch["transform"] += per_batch["copy"]
+            per_batch["copy"] = 0.0
+        inline = per_batch if loader.depth == 0 else dict.fromkeys(per_batch, 0.0)  # in the training thread
+        return Measured(
+            loader=self._config.loader,
+            cores=available_cores(),
+            steps=steps,
+            phases=phases,
+            step=total.seconds / total.steps,
+            waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
+            copy=inline["copy"],
+            transform=inline["transform"],
+            cpu=self.run.clock.cpu_seconds / steps,
+            num_workers=max(1, workers.get("active_workers", 1)),
+            workers=workers,
+            ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(per_batch.values()),
+            in_memory=offers(dataset, "arrays") and collate is None and getattr(dataset, "policy", None) is None,
+            collates=collate is not None,
+            augments=any(self._config.augment.values()),
+            **trials,
+        )
+
+    def phases(self) -> dict[str, float]:
+        """The seconds of each phase until now. The wait for the first batch counts as start-up, not as training."""
+        return self.run.clock.phases(self.run.timer.first_batch_seconds)
+
+    def _text(self, measured: Measured, verdict: Verdict) -> str:
+        """The text of the report: tables of the whole run and of a step, memory, workers, and the verdict."""
+        first = self.run.timer.first_batch_seconds or 0.0
+        memory = f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
+        if self._device_memory is not None:
+            memory += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
+        lines = [*self._run_table(measured), "", *self._step_table(), "", memory]
+        if measured.workers:
+            lines.append(self._workers_line(measured))
+        return "\n".join([*lines, verdict.sentence])
+
+    def _run_table(self, measured: Measured) -> list[str]:
+        """The lines of a table with the seconds of each phase, and its share of the run."""
+        whole, phases, first = self.run.timer.whole(), measured.phases, self.run.timer.first_batch_seconds or 0.0
+        copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
+        rows = {
+            "set-up": phases["set-up"],
+            FILE_MAKING: phases.get(FILE_MAKING, 0.0),
+            "dataset and first batch": phases["start-up"],
+            "waiting for the loader": max(0.0, whole.wait_seconds - first - copy - transform),
+            "waiting for the copy": copy,
+            "waiting for the transform": transform,
+            "computing": whole.seconds - whole.wait_seconds,
+            "evaluation": phases["evaluation"],
+            "saving checkpoints": phases["checkpoint"],
+        }
+        total = sum(phases.values())
+        rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
+        rare = (FILE_MAKING, "waiting for the copy")
+        rows = {name: seconds for name, seconds in rows.items() if name not in rare or seconds}
+        columns = [
+            ["phase", *rows],
+            ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],
+            ["share", *(f"{100 * seconds / total:.0f} %" for seconds in rows.values())],
+        ]
+        return table(columns)
+
+    def _step_table(self) -> list[str]:
+        """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
+        parts = ("step", "waiting", "computing")
+        percentiles = zip(*(self.run.timer.step_ms(50, 95, 100, part=part) for part in parts), strict=True)
+        columns = [["milliseconds", *parts]]
+        for heading, values in zip(("median", "95 %", "worst"), percentiles, strict=True):
+            columns.append([heading, *(f"{value:.1f}" for value in values)])
+        return table(columns)
+
+    def _workers_line(self, measured: Measured) -> str:
+        busy, cpu, queued, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate"))
+        reader = f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; a worker"
+        if self._config.loader.num_workers == 0:
+            reader = "The training process reads: it"
+        return (
+            f"{reader} takes {busy:.1f} ms for a batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core; "
+            f"collating takes {collate:.1f} ms of it"
+        )
+
+
+def peak_memory() -> int:
+    """Bytes: the most that this process used, plus what its workers use now. Shared memory counts once."""
+    this = psutil.Process()
+    total = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - this.memory_info().rss
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # the process may have exited
+            total += process.memory_full_info().pss
+    return total

@@ -1,0 +1,107 @@
+"""What a run measures over many samples: means over samples, and the metrics of a whole epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.config import ConfigError
+from training.processes import Processes
+from training.targets import build
+
+METHODS = ("update", "compute", "reset")
+
+
+class Means:
+    """Means over samples. The sums stay on the device until `read`, which all processes call at the same step."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}  # the sum and the number of samples, by name
+
+    def add(self, samples: int, values: dict[str, Tensor]) -> None:
+        """Adds the values of `samples` samples by name: one value for each sample (B,), or their mean ()."""
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            value = value.detach()
+            added = value.sum(dtype=torch.float64) if value.ndim else value.double() * samples
+            self._sums[name] = total + added, count + samples
+
+    def read(self) -> dict[str, float]:
+        """Returns the means since the last call, over all processes. A process may have added nothing."""
+        every = self._processes.gather({name: (float(total), count) for name, (total, count) in self._sums.items()})
+        self._sums = {}
+        names = dict.fromkeys(name for sums in every for name in sums)
+        pairs = {name: [sums[name] for sums in every if name in sums] for name in names}
+        return {name: sum(t for t, _ in found) / max(sum(n for _, n in found), 1) for name, found in pairs.items()}
+
+
+class EpochMetrics:
+    """The metrics in `task.metrics`: scores that are no means over samples, such as the mean IoU or AUROC.
+
+    A metric is an object with update(outputs, labels), compute() and reset(), as torchmetrics has them. It gets the
+    network's outputs in float32 and the labels of each batch. compute() returns a number, or numbers by name.
+    With several processes, torchmetrics gathers its own state. Any other metric gets the batches of all processes, by
+    rank, before compute(): they are kept on the host until then.
+    Raises ConfigError for a metric that cannot be built or has not these methods.
+    """
+
+    def __init__(self, section: dict[str, Any] | None, processes: Processes) -> None:
+        self._processes, self._kept = processes, list[tuple[Any, Any]]()
+        self._metrics = {name: build(f"task.metrics.{name}", values) for name, values in (section or {}).items()}
+        for name, metric in self._metrics.items():
+            if missing := [method for method in METHODS if not callable(getattr(metric, method, None))]:
+                raise ConfigError(
+                    f"task.metrics.{name}: {type(metric).__name__} has no {missing[0]}: it needs update(outputs, "
+                    "labels), compute() and reset(), as torchmetrics has them"
+                )
+            if hasattr(metric, "to"):
+                metric.to(processes.device)
+
+    def update(self, outputs: Tensor, labels: Any) -> None:
+        """Adds a batch: outputs (B, ...) and labels (B, ...)."""
+        outputs = outputs.float()
+        for metric in self._metrics.values():
+            if self._gathers_itself(metric):
+                metric.update(outputs, labels)
+        if not all(map(self._gathers_itself, self._metrics.values())):
+            self._kept.append((outputs.cpu(), labels.cpu() if isinstance(labels, Tensor) else labels))
+
+    def compute(self) -> dict[str, float]:
+        """Returns the values by name since the last call, over all processes. All processes have to call it."""
+        values: dict[str, float] = {}
+        if not self._metrics:
+            return values
+        kept, self._kept = self._processes.gather(self._kept), []
+        for name, metric in self._metrics.items():
+            for outputs, labels in () if self._gathers_itself(metric) else (b for batches in kept for b in batches):
+                metric.update(outputs, labels)
+            found = metric.compute()
+            metric.reset()
+            found = (
+                {f"{name}_{key}": value for key, value in found.items()} if isinstance(found, dict) else {name: found}
+            )
+            for key, value in found.items():
+                if isinstance(value, Tensor) and value.numel() != 1:
+                    raise ConfigError(
+                        f"task.metrics.{key}: compute() returned a tensor of shape {tuple(value.shape)}: return a "
+                        "number, or a dict of numbers by name"
+                    )
+                values[key] = float(value)
+        return values
+
+    def forget(self) -> None:
+        """Drops what `update` got."""
+        self._kept = []
+        for metric in self._metrics.values():
+            metric.reset()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._metrics)
+
+    def _gathers_itself(self, metric: Any) -> bool:
+        is_torchmetrics = type(metric).__module__.partition(".")[0] == "torchmetrics"
+        return self._processes.world_size == 1 or is_torchmetrics or hasattr(metric, "sync")

@@ -1,0 +1,106 @@
+"""Record: metrics.jsonl, which a run writes while it trains, summary.json at its end, and the scores in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from training.files import write_whole
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Record:
+    """The files of one run.
+
+    folder: where they go; None makes a new folder in outputs/. writes: False in all processes but the main one.
+    score_name: the key in metrics.jsonl of the score that chooses the best checkpoint. scores: its values, by step.
+    sign: 1, or -1 if a lower score is better.
+    """
+
+    def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
+        self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
+        self._writes = writes
+        self.score_name, self.sign = "test_accuracy", 1
+        self.scores: dict[int, float] = {}
+        if writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True) -> None:
+        """Removes what an earlier run in this folder wrote after `step`, where training continues."""
+        self.score_name, self.sign = score_name, 1 if higher_is_better else -1
+        if not self._writes:
+            return
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
+            write_whole(path, "".join(f"{line}\n" for line in lines))
+            for values in map(json.loads, lines):
+                self._note(values)
+
+    def metrics(self, **values: Any) -> None:
+        """Appends a line to metrics.jsonl."""
+        self._note(values)
+        if self._writes:
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(finite(values), allow_nan=False) + "\n")
+
+    def is_best(self, step: int) -> bool:
+        """Whether no step has a better score than `step`."""
+        return self.sign * self.scores[step] >= max(self.sign * score for score in self.scores.values())
+
+    def _note(self, values: dict[str, Any]) -> None:
+        score = values.get(self.score_name)
+        if score is not None:  # NaN counts as the worst score: no comparison with it would be true
+            self.scores[values["step"]] = -self.sign * math.inf if math.isnan(score) else score
+
+    def earlier_summary(self) -> dict[str, Any] | None:
+        """The summary of a run that finished in this folder; None without one."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def finish(self, **values: Any) -> dict[str, Any]:
+        """Writes summary.json, with the commit and versions added. Returns the summary."""
+        versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+        versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
+        summary = {**values, "git_commit": _git_commit(), "versions": versions}
+        self.write_summary(**summary)
+        return summary
+
+    def write_summary(self, **values: Any) -> None:
+        """Writes summary.json, which marks the run as finished."""
+        if self._writes:
+            write_whole(self.folder / "summary.json", json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Replaces NaN and infinity, which JSON does not have, by None."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinity for an incomplete line."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _git_commit() -> str | None:
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

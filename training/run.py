@@ -1,0 +1,149 @@
+"""Run: the objects of a run, its log, and the door for callbacks.
+
+A callback is an object with any of these methods. conf/ lists it under `callbacks:` by a name, with its `_target_`:
+
+    on_start(run)                     all parts are built, and a checkpoint to resume from is loaded
+    on_step(run)                      after each optimizer step
+    on_log(run, values)               after each line of metrics.jsonl: `values` has its keys, with `step` and `epoch`
+    on_evaluation(run, scores)        after the set that chooses the best checkpoint was evaluated, such as test_loss
+    on_epoch_end(run)                 after an epoch and its evaluation
+    on_end(run, summary)              `summary` will be summary.json, and may be added to; None after a signal or error
+
+They are called in the order of the config, in every process: ask `run.is_main` before you write a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+
+from loaders import Preloader
+from loaders.timing import StepTimer, Window
+from training.checkpoint import Checkpoints
+from training.clock import Clock
+from training.config import Config, ConfigError
+from training.processes import Processes
+from training.record import Record
+from training.sets import Sets
+from training.stopping import Stopped
+from training.targets import build
+from training.trainer import Trainer
+
+METHODS = ("on_start", "on_step", "on_log", "on_evaluation", "on_epoch_end", "on_end")
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """What callbacks are given.
+
+    config, data, trainer, train_loader, folder, is_main: the settings, the datasets and the task, the network and its
+        optimizers, the loader of training batches, the folder for files, and whether this process writes them.
+    record, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
+    stops_early: set it to True, and the run ends after the current epoch.
+    signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.
+    stopped: whether a signal ended the run, at the same step in all processes.
+
+    In a `with` block it calls `on_end(run, None)` if an error or a signal leaves the block.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: Sets,
+        trainer: Trainer,
+        train_loader: Preloader,
+        record: Record,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        processes: Processes,
+        callbacks: dict[str, Any],
+    ) -> None:
+        self.config, self.data, self.trainer, self.train_loader = config, data, trainer, train_loader
+        self.record, self.checkpoints, self.clock, self.processes = record, checkpoints, clock, processes
+        self.callbacks, self.folder, self.is_main = callbacks, record.folder, processes.is_main
+        self.timer = StepTimer(processes.device, config.timing.warmup_steps)
+        self.signals, self.make_train_loader = checkpoints.signals, cast("Callable[..., Preloader]", None)
+        self.stops_early = self.stopped = False
+        self._started: list[str] = []  # the names of the callbacks that have started, and not ended
+        self._logged: dict[str, tuple[Any, int]] = {}  # sum and count of each value since the last line
+        trainer.log = self.log
+
+    def log(self, **values: float | torch.Tensor) -> None:
+        """Adds numbers to the next line of metrics.jsonl, which loggers and the progress bar get too.
+
+        The line has the mean of the values that a name got since the line before. A tensor of one element stays on its
+        device until then, so that the host does not wait for it.
+        """
+        for name, value in values.items():
+            value = value.detach() if isinstance(value, torch.Tensor) else value
+            total, count = self._logged.get(name, (0.0, 0))
+            self._logged[name] = total + value, count + 1
+
+    def write(self, **values: Any) -> None:
+        """Writes a line to metrics.jsonl, with `step`, `epoch`, `values` and what `log` got; calls on_log."""
+        logged = {name: float(total) / count for name, (total, count) in self._logged.items()}
+        self._logged.clear()
+        line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values, **logged}
+        self.record.metrics(**line)
+        self.call("on_log", line)
+
+    def write_rest(self) -> None:
+        """Writes what `log` got since the last line, if it got anything."""
+        if self._logged:
+            self.write()
+
+    def start(self) -> None:
+        """Calls on_start of all callbacks."""
+        for name, callback in self.callbacks.items():
+            if hasattr(callback, "on_start"):
+                callback.on_start(self)
+            self._started.append(name)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Calls on_end of all callbacks."""
+        while self._started:
+            callback = self.callbacks[self._started.pop(0)]
+            if hasattr(callback, "on_end"):
+                callback.on_end(self, summary)
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Calls the method of all callbacks that have it."""
+        for callback in self.callbacks.values():
+            if function := getattr(callback, method, None):
+                function(self, *arguments)
+
+    def text_of(self, window: Window) -> str:
+        """The speed and the waiting of some steps, in images or samples per second."""
+        return str(window).replace("images/s", f"{self.data.what}/s")
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self.stopped = isinstance(error, Stopped)
+        for name in self._started:
+            try:
+                if hasattr(self.callbacks[name], "on_end"):
+                    self.callbacks[name].on_end(self, None)
+            except Exception as failure:  # must not replace the error that ended the run
+                log.warning("callbacks.%s could not end: %s: %s", name, type(failure).__name__, failure)
+
+
+def build_callbacks(config: Config) -> dict[str, Any]:
+    """The callbacks of the config, by name. Raises ConfigError for one that cannot be built, or has no method."""
+    callbacks = {}
+    for name, section in config.callbacks.items():
+        callbacks[name] = callback = build(f"callbacks.{name}", section)
+        if not any(hasattr(callback, method) for method in METHODS):
+            raise ConfigError(
+                f"callbacks.{name}: {type(callback).__name__} needs at least one of the methods {', '.join(METHODS)}"
+            )
+    return callbacks
