@@ -41,6 +41,7 @@ class BatchBuffer:
         self.slot = np.empty(0, np.uint8) if slot is None else slot
         self._end = 0  # of the tensors in the slot
         self.outside = 0  # bytes that did not fit
+        self.missed: dict[int, int] = {}  # those of `empty`, by address
 
     @property
     def needed(self) -> int:
@@ -52,9 +53,12 @@ class BatchBuffer:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialised CPU tensor."""
-        start = self.place(dtype.itemsize * math.prod(shape))
+        size = dtype.itemsize * math.prod(shape)
+        start = self.place(size)
         if start is None:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+            made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+            self.missed[made.data_ptr()] = align(size, ALIGNMENT)
+            return made
         return torch.frombuffer(self.slot, dtype=dtype, count=math.prod(shape), offset=start).view(tuple(shape))
 
     def place(self, size: int) -> int | None:

@@ -45,7 +45,6 @@ def dump(batch: Any, buffer: WorkerBuffer) -> tuple[Payload, SharedMemory | None
     file = io.BytesIO()
     pickler = _BatchPickler(file)
     pickler.dump(batch)
-    buffer.outside = 0  # what was stacked there is counted when it is packed
     packer = _Packer(buffer)
     tensors = packer.pack(pickler.found)
     return Payload(packer.areas, tensors, file.getvalue()), packer.write_overflow(), pickler.is_odd
@@ -161,7 +160,9 @@ class _Packer:
         """Copies an area into the slot, or notes it for the overflow; returns its offset, see Payload."""
         if not size:
             return 0
-        source, offset = storage.data_ptr() + start, self._buffer.place(size)
+        source = storage.data_ptr() + start
+        self._buffer.outside -= self._buffer.missed.pop(source, 0)  # it was counted when it was made
+        offset = self._buffer.place(size)
         if offset is not None:
             ctypes.memmove(self._address + offset, source, size)
             return offset
