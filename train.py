@@ -82,8 +82,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         log.info("%s %s; writing to %s", trainer, processes, record.folder)
         log.info("%s", data.describe(config, trainer.last_step))
 
-        parts = Run(config, data, trainer, train_loader, record, checkpoints, clock, processes, callbacks)
-        parts.make_train_loader = make_train_loader
+        loaders = train_loader, make_train_loader
+        parts = Run(config, data, trainer, *loaders, record, checkpoints, clock, processes, callbacks)
         cleanup.enter_context(parts)
         clock.begin_training()
         parts.start()

@@ -17,11 +17,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from loaders import Preloader
+from loaders import LoaderConfig, Preloader
 from loaders.timing import StepTimer, Window
 from training.checkpoint import Checkpoints
 from training.clock import Clock
@@ -56,6 +56,7 @@ class Run:
         data: Sets,
         trainer: Trainer,
         train_loader: Preloader,
+        make_train_loader: Callable[[LoaderConfig], Preloader],
         record: Record,
         checkpoints: Checkpoints,
         clock: Clock,
@@ -66,7 +67,7 @@ class Run:
         self.record, self.checkpoints, self.clock, self.processes = record, checkpoints, clock, processes
         self.callbacks, self.folder, self.is_main = callbacks, record.folder, processes.is_main
         self.timer = StepTimer(processes.device, config.timing.warmup_steps)
-        self.signals, self.make_train_loader = checkpoints.signals, cast("Callable[..., Preloader]", None)
+        self.signals, self.make_train_loader = checkpoints.signals, make_train_loader
         self.stops_early = self.stopped = False
         self._started: list[str] = []  # the names of the callbacks that have started, and not ended
         self._logged: dict[str, tuple[Any, int]] = {}  # sum and count of each value since the last line

@@ -151,12 +151,15 @@ def test_usual_overrides_of_a_run_are_kept(tmp_path):
     usual += [
         "optim.betas=[0.9,0.99]",
         "logger=[tensorboard,wandb]",
-        "logger.wandb.project=x",
+        "callbacks.wandb.project=x",
+        "+callbacks.mine._target_=training.callbacks.best.Best",
         "debug=null",
         "~data.pad",
     ]
     check_earlier(usual, tmp_path, [])
-    check_earlier(["+logger.wandb.entity=me", "data._target_=fractions.Fraction"], tmp_path, ["logger", "fractions"])
+    check_earlier(
+        ["+callbacks.wandb.entity=me", "data._target_=fractions.Fraction"], tmp_path, ["callbacks", "fractions"]
+    )
 
 
 def earlier_run(folder, overrides):
