@@ -54,6 +54,7 @@ AXES: dict[str, tuple] = {
     "seed": (None, 0),
     "worker_method": ("multiprocessing", "thread"),
 }
+SHAREABLE = DTYPES[: DTYPES.index("float8_e4m3fn")]  # that torch's workers can collate
 WEIGHTS = {
     "method": (92, 5, 3),
     "in_order": (85, 15),
@@ -92,6 +93,9 @@ def possible(program: Program) -> Program:
     if loses_bits(program._replace(**change)) and program.seed is None:  # compared with torch's without workers
         kept = tuple("plain" if leaf in ("random", "reduced", "stateful") else leaf for leaf in program.leaves)
         change |= {"leaves": kept, "dataset": "fresh" if program.dataset == "loader inside" else program.dataset}
+        change |= {"sampler": "sized" if program.sampler in ("shuffled", "weighted") else program.sampler}
+    if is_changed_by_sending(program._replace(**change)) and program.dtype not in SHAREABLE:
+        change |= {"dtype": "float32"}  # with a seed, workers collate the others too
     if program.collation not in ("as is", "not tensors") or program.consumer in ("write", "copy", "share", "pin"):
         change |= {
             "leaves": tuple("expanded" if leaf == "huge" else leaf for leaf in program.leaves)
