@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -28,7 +27,6 @@ from ..timeline import Timeline
 from .autotune import FixedNumber, Tuner
 from .in_flight import InFlight
 from .pool import Death, Pool, Result
-from .reader import Reading
 from .shared_memory import MachineFull
 from .slots import SlotRing
 from .stats import Stats
@@ -135,7 +133,7 @@ class Dispatcher:
         ended = time.perf_counter()
         others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
         ready, in_flight = sum(others) - 1, len(others) - 1
-        delivery = self._open(flight, ready, ended - began)
+        delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
         self._newest_number = number
         self._newest = delivery
         del first, flight  # else they would hold the slot of a batch that lies elsewhere
@@ -298,31 +296,3 @@ class Dispatcher:
         to_retry = sum(flight.is_wanted and flight.result is None for flight in lost.values())
         self.stats.deaths += 1
         log.warning("%s Restarting the worker; batches to retry: %d", death.reason, to_retry)
-
-    def _open(self, flight: InFlight, ready: int, waited: float) -> Delivery:
-        result, lease, number = flight.result, flight.lease, flight.task.number
-        assert result is not None
-        self.stats.count_delivery(result, ready, waited)
-        if flight.deaths or flight.task.without:
-            self.stats.retry_wait_seconds += waited
-        error = result.error
-        if lease is not None and error is None:
-            if self._pool.writes_to_slots and not self._ring.has_spare():
-                # No slot is left for another task: copy the batch out of its slot, instead of waiting for one.
-                lease = replace(lease, array=lease.array[: result.needed].copy())
-                self.stats.copied_batches += 1
-            else:
-                lease.slot.deliver()
-        if not isinstance(error, BaseException):
-            try:
-                opened = self._pool.open(result, lease)
-            except MachineFull as full:
-                return Delivery(number, error=full)
-            if isinstance(opened, Reading):
-                self.stats.count_skipped(opened.skipped)
-                return Delivery(number, opened.batch)
-            error = opened
-        if isinstance(error, StopIteration):  # raised by next(), it would silently end the epoch
-            cause, error = error, RuntimeError("a worker raised StopIteration")
-            error.__cause__ = cause
-        return Delivery(number, error=error)

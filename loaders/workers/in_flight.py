@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .pool import WHOLE_BATCH, Death, Result, WorkerFailure
-from .slots import Lease
+from ..base import Delivery
+from .pool import WHOLE_BATCH, Death, Pool, Result, WorkerFailure
+from .reader import Reading
+from .shared_memory import MachineFull
+from .slots import Lease, SlotRing
+from .stats import Stats
 from .tasks import Task
 
 
@@ -48,3 +52,35 @@ class InFlight:
             moment = "before reading a sample, perhaps in worker_init_fn"
         self.result = Result(-1, error=WorkerFailure(f"{death.reason} {count} died on this batch, {moment}"))
         return []
+
+    def open(self, pool: Pool, ring: SlotRing, stats: Stats, ready: int, waited: float) -> Delivery:
+        """Returns the batch of the result, or its error. May be called again, if an exception interrupted it.
+
+        ready: how many further batches have a result; waited: the seconds for which the consumer waited.
+        """
+        result, lease, number = self.result, self.lease, self.task.number
+        assert result is not None
+        stats.count_delivery(result, ready, waited)
+        if self.deaths or self.task.without:
+            stats.retry_wait_seconds += waited
+        error = result.error
+        if lease is not None and error is None:
+            if pool.writes_to_slots and not ring.has_spare():
+                # No slot is left for another task: copy the batch out of its slot, instead of waiting for one.
+                lease = replace(lease, array=lease.array[: result.needed].copy())
+                stats.copied_batches += 1
+            else:
+                lease.slot.deliver()
+        if not isinstance(error, BaseException):
+            try:
+                opened = pool.open(result, lease)
+            except MachineFull as full:
+                return Delivery(number, error=full)
+            if isinstance(opened, Reading):
+                stats.count_skipped(opened.skipped)
+                return Delivery(number, opened.batch)
+            error = opened
+        if isinstance(error, StopIteration):  # raised by next(), it would silently end the epoch
+            cause, error = error, RuntimeError("a worker raised StopIteration")
+            error.__cause__ = cause
+        return Delivery(number, error=error)

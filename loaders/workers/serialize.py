@@ -59,7 +59,7 @@ class _BatchPickler(ForkingPickler):
     """Replaces plain tensors, and the storages of odd ones, by their numbers in `found`."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file)  # with the protocol of torch's queues: a newer one keeps arrays read-only
         self.found: list[torch.Tensor | torch.UntypedStorage] = []
         self.is_odd = False
         self._numbers: dict[int, int] = {}  # by id, so that a tensor that occurs twice is sent once
@@ -90,7 +90,7 @@ class _BatchPickler(ForkingPickler):
         if not isinstance(item, torch.Tensor):
             return NotImplemented
         if kind is torch.Tensor and (item.is_quantized or item.is_conj() or item.is_neg()):
-            return item.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # ForkingPickler would lose what these bits mean
+            return item.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # ForkingPickler would lose what these bits mean
         if kind in self.dispatch_table or not is_plain(item):
             return NotImplemented
         if any(getattr(kind, name) is not getattr(torch.Tensor, name) for name in ("__reduce_ex__", "__reduce__")):
