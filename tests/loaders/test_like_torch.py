@@ -90,7 +90,10 @@ def possible(program: Program) -> Program:
     if loses_bits(program) and program.seed is None:  # it is compared with torch's class without workers
         program = without(program, "random", "reduced", "stateful")
         program = program._replace(dataset=program.dataset.replace("loader inside", "fresh"))
-        program = program._replace(sampler="sized" if program.sampler in ("shuffled", "weighted") else program.sampler)
+        if program.sampler in ("shuffled", "weighted", "generator"):
+            program = program._replace(sampler="sized")
+        if program.consumer == "nested":
+            program = program._replace(persistent=False)
     if is_changed_by_sending(program) and program.dtype not in SHAREABLE:
         program = program._replace(dtype="float32")  # with a seed, workers collate the others, too
     return program
@@ -136,6 +139,8 @@ def is_changed_by_sending(program: Program) -> bool:
     """Whether a program with a seed sees that its batches come from another process, as torch's show it too."""
     has_processes = program.num_workers > 0 and program.worker_method == "multiprocessing"
     changed = {"stateful", "reduced", "grad", "parameter"} & {*program.leaves}
+    if program.batch_size is None:
+        changed |= {"array", "fortran", "read-only"} & {*program.leaves}  # inline, tensors lie in the dataset's arrays
     return program.seed is not None and has_processes and bool(changed or program.error == "custom")
 
 
