@@ -229,10 +229,11 @@ LEAVES: dict[str, Callable[[int, str], Any]] = {
     "object": lambda i, d: Plain(torch.full((2,), i)),
     "others": lambda i, d: [{i, "x"}, Color.RED, range(i), deque([i]), defaultdict(list, a=[i]), OrderedDict(b=i)],
 }
-DTYPES = (
+KNOWN_DTYPES = (
     *("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64", "bool"),
     *("uint16", "uint32", "uint64", "complex128", "float8_e4m3fn", "uint1", "uint4", "uint7", "int4"),
 )
+DTYPES = tuple(name for name in KNOWN_DTYPES if hasattr(torch, name))  # older versions have fewer
 
 STRUCTURES: dict[str, Callable[[list], Any]] = {
     "dict": lambda values: {f"f{number}": value for number, value in enumerate(values)},
