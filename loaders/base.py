@@ -100,6 +100,9 @@ class EpochIterator:
             self._source.close()
             self._source = None
 
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be copied or pickled: call iter(loader) again")
+
     @property
     def is_running(self) -> bool:
         return self._source is not None

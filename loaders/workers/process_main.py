@@ -34,6 +34,7 @@ from .shared_memory import ADVICE, Forks, MachineFull, Mapping, SharedMemory, fu
 # The messages that are not tasks or results. Those are pickles, which begin with another byte.
 STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
 TAKES_DEFAULT = (signal.SIGTERM, signal.SIGCHLD)  # instead of the parent's handler
+OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, where the system has no pidfd
 
 
@@ -167,7 +168,7 @@ def _reset_signals(mask: set[int]) -> None:
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
+        if callable(signal.getsignal(number)) and number not in OF_TIMERS:
             signal.signal(number, signal.SIG_DFL if number in TAKES_DEFAULT else signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -143,13 +143,14 @@ class SharedMemory:
     may use it. So the kernel frees the memory as soon as those that use it have dropped it.
     """
 
+    fd = -1
+    _mapping: Mapping | None = None
     _all: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
         self.is_delivered = False
-        self._mapping: Mapping | None = None
         self._all.add(self)
 
     def array(self, provide: bool = False) -> np.ndarray:

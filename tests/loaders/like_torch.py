@@ -854,7 +854,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     reset_tables()
     try:
-        with interrupted_after(20 if kind is DataLoader else 60):
+        with interrupted_after(10 if kind is DataLoader else 60):
             try:
                 loader: Any = kind(dataset, **settings(program, dataset, kind))
             except (ValueError, TypeError) as error:

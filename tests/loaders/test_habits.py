@@ -1,11 +1,13 @@
 """What programs do with batches and loaders beside reading them: hand on, keep in workers, interrupt, reset."""
 
+import copy
 import multiprocessing
 import os
 import pickle
 import resource
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
@@ -176,6 +178,37 @@ def test_a_dataset_learns_how_its_programs_ended_though_the_parent_handles_sigch
         signal.signal(signal.SIGCHLD, before)
 
 
+class TimeLimit(Exception):
+    pass
+
+
+class Limited(Rows):
+    """A sample that takes too long is replaced."""
+
+    def __getitem__(self, index: int) -> int:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        try:
+            threading.Event().wait(30)
+            return -1
+        except TimeLimit:
+            return index
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@SEEDS
+def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed):
+    def expire(*_: object) -> None:
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, expire)
+    try:
+        with WorkerLoader(Limited(4), 2, num_workers=1, seed=seed) as loader:
+            assert contents(loader) == [[0, 1], [2, 3]]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 # Tensors of all kinds
 
 
@@ -306,6 +339,16 @@ def test_a_program_may_shut_the_workers_down_by_torchs_private_name(seed):
         next(iterator)
     loader.close()
     assert not multiprocessing.active_children()
+
+
+@SEEDS
+def test_an_iterator_cannot_be_copied_as_under_torchs_class(seed):
+    with WorkerLoader(Numbers(12), 4, num_workers=1, seed=seed) as loader:
+        iterator = iter(loader)
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(NotImplementedError, match="cannot be"):
+                duplicate(iterator)
+        assert len(list(iterator)) == 3
 
 
 @SEEDS
