@@ -81,15 +81,6 @@ def test_set_epoch_of_a_preloader_without_a_sampler_to_tell_does_no_harm(depth):
         assert torch.cat(list(preloader)).tolist() == list(range(LENGTH))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_next_goes_through_an_iterable_dataset(num_workers):
-    with WorkerLoader(Stream(), 2, num_workers=num_workers) as loader:
-        for _ in range(2):
-            assert [next(loader).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-            with pytest.raises(StopIteration):
-                next(loader)
-
-
 # Arguments
 
 

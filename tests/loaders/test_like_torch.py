@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path[:0] = [str(Path(__file__).parents[level]) for level in (2, 1, 0)]  # as a program, too
@@ -33,6 +33,8 @@ from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
 
+# Torch's own iterators are interrupted where a program hangs.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 multiprocessing.set_forkserver_preload(["torch", "like_torch", "loaders"])
 
 AXES: dict[str, tuple] = {
@@ -124,8 +126,10 @@ def excuse(program: Program) -> str:
         program.dataset in KEEPING or program.collation == "bank" or {"shared", "row", "far rows"} & {*program.leaves}
     )
     sends_samples = program.collation == "as is" or (program.collation == "default" and program.batch_size is None)
-    if has_processes and sends_samples and program.dataset == "scratch":
+    if program.num_workers and sends_samples and program.dataset == "scratch":
         return "is_shared"
+    if program.worker_method == "thread" and program.dataset == "scratch":
+        return "threads"  # share the scratch tensor
     if has_processes and keeps and program.consumer in ("write", "share"):
         return "is_shared"
     return ""
@@ -214,21 +218,15 @@ def check(program: Program) -> None:
         raise AssertionError(f"{program}\nafter {at}\ntorch: {theirs[at : at + 1]}\nours:  {mine[at : at + 1]}")
 
 
-programs = st.integers(0, 2**32).map(lambda number: drawn(random.Random(number), method="fork"))
-many = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-
-
-@pytest.mark.timeout(300)
-@seed(1)
-@many
-@given(programs)
-def test_the_same_programs_as_ever_see_what_torchs_class_shows(program):
-    check(program)
+@pytest.mark.parametrize("number", range(24))
+def test_a_program_sees_what_torchs_class_shows(number):
+    check(drawn(random.Random(number), method="fork"))
 
 
 @pytest.mark.slow
-@many
-@given(programs)
+@pytest.mark.timeout(3600)
+@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32).map(lambda number: drawn(random.Random(number), method="fork")))
 def test_new_programs_see_what_torchs_class_shows(program):
     check(program)
 
