@@ -160,10 +160,10 @@ class _Made:
 
 
 def _reset_signals(mask: set[int]) -> None:
-    """Removes the parent's Python handlers, which a forked worker would run.
+    """Removes the parent's Python handlers, which a forked worker would run, except those of timers.
 
-    SIGTERM then kills the worker, and SIGCHLD does nothing: if it were ignored, the dataset could not wait for its
-    programs. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole process group,
+    SIGTERM then kills the worker. SIGCHLD takes its default action: if it were ignored, the dataset could not learn how
+    its programs ended. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole process group,
     and the parent handles it.
     """
     signal.set_wakeup_fd(-1)

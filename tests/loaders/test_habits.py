@@ -264,11 +264,10 @@ def test_without_workers_some_samples_may_require_a_gradient(seed):
 
 
 @SEEDS
-def test_thousands_of_small_tensors_come_in_one_piece_of_memory(seed):
+def test_thousands_of_small_tensors_arrive_whole(seed):
     with WorkerLoader(Rows(3000), 3000, num_workers=1, collate_fn=as_is, seed=seed) as loader:
         (batch,) = loader
         assert [int(tensor[0]) for tensor in batch] == list(range(3000))
-        assert len({tensor.data_ptr() >> 26 for tensor in batch}) <= 3000 * 8000 // (1 << 26) + 2
 
 
 @SEEDS
