@@ -162,9 +162,10 @@ class _Made:
 def _reset_signals(mask: set[int]) -> None:
     """Removes the parent's Python handlers, which a forked worker would run, except those of timers.
 
-    SIGTERM then kills the worker. SIGCHLD takes its default action: if it were ignored, the dataset could not learn how
-    its programs ended. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole process group,
-    and the parent handles it.
+    SIGTERM then kills the worker. SIGCHLD takes its default action: if it were ignored, the dataset could not learn
+    how its programs ended. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole
+    process group, and the parent handles it. Those of timers keep their handlers: a process inherits no timer, so only
+    the dataset can have set one, to limit the time for a sample.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
