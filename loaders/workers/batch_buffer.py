@@ -138,7 +138,9 @@ class WorkerBuffer(BatchBuffer):
             return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
         has_tensors = all(issubclass(kind, torch.Tensor) for kind in kinds)
         if has_tensors and first.dtype in SHAREABLE and all(map(is_plain, samples)):
-            return torch.stack(samples)  # of subclasses
+            if any(sample.shape != first.shape for sample in samples):
+                samples = [sample.as_subclass(torch.Tensor) for sample in samples]  # the error is the same as of tensors
+            return torch.stack(samples)
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
 

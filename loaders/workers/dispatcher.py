@@ -89,6 +89,8 @@ class Dispatcher:
         """Drops the tasks in flight, and continues with new ones."""
         self.check_process()
         self._receive_rest()
+        if self._round_robin and self._has_unsent:  # else the workers' random numbers would not be those of torch's
+            self._submit()
         for number, flight in list(self._in_flight.items()):
             flight.is_wanted = False
             if flight.result is not None or not flight.sent:
@@ -155,7 +157,7 @@ class Dispatcher:
         self._ring.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # `sys` may be gone by then
-        if not is_finalizing():  # else stop_at_exit has ended the workers
+        if not is_finalizing() and hasattr(self, "_has_unsent"):  # else stop_at_exit has ended the workers
             self.close()
 
     def check_process(self) -> None:

@@ -184,30 +184,36 @@ def _clusters(found: list[Any], numbers: list[int]) -> Iterator[tuple[int, int, 
     """Yields the areas (start, stop) of a storage that are sent, each with the numbers of the views in it.
 
     Views are in one area if they overlap, or if the gap between them is not larger than what comes before it. So no
-    more than twice the memory that the batch uses is sent, though a storage may be a whole dataset.
+    more than twice the memory that the batch uses is sent, though a storage may be a whole dataset. A sparse view
+    outside of all areas, such as a column of a dataset, is replaced by a contiguous copy.
     """
     views: list[tuple[int, int, int]] = []
+    sparse: list[tuple[int, int, int]] = []
     for number in numbers:
         item = found[number]
         if isinstance(item, torch.UntypedStorage):
             views.append((0, item.nbytes(), number))
             continue
         begin, end = _extent(item)
-        if end - begin > SPARSE_BYTES and item.nbytes < SPARSE_SHARE * (end - begin):
-            found[number] = item.contiguous()
-            yield 0, item.nbytes, [number]
-        else:
-            views.append((begin, end, number))
+        is_sparse = end - begin > SPARSE_BYTES and item.nbytes < SPARSE_SHARE * (end - begin)
+        (sparse if is_sparse else views).append((begin, end, number))
     views.sort()
-    members: list[int] = []
-    start = stop = 0
+    areas: list[tuple[int, int, list[int]]] = []
     for begin, end, number in views:
-        if members and begin - stop > stop - start:
-            yield start // GRANULE * GRANULE, stop, members
-            members = []
-        start, stop = (min(start, begin), max(stop, end)) if members else (begin, end)
-        members.append(number)
-    if members:
+        start, stop, members = areas[-1] if areas else (0, 0, [])
+        if not areas or begin - stop > stop - start:
+            areas.append((begin, end, [number]))
+        else:
+            members.append(number)
+            areas[-1] = start, max(stop, end), members
+    for begin, end, number in sparse:
+        around = next((members for start, stop, members in areas if start <= begin and end <= stop), None)
+        if around is not None:
+            around.append(number)
+        else:
+            found[number] = found[number].contiguous()
+            yield 0, found[number].nbytes, [number]
+    for start, stop, members in areas:
         yield start // GRANULE * GRANULE, stop, members
 
 

@@ -15,7 +15,7 @@ import platform
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -158,6 +158,10 @@ class SharedMemory:
         if self._mapping is None:
             self._mapping = Mapping(self.fd, self.size, provide)
         return self._mapping.array()
+
+    def before_unmapping(self, function: Callable[..., None], *args: Any) -> None:
+        """Calls function(*args) when the last array on the mapped memory has died."""
+        weakref.finalize(self._mapping, function, *args).atexit = False  # finalisers run newest first
 
     def close(self) -> None:
         """Closes the descriptor; the memory stays mapped until the last array on it dies."""

@@ -2,8 +2,8 @@
 
 Invariant: a slot is either free, or being written by exactly one task, or leased to the batch that lies in it; and it
 is written again only when nobody is left who could read it:
-- the consumer's last tensor on it has died: the finaliser of the slot's array gives it back. That may happen in any
-  thread, so the finaliser takes no lock: it only appends to a deque;
+- the consumer's last tensor on it has died: the slot has a weak reference to the array that they lie on, and is free
+  when that is dead. Nothing runs at the array's death, so no signal handler and no other thread can interfere;
 - the worker that wrote it holds no tensor on it, and no process was forked while the batch was delivered and alive.
   Otherwise the slot is retired: its memory is unmapped and closed, and the kernel frees it with the last process that
   uses it.
@@ -18,8 +18,10 @@ import logging
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,10 +42,19 @@ class Slot:
     number: int
     memory: SharedMemory | np.ndarray
     capacity: int  # bytes
-    is_page_locked: bool = False
     has_readers: bool = False  # somebody beside the consumer may read it: it is retired after its lease
     is_retired: bool = False
     _forks: int | None = None  # Forks.count when its batch was delivered
+    _leased: Callable[[], np.ndarray | None] = lambda: None  # a weak reference to the lease's array
+
+    @property
+    def is_leased(self) -> bool:
+        return self._leased() is not None
+
+    def lease(self) -> Lease:
+        array = self.array()
+        self._leased = weakref.ref(array)
+        return Lease(array, self)
 
     def deliver(self) -> None:
         """Is called before the consumer gets the batch in the slot."""
@@ -52,7 +63,7 @@ class Slot:
             self._forks = Forks.count
 
     def end_lease(self) -> None:
-        """Is called when the last tensor on the slot has died."""
+        """Is called some time after the last tensor on the slot has died."""
         if self._forks is not None:
             self.has_readers |= Forks.count != self._forks or Forks.count % 2 == 1
             self._forks = None
@@ -79,18 +90,18 @@ class SlotRing:
     not block the host; whoever copies must hold the lease until the copy is done.
     """
 
+    _rings: ClassVar[weakref.WeakSet[SlotRing]] = weakref.WeakSet()
+
     def __init__(self, count: int, shared: bool, page_locked: bool = False) -> None:
         self.capacity = 0
         self._latest: deque[int] = deque(maxlen=LATEST)  # sizes of batches
         self._count = count
         self._shared = shared
         self._page_locked = page_locked
-        self._free: deque[Slot] = deque()
-        self._returned: deque[Slot] = deque()  # appended to by finalisers, in any thread
-        self._made = 0
+        self._slots: list[Slot] = []
         self._numbers = itertools.count()
-        self._owner = os.getpid()
         self._closed = False
+        self._rings.add(self)
 
     def fit(self, size: int) -> None:
         """Notes the size of a batch, in bytes; slots that are leased from now on are made to fit the latest sizes."""
@@ -108,90 +119,86 @@ class SlotRing:
 
     def acquire(self) -> Lease | None:
         """Leases a slot for a task to write into, or returns None if all are leased or no size is known yet."""
-        self._collect()
-        slot = None
-        while slot is None and self._free:
-            slot = self._free.pop()  # the one used last: its pages are mapped, and fewer slots are in use
-            if not self.capacity <= slot.capacity <= self.capacity * OUTLIER * GROWTH:
-                self._discard(slot)
-                slot = None
+        slot = self._free()
+        while slot is not None and not self.capacity <= slot.capacity <= self.capacity * OUTLIER * GROWTH:
+            self._discard(slot)
+            slot = self._free()
         if slot is None:
-            if self.capacity == 0 or self._made == self._count or self._closed:
+            if self.capacity == 0 or len(self._slots) == self._count or self._closed:
                 return None
             slot = self._make()
-        array = slot.array()
-        weakref.finalize(array, self._give_back, slot).atexit = False
-        return Lease(array, slot)
+        return slot.lease()
 
     def has_free(self) -> bool:
         """Returns whether `acquire` would lease a slot without making one."""
-        self._collect()
-        return bool(self._free)
+        return self._free() is not None
 
     def has_spare(self) -> bool:
         """Returns whether `acquire` could lease a slot."""
-        return self.has_free() or self._made < self._count
+        return self.has_free() or len(self._slots) < self._count
 
     def close(self) -> None:
-        """Frees the memory of all slots that are not leased; leased ones stay valid until their tensors die."""
-        if self._closed:
-            return
+        """Frees the memory of all slots that are not leased; that of leased ones is freed when their tensors die."""
         self._closed = True
-        self._collect()
-        while self._free:
-            self._discard(self._free.pop())
+        for slot in list(self._slots):
+            self._discard(slot)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):
-            self.close()
-
-    def _give_back(self, slot: Slot) -> None:
-        """Ends a lease; called by a finaliser, in any thread."""
-        slot.end_lease()
-        self._returned.append(slot)
-        if self._closed:
-            with suppress(IndexError):
-                self._discard(self._returned.popleft())
-
-    def _collect(self) -> None:
-        while self._returned:
-            slot = self._returned.popleft()
-            if slot.has_readers:
+    def _free(self) -> Slot | None:
+        """Returns a slot that may be written, the first one: so few of them are in use."""
+        for slot in list(self._slots):
+            if not slot.is_leased:
+                slot.end_lease()
+                if not slot.has_readers:
+                    return slot
                 self._discard(slot)
-            else:
-                self._free.append(slot)
+        return None
+
+    @classmethod
+    def end_leases(cls) -> None:
+        """Runs before a fork, so that it retires no slot whose tensors have died."""
+        for slot in [slot for ring in list(cls._rings) for slot in ring._slots]:
+            if not slot.is_leased:
+                slot.end_lease()
 
     def _make(self) -> Slot:
-        memory: SharedMemory | np.ndarray
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
+            memory: SharedMemory | np.ndarray
             if self._shared or self._page_locked:  # a fork does not move shared memory, so it can be page-locked
                 memory = SharedMemory(create_shared_memory(self.capacity))
+                memory.array()  # maps it here, where an error says what failed
+                if self._page_locked:
+                    self._lock(memory)
             else:
                 memory = np.empty(self.capacity, np.uint8)
-            slot = Slot(next(self._numbers), memory, self.capacity)
-            slot.array()  # maps it here, where an error says what failed
-        self._made += 1
-        if self._page_locked:
-            self._lock(slot)
+        slot = Slot(next(self._numbers), memory, self.capacity)
+        self._slots.append(slot)
         return slot
 
     def _discard(self, slot: Slot) -> None:
         """Retires a slot: drops this process's mapping and descriptor of its memory."""
-        self._made -= 1
         slot.is_retired = True
-        if slot.is_page_locked and os.getpid() == self._owner:
-            torch.cuda.cudart().cudaHostUnregister(slot.array().ctypes.data)
         if isinstance(slot.memory, SharedMemory):
             slot.memory.close()
+        with suppress(ValueError):  # an interrupted call has removed it
+            self._slots.remove(slot)
 
-    def _lock(self, slot: Slot) -> None:
-        """Page-locks the slot. If that fails, copies to a GPU are slower; the log says so once."""
+    def _lock(self, memory: SharedMemory) -> None:
+        """Page-locks a slot's memory. If that fails, copies to a GPU are slower; the log says so once."""
         try:
-            address = slot.array().ctypes.data
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, slot.capacity, 0))
-            slot.is_page_locked = True
+            address = memory.array().ctypes.data
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, memory.size, 0))
+            memory.before_unmapping(_unlock, address, os.getpid())
         except RuntimeError as error:
             self._page_locked = False
             log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
             with suppress(RuntimeError):  # CUDA reports the failure again at its next call: make a call that may fail
                 torch.zeros(1, device="cuda")
+
+
+def _unlock(address: int, owner: int) -> None:
+    if os.getpid() == owner:  # page-locked memory belongs to a process
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=SlotRing.end_leases)  # it runs before Forks.step, which was registered earlier

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import enum
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -21,6 +22,7 @@ import zlib
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -360,6 +362,20 @@ class Threads(Fresh):
         return made[0], int(self.kept[0][0, 0] - self.kept[0][2, 29]), sample
 
 
+class Normalised(Fresh):
+    """Changes its table in place when it is first read."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.table = np.full(300_000, 2.0, np.float32)  # large enough to be shared between workers
+
+    def __getitem__(self, index: int):
+        if self.table[-1] == 2.0 and not vars(self).setdefault("read", False):
+            self.table /= 2
+            self.read = True
+        return float(self.table[index % LENGTH]), super().__getitem__(index)
+
+
 class Growing(Fresh):
     """The consumer makes it longer between epochs."""
 
@@ -387,6 +403,7 @@ DATASETS = {
     "errors": Failing,
     "programs": Programs,
     "threads": Threads,
+    "normalised": Normalised,
     "growing": Growing,
     "epochs": Epochs,
     "getitems": Whole,
@@ -416,7 +433,7 @@ def shifted(samples):
 
 
 def split(samples):
-    return map_tensors(default_collate(samples), lambda t: [*t.split(2), t, t, t[::2], t.T if t.dim() == 2 else t])
+    return map_tensors(default_collate(samples), lambda t: [*t.split(2)[:5], t, t, t[::2], t.T if t.dim() == 2 else t])
 
 
 def padded(samples):
@@ -677,6 +694,7 @@ def fork(loader, note) -> None:
             (tells, told), (answers, answered) = os.pipe(), os.pipe()
             pid = os.fork()
             if pid == 0:
+                torch.set_num_threads(1)  # OpenMP hangs in a forked child
                 os.close(told)
                 os.read(tells, 1)  # until the parent closes its end
                 try:
@@ -731,9 +749,9 @@ def alarmed(loader, note) -> None:
     """A watchdog raises inside of next(), which is then called again."""
     left, is_inside = 3, False
 
-    def handle(*_: object) -> None:
+    def handle(_: int, frame: Any) -> None:
         nonlocal left
-        if is_inside and left:
+        if is_inside and left and not is_in_generator(frame):  # a sampler's generator would end
             left -= 1
             raise Alarm
 
@@ -766,6 +784,14 @@ def alarmed(loader, note) -> None:
         loader.dataset.pause = 0.0
     for batch in batches:
         note(describe(batch))
+
+
+def is_in_generator(frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def nested(loader, note) -> None:
@@ -828,6 +854,24 @@ def pinned(loader, note) -> None:
         note(describe(map_tensors(batch, pin)))
 
 
+def internals(loader, note) -> None:
+    """What clients do with the parts that torch's class has without an underscore's promise."""
+    note(isinstance(loader, Iterator))
+    iterator = iter(loader)
+    for batch in take(iterator, note):
+        note(describe(batch))
+        break
+    if loader.num_workers and loader.nests:
+        iterator._shutdown_workers()
+    del iterator
+    loader._iterator = None
+    try:
+        note(len(ForkingPickler.dumps(loader)) > 0)
+    except Exception as error:
+        note(type(error).__name__)
+    drop(loader, note)
+
+
 CONSUMERS: dict[str, Callable[[Any, Callable[[Any], None]], None]] = {
     "drop": drop,
     "keep": keep,
@@ -843,6 +887,7 @@ CONSUMERS: dict[str, Callable[[Any, Callable[[Any], None]], None]] = {
     "copy": copied,
     "share": shared,
     "pin": pinned,
+    "internals": internals,
 }
 
 
@@ -854,7 +899,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     reset_tables()
     try:
-        with interrupted_after(10 if kind is DataLoader else 60):
+        with interrupted_after(5 if kind is DataLoader else 60):
             try:
                 loader: Any = kind(dataset, **settings(program, dataset, kind))
             except (ValueError, TypeError) as error:

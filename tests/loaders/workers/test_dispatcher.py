@@ -260,6 +260,15 @@ def test_begin_drops_a_task_that_was_held(pool):
     assert pool.batches == [10]
 
 
+def test_as_with_torch_an_epoch_that_is_left_has_sent_all_its_tasks(pool):
+    """Else the workers, which go on, would have drawn fewer random numbers."""
+    pool.full = {0}
+    dispatcher = started(pool, tasks(0), round_robin=True)
+    pool.full = set()
+    dispatcher.begin(tasks(10))
+    assert pool.batches == [0, 10]
+
+
 def test_the_slot_of_a_dropped_task_is_free_when_it_is_answered_and_not_before(pool):
     ring = SlotRing(2, False)
     ring.fit(BATCH_BYTES)

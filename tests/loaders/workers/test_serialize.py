@@ -122,6 +122,14 @@ def test_of_a_large_storage_only_what_the_batch_uses_is_sent(slot):
     assert sent_bytes(payload) <= 2 * sum(row.nbytes for row in rows)
 
 
+def test_a_column_of_a_large_tensor_that_is_sent_too_shares_its_memory(slot):
+    batch = torch.zeros(1 << 10, 1 << 10)
+    assert batch.nbytes > SPARSE_BYTES
+    (column, whole), _ = sent([batch[:, 3], batch], slot)
+    whole[7, 3] = 5
+    assert column[7] == 5
+
+
 def test_a_tensor_that_lies_in_the_slot_is_not_copied():
     buffer = WorkerBuffer(np.zeros(1 << 12, np.uint8))
     buffer.empty((8,), torch.uint8)

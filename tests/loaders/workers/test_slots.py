@@ -1,6 +1,7 @@
 """Slots are as large as the latest batches need, and are written again only when nobody can read them any more."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -39,6 +40,11 @@ def fork() -> None:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def is_mapped(address: int) -> bool:
+    with open("/proc/self/maps") as maps:
+        return any(line.startswith(f"{address:x}-") for line in maps)
 
 
 # Sizes
@@ -132,16 +138,16 @@ def test_a_slot_is_spare_before_it_is_made(ring):
     assert (ring.has_free(), ring.has_spare()) == (False, True)
 
 
-def test_the_slot_that_was_given_back_last_is_used_first(ring):
+def test_the_first_slot_that_is_free_is_used(ring):
     ring.fit(1)
     leases = [ring.acquire() for _ in range(3)]
     for value, lease in enumerate(leases):
         lease.array[0] = value
-    for lease in (leases[1], leases[2], leases[0]):
+    for lease in (leases[2], leases[1]):
         free(lease)
-    assert [ring.acquire().array[0] for _ in range(2)] == [0, 0]  # each is given back at once
-    kept = [ring.acquire() for _ in range(3)]
-    assert [lease.array[0] for lease in kept] == [0, 2, 1]
+    assert [ring.acquire().array[0] for _ in range(2)] == [1, 1]  # each is free again at once
+    kept = [ring.acquire() for _ in range(2)]
+    assert [lease.array[0] for lease in kept] == [1, 2]
 
 
 def test_a_slot_is_leased_while_any_tensor_on_it_lives(ring):
@@ -273,6 +279,35 @@ def test_a_discarded_slots_memory_is_closed():
     assert open_descriptors() == before
 
 
+def test_an_exception_of_a_signal_handler_costs_no_slot(ring):
+    """Struck at each moment of `acquire` at which a handler may run."""
+    ring.fit(PAGE)
+    kept, moment = ring.acquire(), 0
+    while moment >= 0:
+        moment, countdown = moment + 1, moment + 1
+
+        def strike(frame, event, _):
+            nonlocal countdown
+            countdown -= event in ("call", "c_return")
+            if countdown == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        lease, ring.capacity = None, PAGE * (1 + moment % 2)  # the slots before have to be replaced
+        try:
+            sys.setprofile(strike)
+            lease = ring.acquire()
+            sys.setprofile(None)
+            moment = -1 if countdown > 0 else moment
+        except KeyboardInterrupt:
+            pass
+    assert moment == -1
+    others = [ring.acquire(), ring.acquire()] if lease is None else [lease, ring.acquire()]
+    assert all(others)
+    assert ring.acquire() is None
+    del kept
+
+
 # Page-locked memory
 
 
@@ -372,7 +407,9 @@ def test_what_is_leased_outlives_the_ring_and_is_freed_then():
     kept.array[:] = 3
     free(other)
     ring.close()
-    assert open_descriptors() == before + 1
-    assert (kept.array == 3).all()
-    free(kept)
     assert open_descriptors() == before
+    assert (kept.array == 3).all()
+    address = kept.array.ctypes.data
+    assert is_mapped(address)
+    free(kept)
+    assert not is_mapped(address)
