@@ -75,6 +75,8 @@ def possible(program: Program) -> Program:
     """The nearest program that can be run and compared, and whose unused axes have their first value."""
     if program.num_workers == 0:
         program = program._replace(**INLINE, in_order=True)
+    if program.method == "spawn":
+        program = program._replace(num_workers=1)  # each takes seconds to start
     if program.seed is None:
         program = program._replace(worker_method="multiprocessing")
     elif program.worker_method == "thread":
