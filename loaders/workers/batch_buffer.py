@@ -135,11 +135,12 @@ class WorkerBuffer(BatchBuffer):
             return super().stack(samples)
         first, kinds = samples[0], set(map(type, samples))
         if kinds == {torch.Tensor} and is_plain(first) and first.dtype in SHAREABLE:
-            return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
+            with suppress(NotImplementedError):  # for a nested tensor among them: torch's words come below
+                return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
         has_tensors = all(issubclass(kind, torch.Tensor) for kind in kinds)
         if has_tensors and first.dtype in SHAREABLE and all(map(is_plain, samples)):
             if any(sample.shape != first.shape for sample in samples):
-                samples = [sample.as_subclass(torch.Tensor) for sample in samples]  # the error is the same as of tensors
+                samples = [sample.as_subclass(torch.Tensor) for sample in samples]  # with the same error
             return torch.stack(samples)
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused

@@ -22,6 +22,7 @@ import zlib
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -859,7 +860,8 @@ def internals(loader, note) -> None:
     note(isinstance(loader, Iterator) and getattr(loader, "seed", None) is None)  # with a seed, next(loader) works
     iterator = iter(loader)
     for batch in take(iterator, note):
-        note(describe(batch))
+        if loader.in_order:
+            note(describe(batch))
         break
     if loader.num_workers and loader.nests:
         iterator._shutdown_workers()
@@ -869,6 +871,7 @@ def internals(loader, note) -> None:
         note(len(ForkingPickler.dumps(loader)) > 0)
     except Exception as error:
         note(type(error).__name__)
+    resource_sharer.stop()  # a thread for descriptors in what was pickled
     drop(loader, note)
 
 

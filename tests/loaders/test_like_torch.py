@@ -98,7 +98,7 @@ def possible(program: Program) -> Program:
     if not program.in_order or (program.consumer == "alarm" and program.num_workers == 0):
         program = without(program, "random")  # who reads it, or how often, would decide what it draws
     if loses_bits(program) and program.seed is None:  # it is compared with torch's class without workers
-        program = without(program, "random", "reduced", "stateful")
+        program = without(program, "random", "reduced", "stateful", "read-only")
         program = program._replace(error="value" if program.error == "custom" else program.error)
         program = program._replace(dataset=program.dataset.replace("loader inside", "fresh"))
         if program.sampler in ("shuffled", "weighted", "generator"):
@@ -157,6 +157,8 @@ def is_changed_by_sending(program: Program) -> bool:
     changed = {"stateful", "reduced", "grad", "parameter"} & {*program.leaves}
     if program.batch_size is None:
         changed |= {"array", "fortran", "read-only"} & {*program.leaves}  # inline, tensors lie in the dataset's arrays
+    if program.collation == "as is":
+        changed |= {"read-only"} & {*program.leaves}  # sent arrays can be written
     return program.seed is not None and has_processes and bool(changed or program.error == "custom")
 
 
@@ -275,9 +277,7 @@ def values(program: Program) -> list[tuple[str, Any]]:
 
 def pairs(program: Program) -> list[str]:
     """The pairs of values across axes that occur in the program."""
-    return [
-        str(tuple(sorted(pair, key=str))) for pair in combinations(values(program), 2) if pair[0][0] != pair[1][0]
-    ]
+    return [str(tuple(sorted(pair, key=str))) for pair in combinations(values(program), 2) if pair[0][0] != pair[1][0]]
 
 
 class Chooser:
@@ -359,4 +359,5 @@ def test_ten_thousand_programs_see_what_torchs_class_shows():
 
 
 if __name__ == "__main__":
+    del __file__  # else each worker that is not forked would import this file, and pytest
     print(json.dumps(run_many(int(sys.argv[1]), int(sys.argv[2]))))
