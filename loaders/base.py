@@ -9,7 +9,6 @@ a Position, and advances at the same moment.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 from .arguments import as_index
 from .order import Order
+from .samplers import check_resumable, pass_on_epoch
 
 VERSION = 2  # of the state
 ENDED = "a newer iter() or load_state_dict() ended this epoch, or the loader was closed"
@@ -117,47 +117,39 @@ class EpochIterator:
         self.end()
 
 
-class NumberedSource:
-    """A source that makes batch `number` by make(number), for each number from `first` up to `stop`."""
-
-    def __init__(self, make: Callable[[int], Any], first: int, stop: int) -> None:
-        self._make, self._number, self._stop = make, first, stop
-        self._delivery: Delivery | None = None
-
-    def next(self) -> Delivery | None:
-        if self._delivery is not None and self._delivery.is_taken:
-            self._number, self._delivery = (self._delivery.number or 0) + 1, None
-        if self._delivery is None and self._number < self._stop:
-            try:
-                self._delivery = Delivery(self._number, self._make(self._number))
-            except Exception as error:
-                self._delivery = Delivery(self._number, error=error)
-        return self._delivery
-
-    def close(self) -> None:
-        self._delivery, self._stop = None, 0
-
-
 class Epochs:
-    """Counts a loader's epochs, and makes and reads its state."""
+    """Counts a loader's epochs, and makes and reads its state.
 
-    def __init__(self, order: Order, kind: str) -> None:
-        self.order = order
-        self.kind = kind  # what makes the order: Order.kind, or "sampler" or "batch_sampler"
+    tasks: what makes the tasks of an epoch, and so the order: see loaders.workers.tasks.
+    samplers: the user's, which `set_epoch` is passed on to.
+    """
+
+    def __init__(self, tasks: Any, *samplers: Any) -> None:
+        self.tasks = tasks
+        self._samplers = samplers
+        self._sampler_epoch: int | None = None  # that set_epoch gave them, as they may have another order then
         self.position: Position | None = None  # of the newest epoch
         self._next: tuple[int, int] | None = None  # epoch and batch that set_epoch or load_state_dict named
 
     @property
+    def order(self) -> Order:
+        order: Order = self.tasks.order
+        return order
+
+    @property
     def is_running(self) -> bool:
-        """Whether the newest epoch has batches left."""
+        """Whether the newest epoch has batches left.
+
+        If a sampler gives more samples than its length says, that is so until the sampler ends.
+        """
         position = self.position
         if position is None or position.finished:
             return False
-        return position.batch < self.order.batches_in(position.epoch)
+        return self.tasks.overruns or position.batch < self.order.batches_in(position.epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is copied and pickled: a copy begins at this position, and advances its own."""
-        return {**vars(self), "position": copy(self.position)}
+        return {**vars(self), "position": copy(self.position), "tasks": copy(self.tasks)}
 
     def upcoming(self) -> tuple[int, int]:
         """Returns the epoch that the next `begin` starts, and the number of the batch that it starts with."""
@@ -170,6 +162,7 @@ class Epochs:
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next `begin` starts; the epoch of a loaded state starts at the state's position.
 
+        Also calls `set_epoch` of the user's samplers, if they have it.
         Raises ValueError if it is not an integer from 0.
         """
         number = as_index(epoch)
@@ -177,12 +170,25 @@ class Epochs:
             raise ValueError(f"set_epoch({epoch!r}): an epoch is an integer from 0")
         if self._next is None or self._next[0] != number:
             self._next = (number, 0)
+        self._set_sampler_epoch(number)
+
+    def _set_sampler_epoch(self, epoch: int | None) -> None:
+        if epoch is not None:
+            self._sampler_epoch = epoch
+            pass_on_epoch(epoch, *self._samplers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position to resume from, and what makes the order: plain JSON."""
+        """Returns the position to resume from, and what makes the order: plain JSON.
+
+        Raises ValueError if a sampler holds a random generator.
+        """
+        check_resumable(*self._samplers)
         position = self.position
         epoch, batch = (position.epoch, position.batch) if position and self.is_running else self.upcoming()
-        return {"version": VERSION, "epoch": epoch, "samples": self.order.samples_before(batch), **self._identity()}
+        state = {"version": VERSION, "epoch": epoch, "samples": self.order.samples_before(batch), **self._identity()}
+        if self._sampler_epoch is not None and self.tasks.has_sampler:
+            state["sampler_epoch"] = self._sampler_epoch
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what the next `begin` starts. Raises ValueError for a state of another version, order or dataset."""
@@ -200,6 +206,7 @@ class Epochs:
                 f"samples at most {length}; use a state that state_dict() returned"
             )
         self._next, self.position = (epoch, samples // self.order.global_batch_size), None
+        self._set_sampler_epoch(state.get("sampler_epoch"))
 
     def _identity(self) -> dict[str, Any]:
         order = self.order
@@ -207,7 +214,7 @@ class Epochs:
             "seed": order.seed,
             "dataset_length": order.length,
             "global_batch_size": order.global_batch_size,
-            "order": self.kind,
+            "order": self.tasks.kind,
         }
 
 

@@ -88,14 +88,14 @@ def build_loader(
     `workers` reads in processes, `threads` in threads, `torch` is the stock DataLoader, `resident` keeps the dataset
     on the device. `preload_depth` > 0 adds a preloader's thread to any of them; `prefetch` is `workers` with such a
     thread. On a CPU no thread is added if workers read: there is nothing to copy, and the thread would take time from
-    the step. `cached` repeats the first batches of `prefetch`, if `shuffle` is true.
+    the step. `cached` repeats the first batches of `prefetch`, if `shuffle` is true or there is a sampler.
     With `num_workers="auto"` a WorkerLoader chooses the number while it is used; `torch` takes all available cores.
 
     batch_size: per rank.
     seed, shuffle, rank, world_size, pad, drop_last, last_batch: as WorkerLoader has them.
     transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
     collate_fn: makes a batch from a list of samples; by default torch's default_collate.
-    sampler, batch_sampler: as WorkerLoader has them, for `workers`, `threads` and `prefetch`.
+    sampler, batch_sampler: as WorkerLoader has them.
 
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
@@ -114,9 +114,11 @@ def build_loader(
         "rank": rank,
         "world_size": world_size,
         "pad": pad,
+        "sampler": sampler,
+        "batch_sampler": batch_sampler,
     }
-    if (sampler is not None or batch_sampler is not None) and config.name in ("cached", "resident", "torch"):
-        raise LoaderConfigError(f"loader={config.name} takes no sampler, as it has its own order: use loader=prefetch")
+    if batch_sampler is not None:
+        order |= {"batch_size": 1, "last_batch": None, "rank": 0, "world_size": 1}  # it gives this rank's batches
     if config.name == "resident":
         if collate_fn is not None:
             raise LoaderConfigError("loader=resident takes no collate_fn, as it keeps samples as arrays: use prefetch")
@@ -134,12 +136,8 @@ def build_loader(
         reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
         loader, has_workers = TorchLoader(dataset, **order, **reading), reading["num_workers"] > 0
     else:
-        if batch_sampler is not None:
-            order |= {"batch_size": 1, "last_batch": None, "rank": 0, "world_size": 1}  # it gives this rank's batches
         loader = WorkerLoader(
             dataset,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
             persistent_workers=True,
             worker_method="thread" if config.name == "threads" else "multiprocessing",
             on_error=config.on_error,
@@ -149,6 +147,7 @@ def build_loader(
         has_workers = loader.has_pool
     depth = 0 if has_workers and device.type == "cpu" else config.preload_depth
     preloader = Preloader(loader, device, depth, transform)
-    if config.name == "cached" and shuffle:  # an evaluation needs every sample
+    is_training = shuffle or sampler is not None or batch_sampler is not None
+    if config.name == "cached" and is_training:  # an evaluation needs every sample
         return Preloader(CachedLoader(preloader, **order), device, 0)
     return preloader

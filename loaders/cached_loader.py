@@ -7,12 +7,12 @@ calls this headspace analysis). It is for measuring only: the model sees almost 
 from __future__ import annotations
 
 import logging
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
-from .base import NumberedSource
-from .epoch_loader import EpochLoader
+from .epoch_loader import EpochLoader, TaskSource
 from .nested import rows
+from .workers.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,11 @@ class CachedLoader(EpochLoader):
         self._cache = []
         self._loader.close()
 
-    def _open(self, epoch: int, first: int) -> NumberedSource:
-        cache = self._cache
-        return NumberedSource(lambda number: cache[number % len(cache)], first, len(self))
+    def _open(self, epoch: int, first: int) -> TaskSource:
+        cache, numbers = self._cache, range(first, len(self))
+        return TaskSource(
+            lambda task: cache[(task.number or 0) % len(cache)], map(Task, repeat(()), repeat(epoch), numbers)
+        )
 
     def _prepare(self) -> None:
         if self._cache or not len(self):

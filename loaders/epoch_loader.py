@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
 from copy import copy
+from itertools import islice
 from typing import Any
 
-from .arguments import checked_last_batch
-from .base import Closeable, EpochIterator, Epochs, Position, Source
+from torch.utils.data import BatchSampler
+
+from .arguments import checked_last_batch, checked_seed
+from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source
 from .order import Order
 from .samplers import OrderSampler, own_batch_sampler
+from .workers.tasks import SamplerError, Task, choose_tasks
 
 
 class EpochLoader(Closeable):
-    """Delivers batches of a map-style dataset in our order.
+    """Delivers batches of a map-style dataset in our order, or a sampler's.
 
     A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments, which decide
     the order, mean what they mean in WorkerLoader.
-    Raises TypeError for a dataset without a length, ValueError for a batch size below 1.
+    Raises TypeError for a dataset without a length, ValueError for a batch size below 1 or arguments that contradict
+    each other.
     """
 
     def __init__(
@@ -30,6 +38,8 @@ class EpochLoader(Closeable):
         world_size: int = 1,
         pad: bool = True,
         last_batch: str | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
     ) -> None:
         if not hasattr(dataset, "__len__"):
             raise TypeError(
@@ -39,13 +49,18 @@ class EpochLoader(Closeable):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give a number from 1")
         drop_last, rollover = checked_last_batch(last_batch, drop_last)
-        order = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad, rollover)
-        self.dataset = dataset
-        self.batch_size, self.seed, self.rank, self.world_size = batch_size, order.seed, rank, world_size
-        self._order = order
-        self._epochs = Epochs(order, order.kind)
-        self.sampler = OrderSampler(order)
-        self.batch_sampler = own_batch_sampler(self.sampler, batch_size, drop_last)
+        own = None
+        if sampler is None and batch_sampler is None:
+            own = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad, rollover)
+            sampler = OrderSampler(own)
+            batch_sampler = own_batch_sampler(sampler, batch_size, drop_last)
+        elif shuffle or rollover:
+            raise ValueError("shuffle and last_batch='rollover' are for the loader's own order: leave out the sampler")
+        self.dataset, self.seed = dataset, checked_seed(seed)
+        self.batch_size = None if sampler is None else batch_size  # as torch's DataLoader has it
+        self.drop_last, self.rank, self.world_size, self.pad = drop_last, rank, world_size, pad
+        self.sampler, self.batch_sampler = sampler, batch_sampler or BatchSampler(sampler, batch_size, drop_last)
+        self._epochs = Epochs(choose_tasks(self, own), batch_sampler, sampler)
         self._iterator: EpochIterator | None = None
         self._closed = False
 
@@ -56,14 +71,20 @@ class EpochLoader(Closeable):
         """Returns the batches of epoch `epoch` from number `first` on."""
         raise NotImplementedError
 
+    @property
+    def _order(self) -> Order:
+        return self._epochs.order
+
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
+        if self._order.length == sys.maxsize:
+            raise TypeError("the sampler has no length, so the loader has none either")
         return self._order.batches_in(self._epochs.upcoming()[0])
 
     def __iter__(self) -> EpochIterator:
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
-        if len(self.dataset) != self._order.length:
+        if not self._epochs.tasks.has_sampler and len(self.dataset) != self._order.length:
             raise RuntimeError(
                 f"{type(self.dataset).__name__} had {self._order.length:,} samples when this {type(self).__name__} "
                 f"was made, and has {len(self.dataset):,} now: make a new loader"
@@ -71,7 +92,8 @@ class EpochLoader(Closeable):
         self._end_epoch()
         self._prepare()
         position = Position(*self._epochs.upcoming())
-        self._iterator = EpochIterator(self._open(position.epoch, position.batch), position, len(self))
+        length = None if self._order.length == sys.maxsize else len(self)
+        self._iterator = EpochIterator(self._open(position.epoch, position.batch), position, length)
         self._epochs.begin(position)
         return self._iterator
 
@@ -112,3 +134,38 @@ class EpochLoader(Closeable):
         if self._iterator is not None:
             self._iterator.end()
             self._iterator = None
+
+
+class TaskSource:
+    """A source that makes a batch of each task: make(task)."""
+
+    def __init__(self, make: Callable[[Task], Any], tasks: Iterator[Task]) -> None:
+        self._make, self._tasks = make, tasks
+        self._drawn: deque[Task] = deque()  # the task of the newest delivery
+        self._delivery: Delivery | None = None
+
+    def next(self) -> Delivery | None:
+        if self._delivery is not None and self._delivery.is_taken:
+            self._drawn.clear()
+            self._delivery = None
+        if self._delivery is None:
+            self._delivery = self._made()
+        return self._delivery
+
+    def _made(self) -> Delivery | None:
+        try:
+            self._drawn.extend(islice(self._tasks, 1 - len(self._drawn)))  # one call, which loses no task
+        except SamplerError as error:
+            self._tasks = iter(())
+            return Delivery(None, error=error.__cause__)
+        if not self._drawn:
+            return None
+        task = self._drawn[0]
+        try:
+            return Delivery(task.number, self._make(task))
+        except Exception as error:
+            return Delivery(task.number, error=error)
+
+    def close(self) -> None:
+        self._delivery, self._tasks = None, iter(())
+        self._drawn.clear()

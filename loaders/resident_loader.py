@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,11 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from .base import NumberedSource
-from .epoch_loader import EpochLoader
+from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
 from .nested import move, tensors
-from .order import EpochBatches
 from .preload.device_copy import checked_device
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
@@ -33,6 +31,8 @@ from .workers.tasks import Task
 log = logging.getLogger(__name__)
 
 Augment = Callable[[Any, Random], Any]
+
+READ_AT_ONCE = 64  # samples that are read together where a batch sampler decides what a batch is
 
 
 class ResidentLoader(EpochLoader):
@@ -66,8 +66,13 @@ class ResidentLoader(EpochLoader):
         world_size: int = 1,
         pad: bool = True,
         last_batch: str | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
     ) -> None:
-        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
+        order = batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch, sampler, batch_sampler
+        super().__init__(dataset, *order)
+        if not self._epochs.tasks.has_sampler:
+            self._epochs.tasks.form = np.asarray
         if not (augment is None or isinstance(augment, bool) or callable(augment)):
             raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
         self.device = checked_device(device)
@@ -89,21 +94,23 @@ class ResidentLoader(EpochLoader):
         self._samples = None
 
     def _prepare(self) -> None:
-        if self._samples is None and len(self):
+        if self._samples is None and len(self.dataset):
             self._samples = self._from_arrays() if offers(self.dataset, "arrays") else self._read_once()
 
-    def _open(self, epoch: int, first: int) -> NumberedSource:
-        return NumberedSource(partial(self._batch, epoch, EpochBatches(self._order, epoch)), first, len(self))
+    def _open(self, epoch: int, first: int) -> TaskSource:
+        return TaskSource(self._batch, self._epochs.tasks.epoch(epoch, first))
 
-    def _batch(self, epoch: int, batches: EpochBatches, number: int) -> Any:
-        positions, indices = batches[number]
+    def _batch(self, task: Task) -> Any:
+        indices = np.asarray(task.indices)
+        if indices.dtype.kind not in "iu":
+            raise TypeError(f"loader=resident gathers rows by integers, and the sampler gave {task.indices!r}")
         wanted = torch.from_numpy(indices)
         if self.device.type == "cuda":
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
         wanted = wanted.to(self.device, non_blocking=True)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
-            batch = self._augment(batch, Random(self.seed, *self._order.origins(epoch, positions), indices))
+            batch = self._augment(batch, Random(self.seed, *task.random_key(), indices))
         return batch
 
     def _from_arrays(self) -> dict[str, torch.Tensor]:
@@ -123,7 +130,7 @@ class ResidentLoader(EpochLoader):
 
     def _read_once(self) -> Any:
         """Reads all samples, in the dataset's order, a batch at a time."""
-        length, step = len(self.dataset), self._order.batch_size
+        length, step = len(self.dataset), self.batch_size or READ_AT_ONCE
         reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
         whole, structure = None, ""
         # The first sample is read alone, to learn how much memory all of them need.

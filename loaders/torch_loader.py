@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from .background import default_context
 from .base import Delivery
 from .epoch_loader import EpochLoader
-from .order import Order
 from .randomness import fold, preserved_globals, seed_globals
 from .timeline import Timeline, Work, WorkClock
 from .workers.reader import warn_of_unseeded_reading
 from .workers.stats import Stats
+from .workers.tasks import SamplerError, Task
 
 
 class TorchLoader(EpochLoader):
@@ -51,8 +51,11 @@ class TorchLoader(EpochLoader):
         pad: bool = True,
         last_batch: str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
     ) -> None:
-        super().__init__(dataset, batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch)
+        order = batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch, sampler, batch_sampler
+        super().__init__(dataset, *order)
         self._collate = partial(_collate, collate_fn or default_collate)
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
@@ -63,7 +66,7 @@ class TorchLoader(EpochLoader):
         self._loader: DataLoader[Any] | None = self._stock_loader()
 
     def _stock_loader(self) -> DataLoader[Any]:
-        self._batches, self._seeded = _KeyedBatches(self._order), _SeededDataset(self.dataset)
+        self._batches, self._seeded = _KeyedBatches(self.seed, self.rank), _SeededDataset(self.dataset)
         return DataLoader(
             self._seeded,
             batch_sampler=self._batches,
@@ -81,7 +84,7 @@ class TorchLoader(EpochLoader):
         self._loader = None if self._closed else self._stock_loader()
 
     def _open(self, epoch: int, first: int) -> _TorchSource:
-        self._batches.epoch, self._batches.first = epoch, first
+        self._batches.tasks = self._epochs.tasks.epoch(epoch, first)
         self._seeded.thread = threading.get_ident()
         assert self._loader is not None
         self._source = _TorchSource(iter(self._loader), epoch, self._stats, self.timeline)
@@ -164,16 +167,20 @@ def _collate(collate_fn: Callable[[list[Any]], Any], samples: _KeyedList) -> tup
 
 
 class _KeyedBatches:
-    """A batch sampler for DataLoader: the batches of `epoch` from number `first` on."""
+    """A batch sampler for DataLoader: the batches of `tasks`."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self.epoch, self.first = 0, 0
+    def __init__(self, seed: int, rank: int) -> None:
+        self._seed, self._rank = seed, rank
+        self.tasks: Iterator[Task] = iter(())  # of the next epoch
 
     def __iter__(self) -> Iterator[_KeyedList]:
-        epoch, order = self.epoch, self._order
-        for number, _, indices in order.batches(epoch, self.first):
-            yield _KeyedList(indices.tolist(), number, int(fold(order.seed, epoch, number, order.rank)))
+        try:
+            for task in self.tasks:
+                key = fold(self._seed, task.epoch or 0, task.number or 0, self._rank)
+                yield _KeyedList(task.indices, task.number or 0, int(key))
+        except SamplerError as error:
+            assert error.__cause__ is not None
+            raise error.__cause__  # noqa: B904
 
 
 class _SeededDataset(Dataset[Any]):

@@ -23,8 +23,6 @@ def build_samplers(config: Config, dataset: Any, processes: Processes) -> dict[s
         return {}
     if config.train.last_batch == "rollover":
         raise ConfigError(f"{key} decides which samples an epoch has: add train.last_batch=keep, or drop")
-    if (name := config.loader.name) not in ("workers", "threads", "prefetch"):
-        raise ConfigError(f"{key} needs loader=workers, threads or prefetch: loader={name} has its own order")
     known = {
         "dataset": dataset,
         "data_source": dataset,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..base import Delivery, EpochIterator, Epochs, OptionalMethods, Position
 from ..order import Order
-from ..samplers import check_resumable, length_of, pass_on_epoch
+from ..samplers import length_of
 from .dispatcher import Dispatcher
 from .tasks import OwnTasks, UnseededTasks, choose_tasks
 
@@ -26,8 +25,6 @@ Loader = Any  # a WorkerLoader, which imports this file
 
 class SeededMethods(OptionalMethods):
     """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
-
-    _sampler_epoch: int | None = None  # that set_epoch gave to the user's sampler, which may have another order then
 
     def __next__(self: Any) -> Any:
         """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
@@ -56,8 +53,6 @@ class SeededMethods(OptionalMethods):
     def set_epoch(self: Any, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
         self._runner.set_epoch(epoch)
-        self._sampler_epoch = epoch
-        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
@@ -66,10 +61,7 @@ class SeededMethods(OptionalMethods):
         """
         if not self.in_order:
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
-        check_resumable(self.batch_sampler, self.sampler)
         state: dict[str, Any] = self._runner.state_dict()
-        if self._sampler_epoch is not None and not isinstance(self._runner.tasks, OwnTasks):
-            state["sampler_epoch"] = int(self._sampler_epoch)
         return state
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
@@ -77,9 +69,6 @@ class SeededMethods(OptionalMethods):
         self._adopt_new_length()
         self._runner.load_state_dict(state)
         self._end_epoch()
-        if (epoch := state.get("sampler_epoch")) is not None:
-            self._sampler_epoch = epoch
-            pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
 
 class EpochRunner(Epochs):
@@ -91,22 +80,11 @@ class EpochRunner(Epochs):
     """
 
     def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
-        self.tasks = choose_tasks(loader, own_order)
-        super().__init__(self.tasks.order, self.tasks.kind)
+        super().__init__(choose_tasks(loader, own_order), loader.batch_sampler, loader.sampler)
         self.engine: Dispatcher | None = None  # the shared one
         self.one_at_a_time = one_at_a_time  # a new iterator ends the one before
         self._is_shared = one_at_a_time and loader.has_pool
         self._reads_ahead = self._is_shared and loader.in_order
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the newest epoch has batches left.
-
-        If a sampler gives more samples than its length says, that is so until the sampler ends.
-        """
-        position = self.position
-        overruns = self.tasks.overruns and position is not None and not position.finished
-        return super().is_running or overruns
 
     def samples_now(self, loader: Loader) -> int:
         """Returns the length that the dataset or the sampler has now."""
@@ -119,8 +97,7 @@ class EpochRunner(Epochs):
 
     def change_length(self, loader: Loader, length: int) -> None:
         """Uses the new length of a dataset or sampler that has changed, as torch does."""
-        before, self.order = self.order.length, replace(self.order, length=length)
-        self.tasks.order = self.order
+        before, self.tasks.order = self.order.length, replace(self.order, length=length)
         if isinstance(self.tasks, OwnTasks):
             log.warning(
                 "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
@@ -161,7 +138,7 @@ class EpochRunner(Epochs):
             self.engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "tasks": copy(self.tasks), "engine": None}
+        return {**super().__getstate__(), "engine": None}
 
 
 class EpochSource:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -72,11 +72,12 @@ class OwnTasks:
     """Tasks in our own order."""
 
     overruns = False  # an epoch has as many samples as its order says
+    has_sampler = False  # of the user's
 
-    def __init__(self, order: Order, batched: bool) -> None:
+    def __init__(self, order: Order, form: Callable[[np.ndarray], Any] | None = None) -> None:
         self.order = order
         self.kind = order.kind
-        self.batched = batched
+        self.form = form or _all  # makes a task's indices of an array, int64 (rows,)
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
         """Returns the epoch's tasks from batch number `first` on."""
@@ -91,7 +92,7 @@ class _OwnEpochs:
     """Iterates over tasks. Not a generator: an exception from a signal handler would end it."""
 
     def __init__(self, tasks: OwnTasks, epoch: int, first: int, endless: bool) -> None:
-        self._order, self._batched, self._endless = tasks.order, tasks.batched, endless
+        self._order, self._form, self._endless = tasks.order, tasks.form, endless
         self._epoch, self._number = epoch, first
         self._batches = EpochBatches(tasks.order, epoch)
 
@@ -107,8 +108,8 @@ class _OwnEpochs:
         epoch, number = self._epoch, self._number
         relative, indices = self._batches[number]
         epochs, positions = self._order.origins(epoch, relative)
-        rows = indices.tolist() if self._batched else int(indices[0])
-        task = Task(rows, epoch, number, positions, row_epochs=epochs if isinstance(epochs, np.ndarray) else None)
+        row_epochs = epochs if isinstance(epochs, np.ndarray) else None
+        task = Task(self._form(indices), epoch, number, positions, row_epochs=row_epochs)
         self._number = number + 1  # no call from here on: whoever calls this by C code loses no task
         return task
 
@@ -117,6 +118,7 @@ class SamplerTasks:
     """Tasks in the order of a user's sampler of indices, split among ranks as our own order is."""
 
     kind = "sampler"
+    has_sampler = True
     gives_batches = False  # the sampler itself cuts the batches
 
     def __init__(self, sampler: Any, order: Order) -> None:
@@ -190,10 +192,10 @@ class _SamplerEpoch:
 
 
 def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTasks:
-    """Returns the tasks of a seeded WorkerLoader: in `own_order`, or if that is None in the order of its sampler."""
+    """Returns the tasks of a loader with a seed: in `own_order`, or if that is None in the order of its sampler."""
     batched = loader.batch_sampler is not None
     if own_order is not None:
-        return OwnTasks(own_order, batched)
+        return OwnTasks(own_order, _all if batched else _only)
     gives_batches = loader.batch_size is None
     if gives_batches and loader.world_size > 1:
         raise ValueError("world_size > 1 splits batches of batch_size: it cannot be used with a batch_sampler")
@@ -201,6 +203,15 @@ def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTask
     parts = loader.drop_last, loader.rank, loader.world_size, loader.pad
     order = Order(length_of(sampler), loader.batch_size or 1, False, loader.seed, *parts)
     return BatchSamplerTasks(sampler, order, batched) if gives_batches else SamplerTasks(sampler, order)
+
+
+def _all(indices: np.ndarray) -> list[int]:
+    rows: list[int] = indices.tolist()
+    return rows
+
+
+def _only(indices: np.ndarray) -> int:
+    return int(indices[0])
 
 
 def draw(sampler: Any, seed: int, epoch: int) -> tuple[Iterator[Any], bool]:

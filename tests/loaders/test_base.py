@@ -13,17 +13,17 @@ from loaders.base import (
     Delivery,
     EpochIterator,
     Epochs,
-    NumberedSource,
     OptionalMethods,
     Position,
     missing_attribute,
 )
 from loaders.order import Order
+from loaders.workers.tasks import OwnTasks
 
 
 def epochs(length: int = 10, batch_size: int = 4, **settings) -> Epochs:
     settings = {"length": length, "batch_size": batch_size, "shuffle": True, "seed": 5, **settings}
-    return Epochs(Order(**settings), "shuffled")
+    return Epochs(OwnTasks(Order(**settings)))
 
 
 def begin(one: Epochs) -> tuple[int, int]:
@@ -224,47 +224,6 @@ def test_a_batch_without_a_number_does_not_move_the_position():
     assert position.batch == 0
 
 
-def test_a_numbered_source_makes_each_batch_once_and_delivers_errors_in_their_places():
-    made: list[int] = []
-
-    def make(number: int) -> str:
-        made.append(number)
-        if number == 3:
-            raise ValueError("bad")
-        return "abcdef"[number]
-
-    source, position = NumberedSource(make, 2, 5), Position(0, 2)
-    assert source.next() is source.next()
-    iterator = EpochIterator(source, position)
-    assert next(iterator) == "c"
-    with pytest.raises(ValueError, match="bad"):
-        next(iterator)
-    assert list(iterator) == ["e"]
-    assert made == [2, 3, 4]
-
-
-def test_a_numbered_source_that_is_interrupted_makes_the_batch_again():
-    outcomes: list = [KeyboardInterrupt(), "a"]
-
-    def make(number: int) -> str:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    iterator = EpochIterator(NumberedSource(make, 0, 1), Position(0))
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert list(iterator) == ["a"]
-
-
-def test_a_closed_source_has_no_batches_left():
-    source = NumberedSource(str, 0, 2)
-    assert source.next().batch == "0"
-    source.close()
-    assert source.next() is None
-
-
 def test_an_ended_iterator_says_so_and_closes_its_source_once():
     source = Scripted(Delivery(0, "a"))
     iterator = EpochIterator(source, Position(0))
@@ -347,7 +306,7 @@ def test_a_choice_that_is_close_to_a_known_one_is_corrected():
 
 
 def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
-    epochs = Epochs(Order(20, 4, True, 3), "shuffled")
+    epochs = Epochs(OwnTasks(Order(20, 4, True, 3)))
     assert not epochs.is_running
     position = Position(5, 2)
     epochs.begin(position)

@@ -41,6 +41,29 @@ def test_every_loader_gives_the_order_that_was_asked_for(build, name, num_worker
         assert contents(loader) == [order.indices(0, order.positions(number)).tolist() for number in range(len(order))]
 
 
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_loader_takes_a_sampler_or_a_batch_sampler(build, name, num_workers):
+    sampler = build(name, num_workers=num_workers, sampler=[5, 3, 9, 3, 1], batch_size=2)
+    assert (len(sampler), contents(sampler)) == (3, [[5, 3], [9, 3], [1]])
+    batches = build(name, num_workers=num_workers, batch_sampler=[[5], [3, 9], [1, 2, 4]])
+    next(batches)
+    state = batches.state_dict()
+    again = build(name, num_workers=num_workers, batch_sampler=[[5], [3, 9], [1, 2, 4]])
+    again.load_state_dict(state)
+    assert contents(again) == [[3, 9], [1, 2, 4]]
+
+
+def test_the_cached_loader_repeats_a_samplers_first_batches(build):
+    loader = build("cached", sampler=[5, 3] * 10, batch_size=2)
+    assert contents(loader) == [[5, 3]] * 10
+
+
+def test_a_resident_loader_refuses_a_sampler_of_names(build):
+    with pytest.raises(TypeError, match="loader=resident gathers rows by integers, and the sampler gave"):
+        next(build("resident", sampler=["a", "b", "c", "d"]))
+
+
 @pytest.mark.parametrize("name", sorted(set(LOADERS) - {"cached"}))
 @pytest.mark.parametrize("depth", [0, 3])
 def test_preload_depth_adds_a_preloaders_thread_to_any_loader(build, name, depth):

@@ -361,7 +361,7 @@ class Pairs:
         return iter([[2 * number, 2 * number + 1] for number in range(self.batches)])
 
 
-@pytest.mark.parametrize("loader", ["workers", "threads", "prefetch"])
+@pytest.mark.parametrize("loader", ["workers", "threads", "prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     Counted.seen = []
     sampler = [f"sampler._target_={HERE}.weighted", "train.last_batch=keep", f"trainer._target_={HERE}.Counted"]
@@ -385,10 +385,6 @@ def test_a_batch_sampler_decides_which_samples_make_a_batch_and_the_run_is_resum
     ("overrides", "sentence"),
     [
         (["loader=workers"], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
-        (
-            ["train.last_batch=keep"],
-            r"sampler needs loader=workers, threads or prefetch: loader=torch has its own orde",
-        ),
         (["train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, draw
+from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, _only, draw
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -48,18 +48,18 @@ class Sized(Endless):
 
 def test_own_tasks_are_the_orders_batches():
     ours = order(10, shuffle=True)
-    given = contents(OwnTasks(ours, True).epoch(2, 1))
+    given = contents(OwnTasks(ours).epoch(2, 1))
     expected = [(2, number, rows.tolist(), indices.tolist()) for number, rows, indices in ours.batches(2, 1)]
     assert given == expected
     assert [number for _, number, _, _ in given] == [1, 2]
 
 
 def test_without_batches_a_task_has_a_single_index():
-    assert [task.indices for task in OwnTasks(order(3, 1), False).epoch(0, 0)] == [0, 1, 2]
+    assert [task.indices for task in OwnTasks(order(3, 1), _only).epoch(0, 0)] == [0, 1, 2]
 
 
 def test_own_tasks_go_on_into_later_epochs():
-    tasks = OwnTasks(order(8), True).onwards(5, 1)
+    tasks = OwnTasks(order(8)).onwards(5, 1)
     assert [(task.epoch, task.number) for task in itertools.islice(tasks, 5)] == [
         (5, 1),
         (6, 0),
@@ -70,7 +70,7 @@ def test_own_tasks_go_on_into_later_epochs():
 
 
 def test_an_empty_order_has_no_tasks():
-    assert list(OwnTasks(order(0), True).onwards(0, 0)) == []
+    assert list(OwnTasks(order(0)).onwards(0, 0)) == []
 
 
 # Samplers of indices
@@ -86,7 +86,7 @@ def test_a_sampler_is_shared_among_ranks_as_our_own_order_is(length, world_size,
         settings = {"rank": rank, "world_size": world_size, "pad": pad, "drop_last": drop_last}
         ours = order(length, 2, **settings)
         given = contents(SamplerTasks([*range(length)], ours).epoch(1, first))
-        assert given == [task for task in contents(OwnTasks(ours, True).epoch(1, first)) if task[3]]
+        assert given == [task for task in contents(OwnTasks(ours).epoch(1, first)) if task[3]]
 
 
 def test_a_sampler_without_a_length_gives_all_its_indices():
