@@ -859,10 +859,10 @@ def internals(loader, note) -> None:
     """What clients do with the parts that torch's class has without an underscore's promise."""
     note(isinstance(loader, Iterator) and getattr(loader, "seed", None) is None)  # with a seed, next(loader) works
     iterator = iter(loader)
-    for batch in take(iterator, note):
-        if loader.in_order:
+    if loader.in_order:
+        for batch in take(iterator, note):
             note(describe(batch))
-        break
+            break
     if loader.num_workers and loader.nests:
         iterator._shutdown_workers()
     del iterator
