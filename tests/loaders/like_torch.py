@@ -22,6 +22,7 @@ import zlib
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -697,7 +698,7 @@ def fork(loader, note) -> None:
             if pid == 0:
                 torch.set_num_threads(1)  # OpenMP hangs in a forked child
                 os.close(told)
-                os.read(tells, 1)  # until the parent closes its end
+                os.read(tells, 1)
                 try:
                     os.write(answered, repr(describe(batch)).encode()[:60_000])
                 finally:
@@ -706,6 +707,7 @@ def fork(loader, note) -> None:
             children.append((pid, told, answers, repr(describe(batch)).encode()[:60_000]))
         del batch
     for _, told, *_ in children:
+        os.write(told, b"x")  # a worker that was restarted may keep the pipe open
         os.close(told)
     for pid, _, answers, expected in children:
         with os.fdopen(answers, "rb") as file:
@@ -807,7 +809,7 @@ def nested(loader, note) -> None:
 def in_turns(loader, note) -> None:
     """Batches of two loaders in turns, over one dataset."""
     other = loader.another()
-    for batches in list(zip(take(iter(loader), note), take(iter(other), note), strict=False)):
+    for batches in list(zip_longest(take(iter(loader), note), take(iter(other), note))):
         for batch in batches:
             note(describe(batch))
 
