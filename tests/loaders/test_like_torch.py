@@ -79,8 +79,8 @@ def possible(program: Program) -> Program:
         program = program._replace(num_workers=1)  # each takes seconds to start
     if program.seed is None:
         program = program._replace(worker_method="multiprocessing")
-    if program.seed is not None and program.dataset == "cached":
-        program = without(program, "random")  # which epoch's numbers are kept depends on who keeps them
+    if program.seed is not None and program.dataset in ("cached", "loader inside"):
+        program = without(program, "random")  # what is kept, and so what is drawn, depends on who reads
     elif program.worker_method == "thread":
         program = program._replace(method="fork")
     if program.worker_method == "thread" and program.consumer == "fork" and program.dataset == "programs":
