@@ -372,9 +372,9 @@ class Normalised(Fresh):
         self.table = np.full(300_000, 2.0, np.float32)  # large enough to be shared between workers
 
     def __getitem__(self, index: int):
-        if self.table[-1] == 2.0 and not vars(self).setdefault("read", False):
+        if not vars(self).get("is_read"):
+            self.is_read = True
             self.table /= 2
-            self.read = True
         return float(self.table[index % LENGTH]), super().__getitem__(index)
 
 
