@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset
 from .arguments import ON_ERROR, check_choice
 from .cached_loader import CachedLoader
 from .machine import available_cores
-from .preload.device_copy import Transform, checked_device
+from .preload.accelerator import checked_device
+from .preload.device_copy import Transform
 from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
 from .torch_loader import TorchLoader
@@ -127,7 +128,7 @@ def build_loader(
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
         "timeout": config.timeout,
-        "pin_memory": device.type == "cuda",
+        "pin_memory": device.type not in ("cpu", "mps", "meta"),
         "collate_fn": collate_fn,
     }
     loader: TorchLoader | WorkerLoader[Any]

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
 from .nested import move, tensors
-from .preload.device_copy import checked_device
+from .preload.accelerator import Accelerator, checked_device
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
 from .workers.reader import Reader, offers, spec_of
@@ -89,8 +89,8 @@ class ResidentLoader(EpochLoader):
     def close(self) -> None:
         """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
-        if self._samples is not None and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a gather may still be running on another stream
+        if self._samples is not None:
+            Accelerator(self.device).synchronize()  # a gather may still be running on another stream
         self._samples = None
 
     def _prepare(self) -> None:
@@ -105,9 +105,10 @@ class ResidentLoader(EpochLoader):
         if indices.dtype.kind not in "iu":
             raise TypeError(f"loader=resident gathers rows by integers, and the sampler gave {task.indices!r}")
         wanted = torch.from_numpy(indices)
-        if self.device.type == "cuda":
+        has_streams = Accelerator(self.device).has_streams
+        if has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
-        wanted = wanted.to(self.device, non_blocking=True)
+        wanted = wanted.to(self.device, non_blocking=has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
             batch = self._augment(batch, Random(self.seed, *task.random_key(), indices))
@@ -180,10 +181,7 @@ class ResidentLoader(EpochLoader):
 
 def free_bytes(device: torch.device) -> int | None:
     """Returns the bytes of memory that this process may still use on `device`; None if the system does not tell."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # in torch's allocator
-        return torch.cuda.mem_get_info(device)[0] + unused
-    return available_memory() if device.type == "cpu" else None
+    return available_memory() if device.type == "cpu" else Accelerator(device).free_bytes()
 
 
 @cache

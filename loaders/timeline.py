@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .preload.accelerator import Accelerator
+
 # The lanes of a timeline; each worker has one too, such as "worker 0".
 TRAINING, PRELOADER, COPY_STREAM, GPU = "training loop", "preloader", "copy stream", "GPU"
 
@@ -99,15 +101,15 @@ class Timeline:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._accelerator = Accelerator(device)
         self.delivered: tuple[int, int] | None = None  # the batch that the training loop received last
         self.start, self.end = 0.0, float("inf")  # of the recording
         self._spans: list[Span] = []
         self._device_spans: list[tuple[str, str, Any, Any, tuple[int, int] | None]] = []
         self._zero: tuple[float, Any] | None = None  # the same moment on the host's clock and on the device's
-        if torch.device(device).type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            event.record()
+        if self._accelerator.has_streams:
+            self._accelerator.synchronize()
+            event = self._accelerator.timed_event()
             event.synchronize()
             self._zero = time.perf_counter(), event
 
@@ -145,7 +147,7 @@ class Timeline:
         """Returns the spans between `begin` and `close`, sorted by their start. Waits for the device."""
         spans = list(self._spans)
         if self._zero is not None:
-            torch.cuda.synchronize()
+            self._accelerator.synchronize()
             host, zero = self._zero
             for lane, activity, *events, batch in self._device_spans:
                 start, end = (host + zero.elapsed_time(event) / 1000 for event in events)

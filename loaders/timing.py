@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from .nested import rows
+from .preload.accelerator import Accelerator
 from .timeline import GPU, TRAINING, Timeline
 
 WINDOWS = 20  # parts of a run whose speeds show how much the speed varied
@@ -86,7 +87,8 @@ class StepTimer:
     def __init__(
         self, device: torch.device, warmup_steps: int, timeline: Timeline | None = None, timeline_steps: int = 0
     ) -> None:
-        self._on_cuda = device.type == "cuda"
+        self._accelerator = Accelerator(device)
+        self._has_events = self._accelerator.has_streams
         self._warmup_steps = warmup_steps
         self._timeline, self._timeline_steps = timeline, timeline_steps
         self._steps = 0  # of all epochs, the warm-up included
@@ -202,7 +204,7 @@ class StepTimer:
     def _record(self, timeline: Timeline, asked: _Moment, ready: _Moment, ended: _Moment) -> None:
         timeline.add(TRAINING, "wait", asked.host, ready.host, timeline.delivered)
         timeline.add(TRAINING, "compute", ready.host, ended.host, timeline.delivered)
-        if self._on_cuda:
+        if self._has_events:
             timeline.add_device(GPU, "wait", asked.event, ready.event, timeline.delivered)
             timeline.add_device(GPU, "compute", ready.event, ended.event, timeline.delivered)
         if self._steps == self._warmup_steps:
@@ -211,15 +213,11 @@ class StepTimer:
             timeline.close()
 
     def _mark(self) -> _Moment:
-        event = None
-        if self._on_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-        return _Moment(time.perf_counter(), event)
+        return _Moment(time.perf_counter(), self._accelerator.timed_event() if self._has_events else None)
 
     def _resolve(self) -> None:
         """Turns the moments of the pending steps into seconds. On CUDA it waits for the last of them."""
-        if self._on_cuda and self._pending:
+        if self._has_events and self._pending:
             self._pending[-1][2].event.synchronize()
         for asked, ready, ended, images in self._pending:
             self._wait.append(asked.until(ready))

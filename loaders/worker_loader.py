@@ -20,6 +20,7 @@ from .arguments import check_arguments, checked_last_batch, checked_seed
 from .base import Closeable, keep_out_of_compilation, missing_attribute
 from .machine import available_cores
 from .order import Order
+from .preload.accelerator import can_pin_memory
 from .samplers import OrderSampler, own_batch_sampler
 from .timeline import Timeline
 from .workers.autotune import Tuner
@@ -59,9 +60,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     Raises what DataLoader raises, and ValueError for arguments that contradict the above.
     """
 
-    # Set by a consumer that holds each batch until its copies to the GPU are done, as Preloader does: with
-    # pin_memory=True it gets page-locked slots. Other consumers get batches in torch's own pinned memory, which torch
-    # does not reuse while a copy from it is under way.
+    # Set during iter() by a consumer that holds each batch of that iterator until its copies to the GPU are done, as
+    # Preloader does: with pin_memory=True they lie in page-locked slots. Other iterators give batches in torch's own
+    # pinned memory, which torch does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
     timeline: Timeline | None = None  # records what the workers do; set it before an epoch
 
@@ -193,7 +194,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     @property
     def pins_batches(self) -> bool:
         """Whether `next()` copies batches into torch's pinned memory."""
-        return self.pin_memory and not self.holds_batches_until_copied and torch.cuda.is_available()
+        return self.pin_memory and not self.holds_batches_until_copied and can_pin_memory()
 
     @property
     def tuner(self) -> Tuner | None:

@@ -119,7 +119,6 @@ def with_torchvision(files: list[Tensor], orientations: list[int], device: torch
     from torchvision.io import ImageReadMode  # here, because it takes a second
 
     decoded = torch.ops.image.decode_jpegs_cuda(files, ImageReadMode.RGB.value, device)
-    torch.cuda.current_stream(device).synchronize()  # it may still read the files, whose memory the loader reuses
     return [upright(pixels, turn) for pixels, turn in zip(decoded, orientations, strict=True)]
 
 

@@ -1,18 +1,21 @@
 """Copies a batch to the device and transforms it there, on a side stream; an event says when it is ready.
 
+Devices without streams (a CPU, MPS) get the batch in the calling thread, by copies that block.
+
 Why there are no races:
 - A copier has one side stream for its whole life, so all its copies and transforms run in order.
 - A batch's device memory belongs to the side stream. `record_stream` tells the allocator that the consumer's stream
   reads it too, so that no later copy gets the memory before the consumer has read it.
-- A host batch is held until its copy's event has completed: only then may the loader rewrite its memory.
+- A host batch is held until its copy and its transform are done, which an event tells: only then may the loader
+  rewrite its memory.
 
 What a consumer has to know:
 - The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
   graph is captured: replays would not wait. Copy the batch into the graph's input tensor, then replay.
 - While a preloader's thread runs, capture with capture_error_mode="thread_local", as torch.compile does: in the
   default mode, calls made by that thread, such as querying an event, make the capture fail.
-- The memory of a dropped batch is reused when the consumer's stream has finished with it: if the host is n steps
-  ahead of the device, the device holds n more batches.
+- However far the host is ahead of the device, the device holds at most depth + 4 batches, and those that you keep: a
+  batch is copied only when the step that used the batch depth + 2 before it is done.
 - autocast, inference_mode and the default device are set per thread: in a preloader's thread, the transform does not
   see the training loop's settings, and has to name its dtypes itself.
 """
@@ -21,8 +24,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -31,61 +34,81 @@ import torch
 from ..nested import leaves, move, tensors
 from ..randomness import Random
 from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
+from .accelerator import Accelerator, checked_device
 
 Transform = Callable[[Any, Random], Any]
 
 
 class DeviceCopier:
-    """Prepares batches on `device`: if that is a GPU and `side_stream` is true, on a separate stream.
+    """Prepares batches on `device`: if that has streams and `depth` is not 0, on a separate stream.
 
-    One thread at a time may call `prepare`; another may call `hand_over` meanwhile. Raises RuntimeError for a device
-    that does not exist.
+    One thread at a time may call `prepare`; another may call `begin`, `hand_over` and `used` meanwhile. Raises
+    RuntimeError for a device that does not exist.
     """
 
-    def __init__(self, device: torch.device | str, transform: Transform | None, side_stream: bool) -> None:
+    def __init__(self, device: torch.device | str, transform: Transform | None, depth: int) -> None:
         self.device = checked_device(device)
         self.transform = transform
-        self._stream = torch.cuda.Stream(self.device) if side_stream and self.device.type == "cuda" else None
-        self._copies: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self._accelerator = Accelerator(self.device)
+        self._stream = self._accelerator.new_stream() if depth and self._accelerator.has_streams else None
+        self._copies: deque[tuple[Any, Any]] = deque()  # events, and the host batches that are held until then
+        # The consumer appends an event after its use of each batch. A batch is copied when the use of the one `_lead`
+        # before it is done. Each of the counts is changed by one thread only.
+        self._used: deque[Any] = deque()
+        self._lead = depth + 2
+        self._num_prepared = self._num_used = self._num_awaited = 0
         # How long the host was in the loader's next(), in copying, and in the transform.
         self.wait_seconds = self.copy_seconds = self.transform_seconds = 0.0
         self.timeline: Timeline | None = None
-        self._lane = PRELOADER if side_stream else TRAINING
+        self._lane = PRELOADER if depth else TRAINING
+
+    @property
+    def holds_batches(self) -> bool:
+        """Whether host batches are held until they are copied. Elsewhere copies block."""
+        return self._accelerator.has_streams
 
     def begin(self) -> None:
-        """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused."""
+        """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused.
+
+        The batches of an epoch that was left early count as used now.
+        """
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            self._stream.wait_stream(self._accelerator.current_stream())
+            while self._num_used < self._num_prepared:
+                self.used()
+
+    def used(self) -> None:
+        """Notes that the consumer, in whose thread this is called, has queued all its work on its newest batch."""
+        if self._stream is not None and self._num_used < self._num_prepared:
+            self._num_used += 1
+            self._used.append(self._accelerator.current_stream().record_event())
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes `device` current in the calling thread, because memory is page-locked for the current device."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        return self._accelerator.current()
 
-    @contextmanager
-    def on_stream(self) -> Iterator[None]:
+    def on_stream(self) -> AbstractContextManager[Any]:
         """Makes `device` and the side stream current in the calling thread."""
-        with self.on_device(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            yield
+        return self._accelerator.using(self._stream)
 
-    def prepare(
-        self, batch: Any, random: Random, batch_id: tuple[int, int] | None = None
-    ) -> tuple[Any, torch.cuda.Event | None]:
+    def prepare(self, batch: Any, random: Random, batch_id: tuple[int, int] | None = None) -> tuple[Any, Any]:
         """Returns the transformed batch on the device, and the event of its completion (None without a side stream).
 
         `batch_id`, its epoch and number, is for the timeline. Raises ValueError for a batch on several devices.
         """
+        self._wait_for_room()
         times, events = [time.perf_counter()], [self._event()]
         try:
             prepared = self._moved(batch)
-        finally:  # after an error too, copies that were queued before it read the host batch
-            if self.device.type == "cuda":
-                stream = self._stream or torch.cuda.current_stream(self.device)
+            times.append(time.perf_counter())
+            events.append(self._event())
+            if self.transform is not None:
+                prepared = self.transform(prepared, random)
+        finally:  # after an error too, what was queued before it reads the host batch; so may the transform
+            if self._accelerator.has_streams:
+                stream = self._stream or self._accelerator.current_stream()
                 self._copies.append((stream.record_event(), batch))
                 self.release_copied()
-        times.append(time.perf_counter())
-        events.append(self._event())
-        if self.transform is not None:
-            prepared = self.transform(prepared, random)
         times.append(time.perf_counter())
         events.append(self._event())
         self.copy_seconds += times[1] - times[0]
@@ -104,13 +127,13 @@ class DeviceCopier:
         if self.timeline is not None and self._lane == PRELOADER:
             self.timeline.add(self._lane, "wait", began, now, batch_id)
 
-    def hand_over(self, batch: Any, ready: torch.cuda.Event | None) -> Any:
+    def hand_over(self, batch: Any, ready: Any) -> Any:
         """Makes the calling thread's stream wait until the batch is ready; the host does not wait."""
         if ready is not None:
-            consumer = torch.cuda.current_stream(self.device)
+            consumer = self._accelerator.current_stream()
             consumer.wait_event(ready)
             for tensor in tensors(batch):
-                _record_stream(tensor, consumer)
+                _record_stream(tensor, consumer, self.device)
         return batch
 
     def release_copied(self, wait: bool = False) -> None:
@@ -119,13 +142,18 @@ class DeviceCopier:
             event, _ = self._copies.popleft()
             event.synchronize()
 
-    def _event(self) -> torch.cuda.Event | None:
+    def _wait_for_room(self) -> None:
+        """Waits until the use of the batch `_lead` before the next one is done."""
+        while self._used and self._num_awaited <= self._num_prepared - self._lead:
+            self._used.popleft().synchronize()
+            self._num_awaited += 1
+        self._num_prepared += 1
+
+    def _event(self) -> Any:
         """Records an event on the side stream, if a timeline needs one."""
         if self.timeline is None or not self.timeline.is_open or self._stream is None:
             return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+        return self._accelerator.timed_event(self._stream)
 
     def _moved(self, batch: Any) -> Any:
         """Returns the batch on the device, or queues its copy there."""
@@ -138,38 +166,19 @@ class DeviceCopier:
         return move(batch, self._to_device)
 
     def _to_device(self, leaf: Any) -> Any:
+        is_async = self._accelerator.has_streams
         if not isinstance(leaf, torch.Tensor):
             try:
-                return leaf.to(self.device, non_blocking=True)
+                return leaf.to(self.device, non_blocking=is_async)
             except TypeError:  # not every class's `.to` knows the keyword
                 return leaf.to(self.device)
         on_host = leaf.device.type == "cpu" and leaf.layout == torch.strided
         if self._stream is not None and on_host and not leaf.is_pinned():  # is_pinned() asks the driver: about 1 us
             leaf = leaf.pin_memory()  # from pageable memory the copy would be synchronous
-        return leaf.to(self.device, non_blocking=True)
+        return leaf.to(self.device, non_blocking=is_async)
 
 
-def checked_device(device: torch.device | str) -> torch.device:
-    """Returns the device, with a number if it is a GPU. Raises RuntimeError if it does not exist."""
-    try:
-        device = torch.device(device)
-    except RuntimeError as error:
-        raise RuntimeError(f"device={device!r} is unknown to torch: use 'cpu', 'cuda', 'cuda:1', ...") from error
-    if device.type != "cuda":
-        return device
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"device={str(device)!r}, but torch finds no CUDA device here: use device='cpu'")
-    number: int | None = device.index  # torch declares that it is never None
-    if number is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    if number >= (count := torch.cuda.device_count()):
-        raise RuntimeError(
-            f"device={str(device)!r}, but torch finds {count} CUDA devices here: use a number below {count}"
-        )
-    return device
-
-
-def _record_stream(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+def _record_stream(tensor: torch.Tensor, stream: Any, device: torch.device) -> None:
     """Calls `record_stream` of a tensor; of a sparse one or a subclass, of the strided tensors inside it."""
     if hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -180,8 +189,8 @@ def _record_stream(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     else:
-        if tensor.is_cuda:
+        if tensor.device == device:
             tensor.record_stream(stream)
         return
     for part in parts:
-        _record_stream(part, stream)
+        _record_stream(part, stream, device)

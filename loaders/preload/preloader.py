@@ -73,9 +73,7 @@ class Preloader(Closeable):
         StateMethods.give(self, hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"))
         self.loader = loader
         self.depth = depth
-        self._copier = DeviceCopier(device, transform, side_stream=depth > 0)
-        if self.device.type == "cuda" and hasattr(loader, "holds_batches_until_copied"):
-            loader.holds_batches_until_copied = True
+        self._copier = DeviceCopier(device, transform, depth)
         self._epoch: _Epoch | None = None
         self._epoch_number = 0  # of the next epoch, for a loader that does not count its epochs itself
         self._named_epoch: int | None = None  # given to set_epoch, and not passed on to the loader yet
@@ -92,7 +90,6 @@ class Preloader(Closeable):
             raise RuntimeError("this Preloader is closed: make a new one")
         self._end_epoch(to_continue=True)
         self._pass_on_epoch()
-        self._copier.begin()
         self._last_state = None
         self._epoch = self._open_epoch()
         stop_at_exit(self)
@@ -180,7 +177,7 @@ class Preloader(Closeable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         device, transform = state.pop("copier")
         vars(self).update(state)
-        self._copier = DeviceCopier(device, transform, side_stream=self.depth > 0)
+        self._copier = DeviceCopier(device, transform, self.depth)
 
     def __del__(self) -> None:
         epoch: _Epoch | None = getattr(self, "_epoch", None)
@@ -189,8 +186,16 @@ class Preloader(Closeable):
 
     def _open_epoch(self) -> _Epoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
+        holds = hasattr(self.loader, "holds_batches_until_copied")
         with self._copier.on_device():
-            batches = iter(self.loader)
+            if holds:
+                self.loader.holds_batches_until_copied = self._copier.holds_batches
+            try:
+                batches = iter(self.loader)
+            finally:
+                if holds:  # only this iterator's batches are held: others may use the loader, too
+                    self.loader.holds_batches_until_copied = False
+        self._copier.begin()  # after iter(), which may have queued work on the device
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
         except (AttributeError, RuntimeError, ValueError):  # the loader has no state, or its order cannot be resumed
@@ -276,6 +281,7 @@ class _Consumer:
             if not epoch.newest.is_taken:
                 return epoch.newest
             epoch.producer.done()  # again, as an exception may have come before the call below
+            self.copier.used()
             epoch.newest = None
         item = epoch.producer.get()
         self.figures.wait_seconds += time.perf_counter() - began

@@ -40,7 +40,7 @@ class Item:
     number: int
     after: int = 0  # the number of the next item
     batch: Any = None
-    ready: torch.cuda.Event | None = None  # completes when the batch is ready on the device
+    ready: Any = None  # an event of the device: completes when the batch is ready on the device
     state: dict[str, Any] | None = None
     error: BaseException | None = None
     is_end: bool = False

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..background import default_context
 from ..machine import available_memory
+from ..preload.accelerator import can_page_lock
 from ..randomness import fold
 from .dispatcher import SPARE_SLOTS, Dispatcher
 from .inline_pool import InlinePool
@@ -37,7 +37,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     skips = loader.on_error == "skip"
     reader = Reader(loader.dataset, loader.collate_fn, batched, loader.seed, spec, skips)
     uses_processes = has_pool and loader.worker_method == "multiprocessing"
-    page_locked = loader.pin_memory and loader.holds_batches_until_copied and torch.cuda.is_available()
+    page_locked = loader.pin_memory and loader.holds_batches_until_copied and can_page_lock()
     page_locked &= sys.platform == "linux"
     total, each = loader.prefetch_batches, loader.prefetch_factor or 0
     memory = (available_memory() or UNKNOWN_MEMORY) // MEMORY_SHARE if loader.bounds_memory else None

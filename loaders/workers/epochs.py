@@ -148,6 +148,7 @@ class EpochSource:
         self._loader, self._runner, self._position = loader, runner, position
         self.engine = runner.open(loader.build_engine, position.epoch, position.batch)
         self.engine.timeline = loader.timeline  # it may have been set since the engine was built
+        self._pins = loader.pins_batches
 
     @property
     def processes(self) -> list[Any]:
@@ -155,7 +156,7 @@ class EpochSource:
 
     def next(self) -> Delivery | None:
         delivery = self.engine.next(self._position.epoch)
-        if delivery is not None and delivery.error is None and self._loader.pins_batches:
+        if delivery is not None and delivery.error is None and self._pins:
             delivery.batch = pin_memory(delivery.batch)
         return delivery
 

@@ -21,11 +21,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
-import torch
 
+from ..preload import accelerator
 from .shared_memory import Forks, SharedMemory, create_shared_memory, full_machine_explained, page_aligned
 
 log = logging.getLogger(__name__)
@@ -184,20 +185,33 @@ class SlotRing:
 
     def _lock(self, memory: SharedMemory) -> None:
         """Page-locks a slot's memory. If that fails, copies to a GPU are slower; the log says so once."""
-        try:
-            address = memory.array().ctypes.data
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, memory.size, 0))
+        address = memory.array().ctypes.data
+        if _succeeds(accelerator.page_lock, address, memory.size):
             memory.before_unmapping(_unlock, address, os.getpid())
-        except RuntimeError as error:
+        else:
             self._page_locked = False
-            log.warning("batches cannot be page-locked, so copies to the GPU will be slower: %s", error)
-            with suppress(RuntimeError):  # CUDA reports the failure again at its next call: make a call that may fail
-                torch.zeros(1, device="cuda")
 
 
 def _unlock(address: int, owner: int) -> None:
     if os.getpid() == owner:  # page-locked memory belongs to a process
-        torch.cuda.cudart().cudaHostUnregister(address)
+        _succeeds(accelerator.page_unlock, address)
+
+
+def _succeeds(function: Callable[..., None], *arguments: int) -> bool:
+    """Calls the function, and returns whether it raised nothing; the log says once if it did."""
+    try:
+        function(*arguments)
+        return True
+    except RuntimeError as error:
+        _warn_once(function.__name__, str(error))
+        with suppress(RuntimeError):
+            accelerator.clear_error()
+        return False
+
+
+@cache
+def _warn_once(function: str, reason: str) -> None:
+    log.warning("%s failed for a batch, so copies to the GPU may be slower: %s", function, reason)
 
 
 if hasattr(os, "register_at_fork"):

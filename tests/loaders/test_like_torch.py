@@ -85,12 +85,21 @@ def possible(program: Program) -> Program:
         program = program._replace(method="fork")
     if program.worker_method == "thread" and program.consumer == "fork" and program.dataset == "programs":
         program = program._replace(dataset="fresh")  # the child would inherit a pipe that subprocess waits for
+    shares = (
+        program.dataset in KEEPING or program.collation == "bank" or {"shared", "row", "far rows"} & {*program.leaves}
+    )
+    if program.worker_method == "thread" and shares and program.consumer in ("write", "share"):
+        program = program._replace(consumer="keep")  # another thread may read the tensor that this moves
     if program.seed is not None and program.sampler == "generator":
         program = program._replace(sampler="shuffled")
     if program.batch_size is None:
         program = program._replace(drop_last=False, sampler=program.sampler.replace("batches", "sized"))
-    if program.dataset == "errors" and program.consumer == "leave" and not program.in_order:
-        program = program._replace(consumer="drop")  # whether the error comes before it leaves is a race
+    if not program.in_order and (
+        program.consumer == "nested" or (program.consumer, program.dataset) == ("leave", "errors")
+    ):
+        program = program._replace(consumer="drop")  # which batches come before it leaves is a race
+    if program.dataset == "errors" and program.error == "exit" and program.seed is None:
+        program = without(program, "random")  # a worker that is restarted begins anew
     if program.dataset != "errors":
         program = program._replace(error="value")
     if program.num_workers and {"with dict", "with slots"} & {*program.leaves} and program.dtype not in SENDABLE:

@@ -142,7 +142,8 @@ def test_what_a_gpu_did_is_shown_at_the_hosts_time(clock, monkeypatch):
             assert enable_timing
             self.recorded = None
 
-        def record(self):
+        def record(self, stream):
+            assert stream == "stream of cuda:1"
             self.recorded = clock.now
 
         def synchronize(self):
@@ -153,9 +154,10 @@ def test_what_a_gpu_did_is_shown_at_the_hosts_time(clock, monkeypatch):
 
     waits = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(clock.now))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(clock.now))
+    monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
     clock.now = 5.0
-    recorded, start, end = Timeline("cuda"), Event(enable_timing=True), Event(enable_timing=True)
+    recorded, start, end = Timeline("cuda:1"), Event(enable_timing=True), Event(enable_timing=True)
     start.recorded, end.recorded = 6.0, 6.5
     recorded.add_device(COPY_STREAM, "copy", start, end, (0, 1))
     recorded.close()

@@ -157,7 +157,8 @@ def test_on_a_device_steps_are_timed_by_its_events_which_are_waited_for_when_the
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self, stream: str) -> None:
+            assert stream == "stream of cuda:1"
             self.at = clock.now
             Event.newest = self
 
@@ -169,7 +170,8 @@ def test_on_a_device_steps_are_timed_by_its_events_which_are_waited_for_when_the
             return 1000 * (end.at - self.at)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    timer = StepTimer(torch.device("cuda"), warmup_steps=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
+    timer = StepTimer(torch.device("cuda:1"), warmup_steps=0)
     run(timer, clock, 1.0, 1.0, 2.0)
     assert Event.waited == 0
     assert timer.run() == Window(steps=3, images=24, seconds=13.0, wait_seconds=4.0)

@@ -19,7 +19,7 @@ def no_random() -> Random:
 
 
 def cpu_copier(transform=None) -> DeviceCopier:
-    return DeviceCopier("cpu", transform, side_stream=True)
+    return DeviceCopier("cpu", transform, depth=2)
 
 
 def test_on_the_cpu_a_batch_needs_no_copy_and_nothing_to_wait_for():
@@ -39,7 +39,7 @@ def test_the_transform_gets_the_moved_batch_and_the_random_numbers():
         return batch
 
     random = no_random()
-    DeviceCopier("meta", transform, side_stream=True).prepare(torch.zeros(2), random)
+    DeviceCopier("meta", transform, depth=2).prepare(torch.zeros(2), random)
     assert seen == [("meta", random)]
 
 
@@ -51,20 +51,20 @@ def test_an_object_whose_to_takes_no_non_blocking_is_moved():
         def to(self, device) -> "Plain":
             return Plain(str(device))
 
-    prepared, _ = DeviceCopier("meta", None, side_stream=False).prepare([Plain()], no_random())
+    prepared, _ = DeviceCopier("meta", None, depth=0).prepare([Plain()], no_random())
     assert prepared[0].device == "meta"
 
 
 def test_a_device_that_torch_does_not_know_is_refused_in_words():
     with pytest.raises(RuntimeError, match="device='gpu' is unknown to torch: use 'cpu', 'cuda'"):
-        DeviceCopier("gpu", None, side_stream=True)
+        DeviceCopier("gpu", None, depth=2)
 
 
 def test_a_device_that_is_not_there_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("cuda", "cuda:9"):
         with pytest.raises(RuntimeError, match=f"device='{device}', but torch finds no CUDA device here: use device="):
-            DeviceCopier(device, None, side_stream=True)
+            DeviceCopier(device, None, depth=2)
 
 
 def test_a_batch_on_two_devices_is_refused():
@@ -73,24 +73,24 @@ def test_a_batch_on_two_devices_is_refused():
 
 
 def test_a_batch_on_another_device_is_moved():
-    batch, _ = DeviceCopier("meta", None, side_stream=True).prepare([torch.ones(2, device="meta")], no_random())
+    batch, _ = DeviceCopier("meta", None, depth=2).prepare([torch.ones(2, device="meta")], no_random())
     assert batch[0].is_meta
 
 
 @pytest.mark.cuda
 def test_a_device_number_that_is_not_there_is_refused_in_words():
     with pytest.raises(RuntimeError, match=r"device='cuda:99', but torch finds \d+ CUDA devices? here"):
-        DeviceCopier("cuda:99", None, side_stream=True)
+        DeviceCopier("cuda:99", None, depth=2)
 
 
 @pytest.mark.cuda
 def test_a_device_without_a_number_is_the_current_one():
-    assert DeviceCopier("cuda", None, side_stream=True).device == torch.device("cuda", torch.cuda.current_device())
+    assert DeviceCopier("cuda", None, depth=2).device == torch.device("cuda", torch.cuda.current_device())
 
 
 def cuda_stage(transform=None) -> DeviceCopier:
     """A stage whose stream and pinned memory have been used before: first use may synchronise the device."""
-    stage = DeviceCopier("cuda", transform, side_stream=True)
+    stage = DeviceCopier("cuda", transform, depth=2)
     with stage.on_stream():
         stage.prepare(torch.zeros(1 << 20), no_random())
     torch.cuda.synchronize()
@@ -191,9 +191,9 @@ class Watched:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("side_stream", [False, True])
-def test_a_host_batch_is_held_until_its_copy_is_done(side_stream):
-    stage = DeviceCopier("cuda", None, side_stream)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_host_batch_is_held_until_its_copy_is_done(depth):
+    stage = DeviceCopier("cuda", None, depth)
     batch = [torch.ones(1 << 20).pin_memory(), Watched()]
     alive = weakref.ref(batch[1])
     with stage.on_stream():

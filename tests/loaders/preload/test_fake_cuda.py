@@ -10,7 +10,8 @@ import torch
 
 from loaders import Preloader
 from loaders.preload import device_copy
-from loaders.preload.device_copy import DeviceCopier, checked_device
+from loaders.preload.accelerator import checked_device
+from loaders.preload.device_copy import DeviceCopier
 from loaders.randomness import Random
 
 
@@ -47,6 +48,10 @@ class Stream:
 class HostTensor(torch.Tensor):
     """Is "moved" without a device, and notes how, and which streams read it."""
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda:1" if hasattr(self, "moved") else "cpu")
+
     def to(self, device, non_blocking: bool = False):
         self.moved = str(device), non_blocking
         return self
@@ -59,16 +64,16 @@ class HostTensor(torch.Tensor):
         self.pinned = True
         return self
 
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
     def record_stream(self, stream) -> None:
         self.stream = stream
 
 
 def tensor(*values: int) -> HostTensor:
     return torch.tensor(values).as_subclass(HostTensor)
+
+
+def moved(*values: int) -> HostTensor:
+    return tensor(*values).to("cuda:1")
 
 
 @pytest.fixture
@@ -97,14 +102,15 @@ def gpu(monkeypatch):
         "Stream": make_stream,
         "stream": entering,
         "device": entering,
+        "synchronize": lambda device: None,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return gpu
 
 
-def copier(side_stream: bool = True, transform=None) -> DeviceCopier:
-    return DeviceCopier("cuda", transform, side_stream)
+def copier(depth: int = 2, transform=None) -> DeviceCopier:
+    return DeviceCopier("cuda", transform, depth)
 
 
 def test_a_gpu_without_a_number_is_the_current_one_and_the_last_number_exists(gpu):
@@ -121,7 +127,7 @@ def test_the_side_stream_waits_for_what_the_calling_thread_has_queued(gpu):
     stage = copier()
     stage.begin()
     assert [stream.waits_for for stream in gpu.side] == [[gpu.current]]
-    copier(side_stream=False).begin()
+    copier(depth=0).begin()
     assert not gpu.current.waits_for
 
 
@@ -131,7 +137,7 @@ def test_work_is_done_on_the_side_stream_of_the_device(gpu):
         pass
     assert gpu.entered == [torch.device("cuda:1"), gpu.side[0], "left", "left"]
     gpu.entered.clear()
-    with copier(side_stream=False).on_stream():
+    with copier(depth=0).on_stream():
         pass
     assert gpu.entered == [torch.device("cuda:1"), "left"]
 
@@ -155,7 +161,7 @@ def test_an_object_that_moves_itself_is_asked_not_to_wait(gpu):
 
 def test_without_a_side_stream_nothing_is_page_locked(gpu):
     batch = tensor(1, 2)
-    copier(side_stream=False).prepare(batch, Random(0))
+    copier(depth=0).prepare(batch, Random(0))
     assert batch.moved == ("cuda:1", True)
     assert not batch.is_pinned()
 
@@ -169,16 +175,16 @@ def test_what_lies_on_a_device_or_is_sparse_is_not_page_locked(gpu, monkeypatch)
     assert moved == [{"non_blocking": True}] * 2
 
 
-@pytest.mark.parametrize("side_stream", [False, True])
-def test_host_batches_are_let_go_in_order_as_soon_as_their_copies_are_done(gpu, side_stream):
-    stage = copier(side_stream)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_host_batches_are_let_go_in_order_as_soon_as_their_copies_are_done(gpu, depth):
+    stage = copier(depth)
     held = []
     for number in range(2):
         batch = tensor(number)
         held.append(weakref.ref(batch))
         stage.prepare(batch, Random(0))
         del batch
-    first, second = gpu.side[0].recorded[::2] if side_stream else gpu.current.recorded
+    first, second = gpu.side[0].recorded[::2] if depth else gpu.current.recorded
     first.is_done = True
     stage.prepare("no tensor", Random(0))
     assert [batch() is not None for batch in held] == [False, True]
@@ -205,12 +211,13 @@ def test_a_batch_whose_copy_fails_is_held_like_any_other(gpu):
 def test_the_event_of_a_batch_comes_after_its_transform(gpu):
     stage = copier(transform=lambda batch, _: gpu.side[0].recorded.append("transform") or batch)
     _, ready = stage.prepare(tensor(1), Random(0))
-    _, transform, transformed = gpu.side[0].recorded
+    transform, held, transformed = gpu.side[0].recorded  # the host batch is held until its transform is done, too
     assert (transform, transformed) == ("transform", ready)
+    assert held is not ready
 
 
 def test_the_consumers_stream_waits_for_the_batch_and_keeps_its_memory(gpu):
-    stage, batch = copier(), {"image": tensor(1), "label": [tensor(2)]}
+    stage, batch = copier(), {"image": moved(1), "label": [moved(2)]}
     ready = Event()
     assert stage.hand_over(batch, ready) is batch
     assert gpu.current.waits_for == [ready]
@@ -219,7 +226,7 @@ def test_the_consumers_stream_waits_for_the_batch_and_keeps_its_memory(gpu):
 
 def test_without_an_event_there_is_nothing_to_wait_for(gpu):
     batch = tensor(1)
-    assert copier(side_stream=False).hand_over(batch, None) is batch
+    assert copier(depth=0).hand_over(batch, None) is batch
     assert not gpu.current.waits_for
     assert not hasattr(batch, "stream")
 
@@ -232,7 +239,7 @@ def test_the_memory_of_a_sparse_tensor_is_that_of_its_parts(gpu, monkeypatch, co
     size = ((2, 2),) if convert.endswith(("bsr", "bsc")) else ()
     sparse = getattr(torch.eye(4), convert)(*size)
     recorded: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("cuda:1")))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: recorded.append(part))
     copier().hand_over(sparse, Event())
     assert len(recorded) == (2 if convert == "to_sparse_coo" else 3)
@@ -240,7 +247,7 @@ def test_the_memory_of_a_sparse_tensor_is_that_of_its_parts(gpu, monkeypatch, co
 
 
 def test_a_tensor_made_of_others_is_recorded_by_its_parts(gpu):
-    inner = tensor(1)
+    inner = moved(1)
 
     class Outer(torch.Tensor):
         def __tensor_flatten__(self):
@@ -248,13 +255,13 @@ def test_a_tensor_made_of_others_is_recorded_by_its_parts(gpu):
 
     outer = torch.ones(1).as_subclass(Outer)
     outer.inner = inner
-    device_copy._record_stream(outer, gpu.current)
+    device_copy._record_stream(outer, gpu.current, torch.device("cuda:1"))
     assert inner.stream is gpu.current
 
 
 def test_a_tensor_on_the_host_is_not_recorded(gpu, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: pytest.fail("it belongs to no stream"))
-    device_copy._record_stream(torch.ones(1), gpu.current)
+    device_copy._record_stream(torch.ones(1), gpu.current, torch.device("cuda:1"))
 
 
 def test_the_hosts_seconds_add_up(gpu, monkeypatch):
@@ -273,6 +280,7 @@ class OnHost:
     holds_batches_until_copied = False
 
     def __iter__(self):
+        self.held = self.holds_batches_until_copied
         return iter([tensor(1)])
 
 
@@ -292,8 +300,9 @@ def test_the_side_stream_waits_for_the_consumers_when_an_epoch_begins(gpu):
 def test_a_preloaders_loader_holds_its_batches_for_a_gpu_and_for_nothing_else(gpu):
     loaders = [OnHost(), OnHost(), [tensor(1)]]
     for loader, device in zip(loaders, ("cuda", "cpu", "cuda"), strict=True):
-        Preloader(loader, device, 0)
-    assert [getattr(loader, "holds_batches_until_copied", None) for loader in loaders] == [True, False, None]
+        list(Preloader(loader, device, 0))
+    assert [getattr(loader, "held", None) for loader in loaders] == [True, False, None]
+    assert not any(getattr(loader, "holds_batches_until_copied", False) for loader in loaders)
 
 
 def test_at_the_end_of_an_epoch_all_copies_are_done(gpu):

@@ -40,7 +40,7 @@ class Script:
 
 
 def maker(script: Script, transform=None, depth: int = 2, **settings) -> ItemMaker:
-    copier = DeviceCopier("cpu", transform, side_stream=False)
+    copier = DeviceCopier("cpu", transform, depth=0)
     settings = {"state": script.state, "key": (3, 2), "rank": 1, "number": 4, **settings}
     return ItemMaker(script, copier, depth, **settings)
 

@@ -327,8 +327,9 @@ class Cudart:
         self.locked[address] = size
         return 0
 
-    def cudaHostUnregister(self, address: int) -> None:
+    def cudaHostUnregister(self, address: int) -> int:
         del self.locked[address]
+        return 0
 
 
 @pytest.fixture
@@ -367,7 +368,8 @@ def test_page_locked_slots_lie_in_pages_of_their_own(cudart):
 
 def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(shared, cudart, caplog, monkeypatch):
     kernels = []
-    monkeypatch.setattr(slots.torch, "zeros", lambda *_, device: kernels.append(device))
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: kernels.append(device))
+    slots._warn_once.cache_clear()
     cudart.refuses = True
     ring = SlotRing(2, shared, page_locked=True)
     ring.fit(PAGE)
@@ -377,9 +379,23 @@ def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(
     assert cudart.tried == 1
     assert kernels == ["cuda"]  # one that may fail with CUDA's error
     assert [record.message for record in caplog.records] == [
-        "batches cannot be page-locked, so copies to the GPU will be slower: no room to lock"
+        "page_lock failed for a batch, so copies to the GPU may be slower: no room to lock"
     ]
     ring.close()
+
+
+def test_memory_that_cannot_be_unlocked_is_said_once(cudart, caplog, monkeypatch):
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    slots._warn_once.cache_clear()
+    ring = SlotRing(2, True, page_locked=True)
+    ring.fit(PAGE)
+    leases = [ring.acquire(), ring.acquire()]
+    monkeypatch.setattr(cudart, "cudaHostUnregister", lambda address: 1)
+    ring.close()
+    del leases
+    assert [record.message for record in caplog.records] == [
+        "page_unlock failed for a batch, so copies to the GPU may be slower: no room to lock"
+    ]
 
 
 def test_other_rings_are_not_page_locked(ring, cudart):
