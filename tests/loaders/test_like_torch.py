@@ -119,7 +119,9 @@ def possible(program: Program) -> Program:
         if program.consumer == "nested":
             program = program._replace(persistent=False)
     if is_changed_by_sending(program):
-        program = without(program, "conjugate", "negative", "quantized")  # which torch's workers change
+        program = without(
+            program, "conjugate", "negative", "quantized", "channels_last"
+        )  # torch's workers change them
     if is_changed_by_sending(program) and program.dtype not in SHAREABLE:
         program = program._replace(dtype="float32")  # with a seed, workers collate the others, too
     return program

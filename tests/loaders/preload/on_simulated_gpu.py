@@ -1,0 +1,222 @@
+"""The preloader on a simulated GPU: bytes are those of a CPU run, whatever the delays. test_simulated_gpu runs it."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 2, 1)]
+
+import simulated_gpu as sim  # noqa: E402
+
+from loaders import Preloader, ResidentLoader, StepTimer, Timeline, WorkerLoader  # noqa: E402
+from loaders.preload import accelerator  # noqa: E402
+from loaders.timeline import COPY_STREAM, GPU  # noqa: E402
+
+DEVICE = torch.device("sim:0")
+ROWS, BATCH, WIDTH = 96, 4, 3000
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    """Slots are page-locked on the simulated device; delays are drawn anew, and nothing undefined has happened."""
+    monkeypatch.setattr(accelerator, "can_page_lock", lambda: True)
+    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
+    monkeypatch.setattr("loaders.worker_loader.can_pin_memory", lambda: True)
+    monkeypatch.setattr(accelerator, "page_lock", sim.lock)
+    monkeypatch.setattr(accelerator, "page_unlock", sim.unlock)
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"delays drawn from seed {seed}")
+    random.seed(seed)
+    sim.copy_seconds, sim.kernel_seconds = 0.004, 0.002
+    yield
+    sim.synchronize()
+    assert sim.errors == []
+
+
+class Rows:
+    """Row i is full of i; a row of "growing" is longer the larger i is."""
+
+    def __init__(self, growing: bool = False) -> None:
+        self.growing = growing
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int):
+        return {"x": torch.full((WIDTH,), index, dtype=torch.int32), "label": index}
+
+
+def doubled(batch, random):
+    return {"x": batch["x"] * 2, "label": batch["label"]}
+
+
+def workers(**settings):
+    return WorkerLoader(Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
+
+
+LOADERS = {
+    "seeded": workers,
+    "unseeded": lambda: workers(seed=None),
+    "persistent": lambda: workers(persistent_workers=True, prefetch_factor=1),
+    "inline": lambda: workers(num_workers=0),
+    "threads": lambda: workers(worker_method="thread"),
+    "torch": lambda: DataLoader(Rows(), BATCH),  # type: ignore[arg-type]
+    "resident": lambda: ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE),
+}
+
+
+def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None) -> list[tuple[list[int], int]]:
+    """What a consumer reads of each batch, late: it queues its work, and reads the results at the end."""
+    results, held = [], []
+    for _ in range(epochs):
+        for number, batch in enumerate(loader):
+            x = batch["x"].to(torch.int64)
+            results.append((x.amin(1), x.amax(1), batch["label"] + 0))
+            held = [*held, batch][-kept:] if kept else []
+            if number == leave_at:
+                break
+    return [(low.cpu().tolist(), high.cpu().tolist(), label.cpu().tolist()) for low, high, label in results]
+
+
+def expected(kind: str, **how) -> list:
+    """The same on the CPU."""
+    loader = LOADERS[kind]() if kind != "resident" else ResidentLoader(Rows(), BATCH, seed=3)
+    return consumed(Preloader(loader, "cpu", 0, doubled), **how)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_bytes_are_those_of_the_cpu(kind, depth):
+    with Preloader(LOADERS[kind](), DEVICE, depth, doubled) as loader:
+        assert consumed(loader, epochs=2) == expected(kind, epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "persistent", "threads"])
+def test_batches_that_are_kept_and_epochs_that_are_left_change_nothing(kind):
+    for how in ({"kept": 9}, {"leave_at": 3, "epochs": 3}):
+        with Preloader(LOADERS[kind](), DEVICE, 2, doubled) as loader:
+            assert consumed(loader, **how) == expected(kind, **how)
+
+
+def test_the_second_device_is_served_while_the_first_is_current():
+    with Preloader(workers(), "sim:1", 2, doubled) as loader:
+        assert next(loader)["x"].device == torch.device("sim:1")
+        loader.set_epoch(0)
+        assert consumed(loader) == expected("seeded")
+
+
+def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
+    with Preloader(workers(), DEVICE, 2, doubled) as loader, sim.stream(sim.Stream(DEVICE)):
+        assert consumed(loader) == expected("seeded")
+
+
+def test_work_that_the_loader_queues_in_iter_is_waited_for():
+    class OnDevice(Rows):
+        def arrays(self):
+            x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
+            for _ in range(10):  # late, on the stream that is current in iter()
+                x += 1
+            return {"x": x, "label": np.arange(ROWS)}
+
+    for depth in (0, 2):
+        with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
+            seen = consumed(loader)
+        assert [low for low, _, _ in seen] == [[20] * BATCH] * (ROWS // BATCH)
+
+
+class Host:
+    """An object that the preloader does not move."""
+
+    def __init__(self, tensor) -> None:
+        self.tensor = tensor
+
+
+def with_host(samples):
+    batch = default_collate(samples)
+    return {"label": batch["label"], "host": Host(batch["x"])}
+
+
+def test_a_host_batch_is_held_until_its_transform_has_read_it():
+    def read_late(batch, random):
+        return {"x": batch["host"].tensor.to(DEVICE, non_blocking=True) * 2, "label": batch["label"]}
+
+    sim.copy_seconds = 0.01
+    for method in ("multiprocessing", "thread"):
+        base = workers(collate_fn=with_host, worker_method=method, prefetch_factor=1)
+        with Preloader(base, DEVICE, 2, read_late) as loader:
+            assert consumed(loader) == expected("seeded")
+
+
+def test_a_loader_is_used_without_its_preloader_afterwards():
+    base = workers(persistent_workers=True)
+    with Preloader(base, DEVICE, 2, doubled) as loader:
+        consumed(loader)
+        base.set_epoch(0)
+        seen = []
+        for batch in base:
+            x = batch["x"].to(DEVICE, non_blocking=True) * 2
+            seen.append((x.amin(1), x.amax(1), batch["label"]))
+            del batch
+        results = [(low.cpu().tolist(), high.cpu().tolist(), label.tolist()) for low, high, label in seen]
+        assert results == expected("seeded")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_memory_is_bounded_however_far_the_host_is_ahead(depth):
+    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.004
+    with Preloader(workers(), DEVICE, depth, doubled) as loader:
+        before = sim.reserved
+        results = [batch["x"].sum() for _ in range(2) for batch in loader]
+        copied = BATCH * (WIDTH * 4 + 8)
+        small = 512 * (len(results) + 100)  # the sums, and labels
+        assert sim.reserved - before <= (depth + 4) * 2 * copied + small
+    assert len(results) == 2 * ROWS // BATCH
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_of_the_transform_comes_in_its_place_and_the_bytes_stay_right(depth):
+    def fails(batch, random):
+        prepared = doubled(batch, random)
+        if int(batch["label"].amin()) == 40:
+            raise ValueError("bad batch")
+        return prepared
+
+    loader = Preloader(workers(shuffle=False), DEVICE, depth, fails)
+    iterator, seen = iter(loader), []
+    while True:
+        try:
+            seen.extend(consumed([next(iterator)]))
+        except StopIteration:
+            break
+        except ValueError as error:
+            seen.append(str(error))
+    right = expected("seeded")
+    assert seen == [*right[:10], "bad batch", *right[11:]]
+    loader.close()
+
+
+def test_steps_and_spans_are_timed_on_their_own_device():
+    sim.copy_seconds = sim.kernel_seconds = 0.001
+    timeline = Timeline("sim:1")
+    with Preloader(workers(), "sim:1", 2, doubled) as loader:
+        loader.timeline = timeline
+        timer = StepTimer(torch.device("sim:1"), 2, timeline, 8)
+        for batch in timer.batches(loader):
+            batch["x"].sum()
+    assert timer.run().steps == ROWS // BATCH - 2
+    lanes = {span.lane for span in timeline.spans()}
+    assert {COPY_STREAM, GPU, "preloader", "training loop"} <= lanes
+
+
+def test_a_stream_is_made_for_the_preloader_and_not_for_each_epoch():
+    with Preloader(workers(persistent_workers=True), DEVICE, 2, doubled) as loader:
+        list(loader)
+        before = len(sim._streams)
+        for _ in range(3):
+            list(loader)
+        assert len(sim._streams) == before
