@@ -336,6 +336,9 @@ def run_many(count: int, number: int) -> dict[str, Any]:
     excuses: Counter[str] = Counter()
     failures = []
     for at in range(count):
+        if at % 20 == 10:
+            gc.collect()
+            gc.freeze()  # what was imported meanwhile: each program collects garbage
         program, began = chooser.next(), time.monotonic()
         excuses[excuse(program) or "conjugate" * (program.seed is None and loses_bits(program))] += 1
         try:

@@ -1,0 +1,78 @@
+"""Breaks the device path, one line at a time, and checks that the tests on the simulated GPU notice each.
+
+`python tests/loaders/preload/mutants.py` takes minutes; it changes a copy of the repository.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+COPY, PRELOADER = "loaders/preload/device_copy.py", "loaders/preload/preloader.py"
+HOLD = "self._copies.append((stream.record_event(), batch))"
+MOVE = "            prepared = self._moved(batch)\n"
+EARLY = "            early = self._stream and self._stream.record_event()\n"
+RECORD = "_record_stream(tensor, consumer, self.device)"
+TRANSFORM = "            if self.transform is not None:\n"
+FINALLY = "        finally:  # after an error too"
+ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
+BEGIN = "        self._copier.begin()"
+
+# What is replaced, by what: (file, before, after) each.
+MUTANTS: dict[str, list[tuple[str, str, str]]] = {
+    "no host batch is held": [(COPY, HOLD, "stream.record_event()")],
+    "the oldest is released early": [(COPY, "wait or self._copies[0][0].query()", "wait or len(self._copies) > 1")],
+    "only the newest is held": [(COPY, HOLD, f"self._copies.clear(), {HOLD}")],
+    "its event comes before the copy": [
+        (COPY, MOVE, EARLY + MOVE),
+        (COPY, HOLD, HOLD.replace("stream.record_event()", "early or stream.record_event()")),
+    ],
+    "the thread is on the default stream": [(COPY, "accelerator.using(self._stream)", "accelerator.using(None)")],
+    "the consumer's stream does not wait": [(COPY, "consumer.wait_event(ready)", "pass")],
+    "no record_stream": [(COPY, RECORD, "pass")],
+    "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self._stream"))],
+    "ready before the transform": [
+        (COPY, MOVE, MOVE + EARLY),
+        (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
+    ],
+    "no wait at the end": [
+        ("loaders/preload/producer.py", "make.copier.release_copied(wait=True)", "make.copier._copies.clear()")
+    ],
+    "an error drops the hold": [(COPY, FINALLY, ERROR)],
+    "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
+    "begin before iter()": [
+        (PRELOADER, f"{BEGIN}  #", "        #"),
+        (PRELOADER, "        holds = hasattr", f"{BEGIN}\n        holds = hasattr"),
+    ],
+    "released before the transform": [
+        (COPY, MOVE, MOVE + EARLY),
+        (COPY, HOLD, HOLD.replace("stream.record_event()", "early or stream.record_event()")),
+    ],
+    "the loader holds for ever": [(PRELOADER, "self.loader.holds_batches_until_copied = False", "pass")],
+    "the current device's events": [
+        ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
+    ],
+    "no bound on the lead": [(COPY, "while self._used and", "while False and")],
+}
+
+
+def is_noticed(name: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("loaders", "tests"):
+            shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for path, before, after in MUTANTS[name]:
+            file = Path(folder, path)
+            text = file.read_text()
+            assert before in text, f"{name}: {path} has no {before!r}"
+            file.write_text(text.replace(before, after, 1))
+        scenarios = "tests/loaders/preload/on_simulated_gpu.py"
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-n", "0", "--timeout", "60", scenarios]
+        return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode != 0
+
+
+if __name__ == "__main__":
+    for mutant in sys.argv[1:] or MUTANTS:
+        print(f"{'noticed' if is_noticed(mutant) else 'NOT NOTICED'}: {mutant}", flush=True)
