@@ -29,7 +29,7 @@ from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
-KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step"}
+KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step", "config"}
 UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 
@@ -114,9 +114,13 @@ class Checkpoints:
         resume: train.resume. The newest checkpoint in the run's own folder comes first, because it is newer than the
         one that `resume` names: the run started from that one, and was interrupted later.
         """
-        return self._processes.share(
-            lambda: None if resume is None else newest_checkpoint(self.folder) or find_checkpoint(resume)
-        )
+
+        def found() -> tuple[Path, dict[str, Any]] | None:
+            if resume is None or (own := newest_checkpoint(self.folder)) is not None:
+                return None if resume is None else own
+            return None if resume == "auto" else find_checkpoint(Path(resume).expanduser())
+
+        return self._processes.share(found)
 
     def _link(self, name: str, path: Path) -> None:
         link = self.folder / f".{name}.{os.getpid()}"
@@ -175,14 +179,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def find_checkpoint(resume: str) -> tuple[Path, dict[str, Any]] | None:
-    """The path and content of the checkpoint that `train.resume` names: a file, or the newest one in a run's folder.
+def find_checkpoint(given: Path) -> tuple[Path, dict[str, Any]]:
+    """The path and content of a checkpoint: the file `given`, or the newest one in a run's folder.
 
-    None for "auto". Raises ConfigError if there is no checkpoint or it cannot be read.
+    Raises ConfigError if there is no checkpoint or it cannot be read.
     """
-    if resume == "auto":
-        return None
-    given = Path(resume).expanduser()
     if given.is_file():
         return given, read_checkpoint(given)
     found = newest_checkpoint(given / "checkpoints") or newest_checkpoint(given)

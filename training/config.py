@@ -24,6 +24,7 @@ from loaders import LoaderConfig, LoaderConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
+WATCHING = ("timing.", "callbacks.")  # settings that do not change what is trained
 
 ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
 
@@ -190,9 +191,10 @@ def keys_of(target: str) -> dict[str, type]:
 
 
 def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
-    """The settings of a run that differ from an earlier one's: ["train.epochs is 3, was 2"]."""
+    """The settings of training that differ from an earlier run's: ["train.epochs is 3, was 2"]."""
     ours, theirs = flat(config), flat(earlier)
-    keys = [key for key in theirs | ours if key not in RESUME_KEYS and ours.get(key) != theirs.get(key)]
+    keys = [key for key in theirs | ours if not key.startswith((*RESUME_KEYS, *WATCHING))]
+    keys = [key for key in keys if ours.get(key) != theirs.get(key)]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
 

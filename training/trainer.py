@@ -58,7 +58,7 @@ class Trainer:
     def __init__(self, config: Config, data: Sets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
         self._optim, self._schedule = config.optim, config.schedule
-        self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "callbacks")}
+        self.settings = asdict(config)
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
@@ -252,7 +252,7 @@ class Trainer:
                 "the same optim="
             )
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
-        self.changed = changes(self.settings, state.get("config", self.settings))
+        self.changed = changes(self.settings, state["config"])
         has_new_rates = any(change.startswith(SCHEDULING) for change in self.changed)
         try:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
