@@ -23,12 +23,12 @@ from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
 from training.clock import FILE_MAKING, Clock
 from training.config import Config, ConfigError, checked
+from training.datasets import Datasets
 from training.launch import Launcher
 from training.processes import Processes, start_processes
 from training.record import Record
 from training.run import Run, build_callbacks
 from training.samplers import build_samplers, total_steps
-from training.sets import Sets
 from training.stopping import StopSignals
 from training.targets import build
 from training.trainer import Trainer
@@ -56,7 +56,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         clock, callbacks = Clock(), build_callbacks(config)
         record = Record(folder, processes.is_main)
         with clock.phase("start-up"):
-            data = Sets(config)
+            data = Datasets(config)
         clock.move(data.made_seconds, "start-up", FILE_MAKING)
         make = partial(make_loader, config, processes, data)
         order = {
@@ -135,7 +135,13 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
 
 
 def make_loader(
-    config: Config, processes: Processes, data: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
+    config: Config,
+    processes: Processes,
+    data: Datasets,
+    dataset: Any,
+    transform: Any,
+    loader: LoaderConfig,
+    **order: Any,
 ) -> Preloader:
     """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}

@@ -1,6 +1,6 @@
 """The config as dataclasses that check their values. targets.py builds the objects that its sections describe.
 
-Every mistake in a value is a ConfigError. Mistakes on the command line are found by overrides.py before. A callback
+Every mistake in a value is a ConfigError. Mistakes on the command line are found by command_line.py before. A callback
 may add typed keys to the sections `train` and `timing`: see Keys.
 """
 

@@ -26,9 +26,9 @@ from loaders.timing import StepTimer, Window
 from training.checkpoint import Checkpoints
 from training.clock import Clock
 from training.config import Config, ConfigError
+from training.datasets import Datasets
 from training.processes import Processes
 from training.record import Record
-from training.sets import Sets
 from training.stopping import Stopped
 from training.targets import build
 from training.trainer import Trainer
@@ -53,7 +53,7 @@ class Run:
     def __init__(
         self,
         config: Config,
-        data: Sets,
+        data: Datasets,
         trainer: Trainer,
         train_loader: Preloader,
         make_train_loader: Callable[[LoaderConfig], Preloader],

@@ -30,14 +30,14 @@ from tqdm import tqdm
 from loaders import Preloader
 from loaders.nested import rows
 from training.checkpoint import load_weights
+from training.checks import check_trainer
 from training.config import Config, ConfigError, changes
-from training.fit import check_fit
+from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
 from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
 from training.schedule import build_schedule, replay, step_all
-from training.sets import Sets
 from training.splitting import check_splitting, split_batch
 from training.stopping import StopSignals
 
@@ -55,7 +55,7 @@ class Trainer:
 
     log: Callable[..., None] = staticmethod(lambda **values: None)  # Run sets it
 
-    def __init__(self, config: Config, data: Sets, processes: Processes, steps: int) -> None:
+    def __init__(self, config: Config, data: Datasets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
         self._optim, self._schedule = config.optim, config.schedule
         self.settings = asdict(config)
@@ -77,12 +77,12 @@ class Trainer:
         self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
         warn_of_batch_size(config.optim, self.config.batch_size)
 
-    def set_up(self, data: Sets) -> None:
+    def set_up(self, data: Datasets) -> None:
         """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
 
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
-        check_fit(self, data)
+        check_trainer(self, data)
         check_splitting(self)
         if self.config.compile:
             self.model.compile()

@@ -12,8 +12,8 @@ from data.errors import DataError
 from tests.configs import CONF, composed, composed_by_hydra
 from training.command_line import check_overrides
 from training.config import ConfigError, checked
+from training.datasets import open_dataset
 from training.optimizer import build_optimizer
-from training.sets import open_dataset
 from training.targets import accepted, build, function_of
 
 

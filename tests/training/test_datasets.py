@@ -12,11 +12,12 @@ from data.errors import DataError
 from data.samples import Samples
 from tests.configs import NO_TRIALS, composed
 from train import run
+from training.checks import check_dataset
 from training.config import ConfigError, checked
-from training.sets import Sets, as_samples
+from training.datasets import Datasets, as_samples
 from training.tasks import Classification
 
-HERE = "test_sets"
+HERE = "test_datasets"
 
 
 class Plain:
@@ -286,7 +287,7 @@ class Endless:
         (
             "SmallInTest",
             [f"model._target_={HERE}.Flat", "~model.size"],
-            r"cannot take inputs of shape \(1, 3, 6, 8\): .*\(first test samples\)",
+            r"cannot take inputs of shape \(2, 3, 6, 8\): .*\(first test samples\)",
         ),
         (
             "Plain",
@@ -351,14 +352,21 @@ def test_a_mean_or_std_that_does_not_fit_pixels_from_0_to_1_is_refused(mean, std
     config = composed("model=linear", "loader.num_workers=0")
     config.data = {"_target_": f"{HERE}.Normalized", "mean": mean, "std": std, "val_fraction": 0.0, "collate": None}
     with pytest.raises(DataError, match=sentence):
-        Sets(checked(config))
+        Datasets(checked(config))
 
 
 def test_float_images_up_to_255_are_warned_of(caplog):
     config = composed("model=linear", "loader.num_workers=0")
     config.data = {"_target_": f"{HERE}.Bright", "val_fraction": 0.0, "collate": None}
-    Sets(checked(config))
+    Datasets(checked(config))
     assert "images are float32 up to 200: divide them by 255" in caplog.text
+
+
+def test_a_fork_may_check_its_dataset_in_a_test():
+    batch = check_dataset(Batched(train=True), Classification(Plain), is_random=False)
+    assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"ForgetsImages\.read_batch writes another 'image' for sample 0 than"):
+        check_dataset(ForgetsImages(train=True), Classification(Plain), is_random=False)
 
 
 def forgets_return() -> None:
