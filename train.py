@@ -86,7 +86,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         parts = Run(config, data, trainer, *loaders, record, checkpoints, clock, processes, callbacks)
         cleanup.enter_context(parts)
         clock.begin_training()
-        parts.start()
+        parts.call("on_start")
         scores = train(parts, eval_loader, eval_split)
         if data.val is not None:
             with cleanup.enter_context(make(data.test, data.transform, config.loader, pad=False)) as test_loader:
@@ -107,7 +107,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "stopped_early": not trainer.finished,
         }
         log.info("test %s %.4f, %s", data.task.metric, summary[summary["score"]], parts.text_of(total))
-        parts.end(summary)
+        parts.call("on_end", summary)
         return record.finish(**summary)
 
 

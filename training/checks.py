@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from training.tasks import Task
 if TYPE_CHECKING:
     from training.datasets import Datasets
     from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
@@ -131,6 +134,11 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
             outputs, labels = _outputs(trainer, split, batch)
         if trains and split == "training":
             _check_loss(trainer.task, outputs, labels, data.mixes)
+            if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
+                log.warning(
+                    f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
+                    "not the mean of its parts' losses, as for a loss over pairs of samples"
+                )
     try:
         with torch.no_grad(), trainer.autocast:
             scores = trainer.evaluation_step(batch)
@@ -182,3 +190,16 @@ def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
                 f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score: "
                 f"{one_line(error)}"
             ) from error
+
+
+@torch.no_grad()
+def is_over_pairs(task: Task, outputs: Tensor, labels: Any) -> bool:
+    """Whether the loss of some random outputs differs from the mean over their halves."""
+    outputs = torch.randn((8, *outputs.shape[1:]), generator=torch.Generator().manual_seed(0)).to(outputs.device)
+    labels = None if labels is None else torch.cat([labels] * 8)[:8]
+    halves = [(outputs[at], None if labels is None else labels[at]) for at in (slice(4), slice(4, None))]
+    try:
+        whole, parts = task.loss(outputs, labels), [task.loss(*half) for half in halves]
+    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
+        return False
+    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -97,25 +96,15 @@ class Run:
         if self._logged:
             self.write()
 
-    def start(self) -> None:
-        """Calls on_start of all callbacks."""
-        for name, callback in self.callbacks.items():
-            if hasattr(callback, "on_start"):
-                callback.on_start(self)
-            self._started.append(name)
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """Calls on_end of all callbacks."""
-        while self._started:
-            callback = self.callbacks[self._started.pop(0)]
-            if hasattr(callback, "on_end"):
-                callback.on_end(self, summary)
-
     def call(self, method: str, *arguments: Any) -> None:
         """Calls the method of all callbacks that have it."""
-        for callback in self.callbacks.values():
+        for name, callback in self.callbacks.items():
+            if method == "on_end":
+                self._started.remove(name)
             if function := getattr(callback, method, None):
                 function(self, *arguments)
+            if method == "on_start":
+                self._started.append(name)
 
     def text_of(self, window: Window) -> str:
         """The speed and the waiting of some steps, in images or samples per second."""
@@ -124,11 +113,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.stopped = isinstance(error, Stopped)
         for name in self._started:
             try:

@@ -34,11 +34,11 @@ from training.checks import check_trainer
 from training.config import Config, ConfigError, changes
 from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
-from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
+from training.optimizer import build_network, build_optimizer, count_parameters, training_mode
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
 from training.schedule import build_schedule, replay, step_all
-from training.splitting import check_splitting, split_batch
+from training.splitting import split_batch
 from training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
-        self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -75,7 +74,6 @@ class Trainer:
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
         self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
-        warn_of_batch_size(config.optim, self.config.batch_size)
 
     def set_up(self, data: Datasets) -> None:
         """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
@@ -83,7 +81,6 @@ class Trainer:
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
         check_trainer(self, data)
-        check_splitting(self)
         if self.config.compile:
             self.model.compile()
         self.parallel = self.processes.parallel(_Step(self))

@@ -141,7 +141,7 @@ def test_classes_that_are_missing_are_asked_for(tmp_path):
 
 
 def test_a_network_with_other_outputs_than_classes_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"shape \(2, 1000\), and the 2 classes of Plain need \(2, 2\)"):
+    with pytest.raises(DataError, match=r"shape \(2, 1000\), and 2 classes need \(2, 2\)"):
         train(tmp_path, f"model._target_={HERE}.Wide", "~model.size")
 
 

@@ -233,7 +233,6 @@ def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
             "task.loss={_target_: tests.training.test_doors.pairs}",
             "changes what is trained: the loss of a batch is not",
         ),
-        (f"trainer._target_={HERE}.Doubled", r"calls Doubled.training_step once for each part"),
         ("task.label_smoothing=0.2", ""),
     ],
 )

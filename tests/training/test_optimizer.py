@@ -7,7 +7,7 @@ from torch import nn
 
 from models.small_cnn import SmallCNN
 from training.config import ConfigError
-from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
+from training.optimizer import build_optimizer, freeze, training_mode
 
 torchvision = Later("torchvision")
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
@@ -134,19 +134,3 @@ def test_timms_networks_tell_their_last_layers() -> None:
 def test_names_that_cannot_be_frozen_are_refused(names: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         freeze(small_cnn(), names)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "lr", "batch_size", "better"),
-    [
-        ("SGD", 0.25, 2048, "4"),
-        ("AdamW", 1e-3, 2048, "0.004"),
-        ("SGD", 0.25, 16, "0.031"),
-        ("SGD", 0.25, 256, None),
-        ("SGD", 0.2, 2048, None),
-    ],
-)
-def test_a_preset_learning_rate_far_from_its_batch_size_is_warned_of(optimizer, lr, batch_size, better, caplog):
-    warn_of_batch_size({"_target_": f"torch.optim.{optimizer}", "lr": lr}, batch_size)
-    assert ("try optim.lr" in caplog.text) == (better is not None)
-    assert better is None or f"try optim.lr={better} " in caplog.text
