@@ -70,9 +70,8 @@ class TrainConfig(Keys):
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
-        for key in (*counts, "process_timeout"):
-            check_least(f"train.{key}", getattr(self, key), 1)
-        check_least("train.warmup_epochs", self.warmup_epochs, 0)
+        for key, least in (*((key, 1) for key in (*counts, "process_timeout")), ("warmup_epochs", 0)):
+            check_least(f"train.{key}", getattr(self, key), least)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         self.channels_last = self.channels_last.lower()

@@ -27,7 +27,7 @@ from training.clock import Clock
 from training.config import Config, ConfigError
 from training.datasets import Datasets
 from training.processes import Processes
-from training.record import Record
+from training.results import Results
 from training.stopping import Stopped
 from training.targets import build
 from training.trainer import Trainer
@@ -41,7 +41,7 @@ class Run:
 
     config, data, trainer, train_loader, folder, is_main: the settings, the datasets and the task, the network and its
         optimizers, the loader of training batches, the folder for files, and whether this process writes them.
-    record, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
+    results, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
     stops_early: set it to True, and the run ends after the current epoch.
     signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.
     stopped: whether a signal ended the run, at the same step in all processes.
@@ -56,15 +56,15 @@ class Run:
         trainer: Trainer,
         train_loader: Preloader,
         make_train_loader: Callable[[LoaderConfig], Preloader],
-        record: Record,
+        results: Results,
         checkpoints: Checkpoints,
         clock: Clock,
         processes: Processes,
         callbacks: dict[str, Any],
     ) -> None:
         self.config, self.data, self.trainer, self.train_loader = config, data, trainer, train_loader
-        self.record, self.checkpoints, self.clock, self.processes = record, checkpoints, clock, processes
-        self.callbacks, self.folder, self.is_main = callbacks, record.folder, processes.is_main
+        self.results, self.checkpoints, self.clock, self.processes = results, checkpoints, clock, processes
+        self.callbacks, self.folder, self.is_main = callbacks, results.folder, processes.is_main
         self.timer = StepTimer(processes.device, config.timing.warmup_steps)
         self.signals, self.make_train_loader = checkpoints.signals, make_train_loader
         self.stops_early = self.stopped = False
@@ -88,7 +88,7 @@ class Run:
         logged = {name: float(total) / count for name, (total, count) in self._logged.items()}
         self._logged.clear()
         line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values, **logged}
-        self.record.metrics(**line)
+        self.results.metrics(**line)
         self.call("on_log", line)
 
     def write_rest(self) -> None:

@@ -1,4 +1,4 @@
-"""Record: metrics.jsonl, which a run writes while it trains, summary.json at its end, and the scores in them."""
+"""Results: metrics.jsonl, which a run writes while it trains, summary.json at its end, and the scores in them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from typing import Any
 import numpy
 import torch
 
+from training.config import CONF
 from training.files import write_whole
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 
-
-class Record:
-    """The files of one run.
+class Results:
+    """What one run measures, and its files.
 
     folder: where they go; None makes a new folder in outputs/. writes: False in all processes but the main one.
     score_name: the key in metrics.jsonl of the score that chooses the best checkpoint. scores: its values, by step.
@@ -99,8 +98,8 @@ def _step(line: str) -> float:
 
 
 def _git_commit() -> str | None:
-    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
     try:
+        command = ["git", "-C", str(CONF.parent), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
