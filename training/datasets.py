@@ -20,7 +20,7 @@ from loaders import WorkerLoader
 from models.pretrained import Preprocessing
 from training.checks import as_checked, check_dataset, check_methods
 from training.config import Config, ConfigError
-from training.data_spec import DataSpec
+from training.data_spec import DataSpec, stored
 from training.targets import build, function_of, target
 from training.tasks import Task
 
@@ -67,7 +67,11 @@ class Datasets:
         model_options = {"num_classes": self.task.num_outputs}  # for the network, if it accepts them
         if shape is not None:
             model_options |= {"in_channels": shape[2], "image_size": min(shape[:2])}
-        self.spec = DataSpec.of(train, test, shape, normalize, model_options)
+        about: dict[str, Any] = {"classes": [str(name) for name in getattr(train, "classes", ())]}
+        if normalize is not None:
+            about |= {name: list(map(float, getattr(normalize, name))) for name in ("mean", "std")}
+            about["images"] = list(normalize.fields)
+        self.spec = DataSpec(model_options, dataset=stored(test), shape=shape and list(shape), **about)
         if hasattr(test, "classes"):
             self.spec.check_classes(test, "the test set has")
 

@@ -102,17 +102,15 @@ def freeze(model: nn.Module, names: list[str]) -> None:
     Raises ConfigError if the network has nothing of a name, or if all parameters or none would be frozen.
     """
     parameters = dict(model.named_parameters())
-    if names == ["backbone"]:
-        frozen = parameters.keys() - _within(last_layers(model), parameters)
-    else:
-        for name in names:
-            if not _within([name], parameters):
-                known = list(dict.fromkeys(name.partition(".")[0] for name in parameters))
-                hint = did_you_mean(name, [*known, "backbone"])
-                raise ConfigError(
-                    f"train.freeze={name}: the network has nothing of that name; {hint}it has {', '.join(known)}"
-                )
-        frozen = _within(names, parameters)
+    known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    for name in names:
+        if name != "backbone" and not _within([name], parameters):
+            hint = did_you_mean(name, [*known, "backbone"])
+            raise ConfigError(
+                f"train.freeze={name}: the network has nothing of that name; {hint}it has {', '.join(known)}"
+            )
+    is_backbone = names == ["backbone"]
+    frozen = parameters.keys() - _within(last_layers(model), parameters) if is_backbone else _within(names, parameters)
     if names and len(frozen) in (0, len(parameters)):
         raise ConfigError(f"train.freeze={','.join(names)} freezes {'all' if frozen else 'none'} of the parameters")
     for name in frozen:

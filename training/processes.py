@@ -209,9 +209,10 @@ def start_processes(config: Config) -> Processes:
         return Processes(torch.device("cuda" if on_gpu else "cpu"))
     world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if config.train.batch_size % world_size:
+        nearest = max(1, round(config.train.batch_size / world_size)) * world_size
         raise ConfigError(
             f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and is "
-            f"not divisible by {world_size}: use {nearest_multiple(config.train.batch_size, world_size)}"
+            f"not divisible by {world_size}: use {nearest}"
         )
     if on_gpu and local >= torch.cuda.device_count():
         raise ConfigError(
@@ -241,7 +242,3 @@ def started_by_torchrun() -> bool:
 def is_main_process() -> bool:
     """Whether this process writes the run's files. It can be called before the processes are connected."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
-
-
-def nearest_multiple(number: int, factor: int) -> int:
-    return max(1, round(number / factor)) * factor
