@@ -90,7 +90,8 @@ class Flat(nn.Sequential):
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
     small = ["model=linear", "train.batch_size=16", "train.epochs=2", *NO_TRIALS, "loader.num_workers=0"]
     config = composed(*small, *overrides)
-    config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
+    kept = {key: config.data[key] for key in ("val_fraction", "collate", "fault") if key in config.data}
+    config.data = {"_target_": f"{HERE}.{dataset}", **kept}
     return run(config, folder)
 
 
@@ -103,53 +104,22 @@ def test_a_dataset_of_tuples_trains_without_describing_them(tmp_path, loader):
     assert train(tmp_path, f"loader={loader}", "loader.num_workers=0")["test_accuracy"] == 1.0
 
 
-def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
-    config = composed("model=linear", "train.batch_size=16", "train.epochs=2", *overrides)
-    config.data = {"_target_": f"{HERE}.Plain", "fault": fault, "val_fraction": 0.0, "collate": None}
-    return run(config, folder)
-
-
 def test_float_images_are_taken_as_they_are(tmp_path):
-    assert with_fault("floats", tmp_path, "augment.erase=0.5", *NO_TRIALS)["test_accuracy"] == 1.0
+    assert train(tmp_path, "augment.erase=0.5", "+data.fault=floats")["test_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
-    [("none", r"Plain\[0\] has None as 'label'"), ("label", r"Plain\[37\] has 'label' 2: give 0 to 1")],
+    [
+        ("none", r"Plain\[0\] has None as 'label'"),
+        ("label", r"Plain\[37\] has 'label' 2: give 0 to 1"),
+        ("missing file", r"Plain\[37\] raised FileNotFoundError: 37\.png is missing"),
+    ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_used_ends_the_run_with_its_index(tmp_path, fault, sentence, workers):
-    with pytest.raises(DataError, match=sentence):
-        with_fault(fault, tmp_path, f"loader.num_workers={workers}")
-
-
 @pytest.mark.parametrize(("loader", "workers"), [("torch", 0), ("torch", 1), ("workers", 1), ("threads", 1)])
-def test_any_error_of_a_dataset_names_the_index(tmp_path, loader, workers):
-    with pytest.raises(DataError, match=r"Plain\[37\] raised FileNotFoundError: 37\.png is missing"):
-        with_fault("missing file", tmp_path, f"loader={loader}", f"loader.num_workers={workers}")
-
-
-def test_a_sample_spec_that_is_wrong_is_named(tmp_path):
-    sentence = r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)"
+def test_a_sample_that_cannot_be_used_ends_the_run_with_its_index(tmp_path, fault, sentence, loader, workers):
     with pytest.raises(DataError, match=sentence):
-        train(tmp_path, dataset="Described")
-
-
-def test_classes_that_are_missing_are_asked_for(tmp_path):
-    with pytest.raises(DataError, match="Unclassed has no `classes`"):
-        train(tmp_path, dataset="Unclassed")
-
-
-def test_a_network_with_other_outputs_than_classes_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"shape \(2, 1000\), and 2 classes need \(2, 2\)"):
-        train(tmp_path, f"model._target_={HERE}.Wide", "~model.size")
-
-
-def test_a_network_for_other_inputs_is_refused_with_their_shape(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"model: Sequential cannot take inputs of shape \(2, 3, 8, 8\): .*mat1 and mat2"
-    ):
-        train(tmp_path, "+model.in_channels=4")
+        train(tmp_path, f"+data.fault='{fault}'", f"loader={loader}", f"loader.num_workers={workers}")
 
 
 def test_sequences_are_padded_and_their_sum_is_learnt(tmp_path):
@@ -278,6 +248,22 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "overrides", "sentence"),
     [
+        (
+            "Described",
+            [],
+            r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)",
+        ),
+        ("Unclassed", [], "Unclassed has no `classes`"),
+        (
+            "Plain",
+            [f"model._target_={HERE}.Wide", "~model.size"],
+            r"shape \(2, 1000\), and 2 classes need \(2, 2\)",
+        ),
+        (
+            "Plain",
+            ["+model.in_channels=4"],
+            r"model: Sequential cannot take inputs of shape \(2, 3, 8, 8\): .*mat1 and mat2",
+        ),
         ("FewerInTest", [], r"knows 2 classes, and the test set has 1; .* is dark in the training set, and light in"),
         ("ForgetsImages", [], r"ForgetsImages\.read_batch writes another 'image' for sample 0 than __getitem__"),
         ("OtherLabels", [], r"OtherLabels\.read_batch writes another 'label' for sample 63 than"),
