@@ -80,13 +80,6 @@ def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path):
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path):
-    summary = train(tmp_path, "train.epochs=6")
-    losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
-    assert losses[-1] < 0.7 * losses[0]
-    assert summary["test_accuracy"] > 0.5, "there are ten classes"
-
-
 @pytest.fixture
 def two_threads():
     before = torch.get_num_threads()
@@ -176,11 +169,14 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint(tmp_path):
     assert "test_accuracy" in summary and (tmp_path / "checkpoints" / "last.pt").exists()
 
 
-@pytest.mark.parametrize("override", ["train.precision=bf16", "train.channels_last=false", "optim=adamw"])
-def test_other_precisions_layouts_and_optimizers_train_too(tmp_path, override):
-    train(tmp_path, override, "optim.lr=0.01", "train.epochs=4")
+ADAMW = ["optim=adamw", "optim.lr=0.01"]
+
+
+@pytest.mark.parametrize("overrides", [[], ADAMW, ["train.precision=bf16"], ["train.channels_last=false"]], ids=str)
+def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path, overrides):
+    summary = train(tmp_path, "train.epochs=6", *overrides)
     losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.7 * losses[0] and summary["test_accuracy"] > 0.5, "there are ten classes"
 
 
 @pytest.mark.slow
@@ -208,25 +204,11 @@ def test_best_is_the_best_checkpoint_of_its_folder_after_a_resume_too(tmp_path, 
     assert best["step"] == (24 if where == "a new folder" else 16)
 
 
-def dropout_model(num_classes: int, in_channels: int) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Dropout(0.5), linear_model(num_classes, in_channels))
-
-
-def test_a_resumed_run_draws_the_same_dropout(tmp_path, monkeypatch):
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    model = ["model._target_=tests.test_train.dropout_model", "~model.width"]
-    train(whole, *model)
-    interrupt_after(monkeypatch, 11)
-    train(part, *model)
-    monkeypatch.undo()
-    torch.manual_seed(1)
-    train(part, *model, f"train.resume={part}")
-    assert_equal_weights(whole, part)
-
-
-def test_a_run_of_the_same_folder_that_has_finished_returns_its_summary(tmp_path):
+def test_a_run_that_has_finished_returns_its_summary_unless_it_is_to_be_resumed(tmp_path):
     summary = train(tmp_path, "train.epochs=1")
     assert train(tmp_path, "train.epochs=1") == summary
+    with pytest.raises(ConfigError, match=r"this run has finished after 8 steps: raise train\.epochs"):
+        train(tmp_path, "train.epochs=1", f"train.resume={tmp_path}")
 
 
 def test_the_summary_of_a_finished_run_is_not_returned_for_other_settings(tmp_path, caplog):
@@ -317,12 +299,6 @@ def test_after_a_signal_a_run_saves_and_is_resumed_to_the_same_weights(
     assert signal.getsignal(number) is before
     train(tmp_path)
     assert_equal_weights(undisturbed, tmp_path)
-
-
-def test_resuming_a_finished_run_says_what_to_raise(tmp_path):
-    train(tmp_path, "train.epochs=1")
-    with pytest.raises(ConfigError, match=r"this run has finished after 8 steps: raise train\.epochs"):
-        train(tmp_path, "train.epochs=1", f"train.resume={tmp_path}")
 
 
 @pytest.mark.parametrize(
