@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from data.samples import Samples
 from data.subset import offers
 from loaders import Random
 from loaders.nested import move
-from training.config import ARGUMENT_ERRORS, ConfigError, one_line
+from training.config import ConfigError, one_line
 from training.tasks import Task
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
 
@@ -131,7 +133,14 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         batch = move(first, lambda tensor: tensor.to(trainer.device))
         batch = batch if data.transform is None else data.transform(batch)
         if trains or evaluates:
-            outputs, labels = _outputs(trainer, split, batch)
+            inputs, labels = trainer.inputs_and_labels(batch)
+            shapes = ", ".join(str(tuple(getattr(field, "shape", ()))) for field in inputs)
+            about = (
+                f"model: {type(trainer.model).__name__} cannot take inputs of shape {shapes} (first {split} samples)"
+            )
+            with _refused(about), torch.no_grad(), trainer.autocast:
+                outputs = trainer.model(*inputs)
+            trainer.task.check(outputs, labels)
         if trains and split == "training":
             _check_loss(trainer.task, outputs, labels, data.mixes)
             if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
@@ -139,35 +148,13 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
                     f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
                     "not the mean of its parts' losses, as for a loss over pairs of samples"
                 )
-    try:
-        with torch.no_grad(), trainer.autocast:
-            scores = trainer.evaluation_step(batch)
-    except (DataError, ConfigError):
-        raise
-    except ARGUMENT_ERRORS as error:
-        name = "task" if evaluates else f"trainer: {type(trainer).__name__}.evaluation_step"
-        raise ConfigError(f"{name} cannot use the first test samples: {one_line(error)}") from error
+    name = "task" if evaluates else f"trainer: {type(trainer).__name__}.evaluation_step"
+    with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
+        scores = trainer.evaluation_step(batch)
     metrics = trainer.metrics.names
     trainer.metrics.forget()
     if not any(trainer.task.metric.startswith(f"{name}_") for name in metrics):  # compute() may return several
         check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
-
-
-@torch.no_grad()
-def _outputs(trainer: Trainer, split: str, batch: dict[str, Any]) -> tuple[Tensor, Any]:
-    """Passes a batch of a split through the network. Returns outputs and labels, which fit the task."""
-    inputs, labels = trainer.inputs_and_labels(batch)
-    shapes = ", ".join(str(tuple(getattr(field, "shape", ()))) for field in inputs)
-    try:
-        with trainer.autocast:
-            outputs = trainer.model(*inputs)
-    except ARGUMENT_ERRORS as error:
-        name = type(trainer.model).__name__
-        raise ConfigError(
-            f"model: {name} cannot take inputs of shape {shapes}: {one_line(error)} (first {split} samples)"
-        ) from error
-    trainer.task.check(outputs, labels)
-    return outputs, labels
 
 
 def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
@@ -178,18 +165,22 @@ def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
     if mixes:  # mixup and cutmix turn labels into shares of the classes
         possible_labels.append(nn.functional.one_hot(labels.long().flatten(), task.num_outputs).float())
     for labels in possible_labels:
-        try:
+        about = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)}, {labels.dtype}"
+        with _refused(f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score"):
             if not task.loss(outputs.requires_grad_(), labels).requires_grad:
                 raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
             task.scores(outputs.detach(), labels)
-        except DataError:
-            raise
-        except ARGUMENT_ERRORS as error:
-            about = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)}, {labels.dtype}"
-            raise ConfigError(
-                f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score: "
-                f"{one_line(error)}"
-            ) from error
+
+
+@contextmanager
+def _refused(about: str) -> Iterator[None]:
+    """Turns an error about an argument in this block into a ConfigError: `about`, and what the error says."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except ARGUMENT_ERRORS as error:
+        raise ConfigError(f"{about}: {one_line(error)}") from error
 
 
 @torch.no_grad()

@@ -26,8 +26,6 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
 WATCHING = ("timing.", "callbacks.")  # settings that do not change what is trained
 
-ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
-
 
 class ConfigError(ValueError):
     """A setting cannot work: a sentence with the key, its value, and what to do."""

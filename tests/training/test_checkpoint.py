@@ -134,31 +134,27 @@ def test_a_full_disk_ends_in_a_sentence_and_the_last_good_checkpoint_is_whole(tm
     assert find_checkpoint(tmp_path)[1]["step"] == 1
 
 
-def test_auto_takes_the_folders_newest_checkpoint_or_starts_afresh(tmp_path):
-    assert checkpoints(tmp_path).find("auto") is None
-    checkpoints(tmp_path).save(state(4))
-    assert checkpoints(tmp_path).find("auto")[1]["step"] == 4
-    assert checkpoints(tmp_path).find(None) is None
-
-
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_began(tmp_path):
+    assert checkpoints(tmp_path / "first").find("auto") is None
     checkpoints(tmp_path / "first").save(state(4))
+    assert checkpoints(tmp_path / "first").find(None) is None
     assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 4
     checkpoints(tmp_path / "second").save(state(6))
     assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 6
 
 
-def test_a_file_with_weights_alone_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("weights.pt", "has no training state"),
+        ("nowhere", r"^train\.resume=.*nowhere does not exist"),
+        (".", r"has no checkpoints/step"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_with_the_reason(tmp_path, given, sentence):
     torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ConfigError, match="has no training state"):
-        find_checkpoint(tmp_path / "weights.pt")
-
-
-def test_a_missing_checkpoint_is_refused_with_the_key(tmp_path):
-    with pytest.raises(ConfigError, match=r"^train\.resume=.*nowhere does not exist"):
-        find_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"has no checkpoints/step"):
-        find_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        find_checkpoint(tmp_path / given)
 
 
 @pytest.mark.parametrize("other", [nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 3))])

@@ -271,11 +271,9 @@ class Scale:
 class Ranks(Processes):
     """One of two processes, which gathers what the other has put into `others`."""
 
-    world_size = 2
-
     def __init__(self, others) -> None:
         super().__init__(torch.device("cpu"))
-        self.others = others
+        self.world_size, self.others = 2, others
 
     def gather(self, value=None):
         return [value, self.others.pop(0)]

@@ -67,13 +67,6 @@ def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
     assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
-def test_a_folder_that_cannot_be_written_to_ends_with_a_sentence(train, tmp_path):
-    (tmp_path / "file").touch()
-    done = train("-m", "seed=0,1", "hydra.sweep.dir=file/out")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"error: {tmp_path}/file cannot be written to: hydra.sweep.dir=FOLDER")
-
-
 def test_after_a_mistake_in_resuming_the_run_goes_on_with_its_own_settings(train, tmp_path):
     assert train("model=linear", "train.max_steps=2", "hydra.run.dir=out").returncode == 0
     failed = train("train.resume=out", "model=small_cnn")
