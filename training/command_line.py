@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
 from training.checkpoint import find_checkpoint
-from training.config import CONF, RESUME_KEYS, ConfigError, full_errors, one_line, with_types
+from training.config import CONF, RESUME_KEYS, Config, ConfigError, flat, full_errors, one_line, with_types
 from training.processes import is_main_process, started_by_torchrun
 from training.trust import check_config, check_links
 
@@ -74,20 +73,15 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
             )
     path, state = find_checkpoint(resume)
     replaced = {"callbacks" if key == "logger" else key.partition("/")[0] for key in overrides}
-    settings = {section: value for section, value in state["config"].items() if section not in replaced}
-    foreign = deepcopy(settings)  # without what the command line sets
-    for key in (*overrides, *RESUME_KEYS):
-        *sections, last = key.split(".")
-        node: Any = foreign
-        for section in sections:
-            node = node.get(section) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.pop(last, None)
+    sections = Config.__dataclass_fields__.keys() - replaced  # none of Hydra's own, which could start programs
+    settings = {section: value for section, value in state["config"].items() if section in sections}
+    train = settings.get("train", {})
+    settings["train"] = {key: value for key, value in train.items() if f"train.{key}" not in RESUME_KEYS}
     trust = _values(overrides["train.trust"])[0] if "train.trust" in overrides else []
     trusted = [str(name) for name in trust] if isinstance(trust, list) else []
-    check_config(foreign, path, trusted, TRUST)
-    for key in RESUME_KEYS:
-        settings.get("train", {}).pop(key.partition(".")[2], None)
+    for key, value in flat(settings).items():
+        if not any(f"{key}.".startswith(f"{given}.") for given in overrides):
+            check_config(value, path, trusted, TRUST, key)
     groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
     ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
     if not resume.is_dir():

@@ -69,7 +69,7 @@ def check_config(
                 "packages or in torch, torchvision or timm: it could run any code; if you trust it, add "
                 + option.format(str(value).rpartition(".")[0] or value)
             )
-    elif (name in LOADS and value) or (section == "callbacks" and key.count(".") > 1 and isinstance(value, dict)):
+    elif (name in LOADS and value) or (section == "callbacks" and key.count(".") > 2):
         raise ConfigError(f"{here} could load code, or files that run code: {trust}")
     elif isinstance(value, dict | list | tuple):
         for child in value:

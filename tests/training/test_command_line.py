@@ -89,11 +89,13 @@ def test_with_a_run_to_continue_only_settings_themselves_are_taken(earlier_run, 
 
 def test_a_strangers_run_is_refused_unless_train_trust_or_a_value_of_ones_own_is_given(tmp_path):
     settings = {"data": {"_target_": "fractions.Fraction"}, "train": {"trust": ["fractions"]}}
+    settings |= {"defaults": ["evil"], "hydra": {"run": {"dir": "/home/you"}}}  # are ignored
     resume = f"train.resume={save(tmp_path, settings)}"
     with pytest.raises(ConfigError, match=r"add train\.trust=\[fractions\]$"):
         complete([resume])
     assert resumed(resume, "data._target_=data.cifar.CIFAR10").train.trust == []
-    assert resumed(resume, "train.trust=[fractions]").data._target_ == "fractions.Fraction"
+    config = resumed(resume, "train.trust=[fractions]")
+    assert config.data._target_ == "fractions.Fraction" and config.keys() == composed().keys()
     (tmp_path / "train.log").symlink_to(Path(__file__))
     with pytest.raises(ConfigError, match=r"is a link to .*add train\.trust=\[train\.log\]"):
         complete([resume, "train.trust=[data]"])
