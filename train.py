@@ -57,7 +57,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         results = Results(folder, processes.is_main)
         with clock.phase("start-up"):
             data = Datasets(config)
-        clock.move(data.made_seconds, "start-up", FILE_MAKING)
+        clock.recount(data.made_seconds, "start-up", FILE_MAKING)
         make = partial(make_loader, config, processes, data)
         order = {
             "shuffle": True,

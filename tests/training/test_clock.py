@@ -43,7 +43,7 @@ def test_files_that_a_dataset_makes_once_are_no_part_of_the_start_up(clock):
     timed = Clock()
     with timed.phase("start-up"):
         clock.now += 8.0
-    timed.move(5.0, "start-up", FILE_MAKING)
+    timed.recount(5.0, "start-up", FILE_MAKING)
     assert timed.phases()["start-up"] == 3.0 and timed.phases()[FILE_MAKING] == 5.0
     assert sum(timed.phases().values()) == 8.0
 

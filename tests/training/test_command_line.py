@@ -20,8 +20,9 @@ FLAG = f"--config-name={RESUMED}"
 @pytest.fixture
 def earlier_run(tmp_path) -> Path:
     """The folder of a run of other settings than the defaults."""
-    settings = ["model=resnet18", "train.epochs=3", "optim.lr=0.5", "+callbacks.mine._target_=training.slurm.Requeue"]
-    return save(tmp_path / "a run", asdict(checked(composed(*settings))))
+    mine = "+callbacks.mine._target_=training.callbacks.best.Best"
+    settings = composed("model=resnet18", "train.epochs=3", "optim.lr=0.5", mine)
+    return save(tmp_path / "a run", asdict(checked(settings)))
 
 
 def save(run: Path, settings: dict) -> Path:
@@ -53,7 +54,9 @@ def test_another_choice_of_a_group_replaces_its_section(earlier_run):
     config = resumed("model=linear", f"train.resume='{earlier_run}'", "hydra.run.dir=new")
     assert dict(config.model) == {"_target_": "models.linear.linear", "size": 14}
     assert "hydra.run.dir=new" in complete([f"train.resume='{earlier_run}'", "hydra.run.dir=new"])[-2:]
-    assert {"tensorboard"} < resumed("logger=tensorboard", f"train.resume='{earlier_run}'").callbacks.keys()
+    if (CONF / "logger" / "tensorboard.yaml").exists():  # a fork may have deleted it
+        callbacks = resumed("logger=tensorboard", f"train.resume='{earlier_run}'").callbacks
+        assert "tensorboard" in callbacks and "mine" not in callbacks
 
 
 def test_keys_that_a_checkpoint_lacks_come_from_conf(tmp_path):
