@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
 from training.checkpoint import find_checkpoint
-from training.config import CONF, RESUME_KEYS, Config, ConfigError, flat, full_errors, one_line, with_types
+from training.config import CONF, RESUME_KEYS, Config, ConfigError, full_errors, one_line, with_types
 from training.processes import is_main_process, started_by_torchrun
 from training.trust import check_config, check_links
 
@@ -79,9 +79,7 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
     settings["train"] = {key: value for key, value in train.items() if f"train.{key}" not in RESUME_KEYS}
     trust = _values(overrides["train.trust"])[0] if "train.trust" in overrides else []
     trusted = [str(name) for name in trust] if isinstance(trust, list) else []
-    for key, value in flat(settings).items():
-        if not any(f"{key}.".startswith(f"{given}.") for given in overrides):
-            check_config(value, path, trusted, TRUST, key)
+    check_config(settings, path, [*trusted, *(key for key in overrides if "." in key)], TRUST)
     groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
     ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
     if not resume.is_dir():

@@ -97,6 +97,9 @@ def test_a_strangers_run_is_refused_unless_train_trust_or_a_value_of_ones_own_is
     with pytest.raises(ConfigError, match=r"add train\.trust=\[fractions\]$"):
         complete([resume])
     assert resumed(resume, "data._target_=data.cifar.CIFAR10").train.trust == []
+    hidden = save(tmp_path / "hidden", {"data": {"root.x": {"_target_": "os.system"}}})
+    with pytest.raises(ConfigError, match=r"has the key 'root\.x', with a dot"):
+        complete([f"train.resume={hidden}", "data.root=/data"])
     config = resumed(resume, "train.trust=[fractions]")
     assert config.data._target_ == "fractions.Fraction" and config.keys() == composed().keys()
     (tmp_path / "train.log").symlink_to(Path(__file__))
