@@ -74,7 +74,7 @@ def check_config(
     elif isinstance(value, dict | list | tuple):
         for child in value:
             inner, below = (value[child], f"{key}.{child}".lstrip(".")) if isinstance(value, dict) else (child, key)
-            if isinstance(value, dict) and "." in str(child):  # it could look like a key that is trusted
+            if key and isinstance(value, dict) and "." in str(child):  # it could look like a key that is trusted
                 raise ConfigError(f"{source}: {key} has the key {child!r}, with a dot, which no config has")
             check_config(inner, source, trusted, option, below)
     elif value is not None and type(value) not in (str, int, float, bool):
