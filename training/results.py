@@ -69,17 +69,13 @@ class Results:
         return json.loads(path.read_text()) if path.exists() else None
 
     def finish(self, **values: Any) -> dict[str, Any]:
-        """Writes summary.json, with the commit and versions added. Returns the summary."""
+        """Writes summary.json, with the commit and versions added: the run is finished. Returns the summary."""
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
-        self.write_summary(**summary)
-        return summary
-
-    def write_summary(self, **values: Any) -> None:
-        """Writes summary.json, which marks the run as finished."""
         if self._writes:
-            write_whole(self.folder / "summary.json", json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+            write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        return summary
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -268,28 +268,24 @@ class Scale:
 # Metrics of an epoch
 
 
-class Ranks(Processes):
-    """One of two processes, which gathers what the other has put into `others`."""
-
-    def __init__(self, others) -> None:
-        super().__init__(torch.device("cpu"))
-        self.world_size, self.others = 2, others
-
-    def gather(self, value=None):
-        return [value, self.others.pop(0)]
+def with_others(*gathered: object) -> Processes:
+    """One of two processes; `gathered` is what the other one gives to each `gather`."""
+    processes, others = Processes(torch.device("cpu")), list(gathered)
+    processes.world_size, processes.gather = 2, lambda value=None: [value, others.pop(0)]
+    return processes
 
 
 def test_a_metric_without_its_own_synchronisation_sees_the_batches_of_all_processes():
     outputs, labels = torch.eye(10), torch.arange(10)
     wrong = torch.eye(10).roll(1, 0)
     for others, worst in (([(wrong, labels)], 0.5), ([], 1.0)):  # the other process may have no batch
-        collected = EpochMetrics({"worst": {"_target_": f"{HERE}.Confusion"}}, Ranks([others]))
+        collected = EpochMetrics({"worst": {"_target_": f"{HERE}.Confusion"}}, with_others(others))
         collected.update(outputs, labels)
         assert collected.compute() == {"worst": worst}
 
 
 def test_means_are_right_if_a_process_has_no_batch():
-    means = Means(Ranks([{"loss": (6.0, 2), "only_there": (1.0, 1)}, {}]))
+    means = Means(with_others({"loss": (6.0, 2), "only_there": (1.0, 1)}, {}))
     assert means.read() == {"loss": 3.0, "only_there": 1.0}
     means.add(4, {"loss": torch.tensor(2.0), "right": torch.tensor([1.0, 0.0, 0.0, 1.0])})
     assert means.read() == {"loss": 2.0, "right": 0.5}
