@@ -33,7 +33,6 @@ from training.trust import check_config, check_links
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 SWEEP_FLAGS = {"-m", "--multirun"}
 RESUMED = "resumed"  # the name of the config that has the settings of the run to continue, beside conf/config.yaml
-LISTS = ("callbacks", "callbacks/standard", "logger")  # several may be chosen: logger=[tensorboard,wandb]
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 TRUST = "train.trust=[{}]"
 
@@ -129,10 +128,13 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         loader = GlobalHydra.instance().config_loader()
         groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
         for override in groups:
-            _check_group(override, loader.get_group_options(override.key_or_group))
+            choices = loader.get_group_options(override.key_or_group)
+            for value in _values(override):  # a list for groups of which several may be chosen, null for none
+                for choice in value if isinstance(value, list) else [value or choices[0]]:
+                    check_choice(override.key_or_group, str(choice), choices, ConfigError)
         try:
-            choices = [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups]
-            known = with_types(compose(config, choices))
+            chosen = [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups]
+            known = with_types(compose(config, chosen))
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
@@ -140,14 +142,6 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         if override not in groups and not str(override.input_line).startswith(("+", "~")):
             for value in _values(override):
                 _check_value(override.key_or_group, value, known, names)
-
-
-def _check_group(override: Override, options: list[str]) -> None:
-    for value in _values(override):
-        is_list = isinstance(value, list) and override.key_or_group in LISTS
-        for choice in value if is_list else [value]:
-            if choice is not None:  # null leaves out an optional group such as debug
-                check_choice(override.key_or_group, str(choice), options, ConfigError)
 
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:

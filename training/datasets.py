@@ -97,10 +97,9 @@ class Datasets:
         """
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
         skips = config.loader.on_error == "skip"
-        batches = _FirstBatches(
-            [(dataset, self.task, self.collate, dataset is datasets[0], skips) for dataset in datasets]
-        )
-        with WorkerLoader(batches, batch_size=None, num_workers=int(not in_process), seed=config.seed) as loader:
+        calls: Any = [(dataset, self.task, self.collate, dataset is datasets[0], skips) for dataset in datasets]
+        workers = int(not in_process)
+        with WorkerLoader(calls, batch_size=None, collate_fn=_check, num_workers=workers, seed=config.seed) as loader:
             return list(loader)
 
     def _normalize(self, train: Any, preprocessing: Preprocessing, channels: int) -> Normalize | None:
@@ -138,17 +137,8 @@ class Datasets:
         return normalize, Augment(normalize, self.task.num_outputs, **augment | fields)
 
 
-class _FirstBatches:
-    """A dataset of the batches that check_dataset returns, called with each of `arguments`."""
-
-    def __init__(self, arguments: list[tuple]) -> None:
-        self._arguments = arguments
-
-    def __len__(self) -> int:
-        return len(self._arguments)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return check_dataset(*self._arguments[number])
+def _check(call: tuple) -> dict[str, Any]:
+    return check_dataset(*call)
 
 
 def open_dataset(section: dict[str, Any], train: bool) -> Any:
