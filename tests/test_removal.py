@@ -61,7 +61,7 @@ def check(folder: Path, tests: list[str], removed: list[str]) -> None:
 @pytest.mark.skipif(not PARTS, reason="a fork has deleted them all")
 @pytest.mark.timeout(900)
 def test_everything_that_can_be_deleted_can_be_deleted_at_once(tmp_path):
-    tests = ["tests/test_train.py", "tests/training/test_config.py", "tests/training/test_datasets.py"]
+    tests = ["tests/test_train.py", "tests/training/test_config.py", "tests/training/test_sets.py"]
     check(copy_without(tmp_path, list(PARTS)), tests, list(PARTS))
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tests.configs import composed
-from tests.training.test_datasets import train
+from tests.training.test_sets import train
 from training.callbacks.early_stop import has_stalled
 from training.config import ConfigError, checked
 

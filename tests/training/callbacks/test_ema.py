@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.configs import CONF, composed
-from tests.training.test_datasets import train
+from tests.training.test_sets import train
 from training.command_line import check_overrides
 from training.config import ConfigError, checked
 from training.trainer import Trainer

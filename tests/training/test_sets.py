@@ -17,7 +17,7 @@ from training.config import ConfigError, checked
 from training.datasets import Datasets, as_samples
 from training.tasks import Classification
 
-HERE = "test_datasets"
+HERE = "test_sets"
 
 
 class Plain:
