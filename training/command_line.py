@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice, did_you_mean
 from training.checkpoint import find_checkpoint
-from training.config import CONF, RESUME_KEYS, Config, ConfigError, full_errors, one_line, with_types
+from training.config import CONF, RESUME_KEYS, Config, ConfigError, flat, full_errors, one_line, with_types
 from training.processes import is_main_process, started_by_torchrun
 from training.trust import check_config, check_links
 
@@ -182,13 +182,10 @@ def _values(override: Override) -> list[Any]:
     return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
-def _names(config: DictConfig, prefix: str = "") -> list[str]:
+def _names(config: DictConfig) -> list[str]:
     """The names of all keys and sections, such as train and train.epochs."""
-    names = []
-    for key, value in config.items_ex(resolve=False):
-        name = f"{prefix}{key!s}"
-        names += [name, *(_names(value, f"{name}.") if isinstance(value, DictConfig) else [])]
-    return names
+    parts = [key.split(".") for key in flat(OmegaConf.to_container(config))]
+    return list(dict.fromkeys(".".join(one[:length]) for one in parts for length in range(1, len(one) + 1)))
 
 
 def _quoted(path: Path, always: bool = False) -> str:
