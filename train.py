@@ -23,12 +23,12 @@ from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
 from training.clock import FILE_MAKING, Clock
 from training.config import Config, ConfigError, checked
+from training.datasets import Datasets
 from training.launch import Launcher
 from training.processes import Processes, start_processes
-from training.record import Record
+from training.results import Results
 from training.run import Run, build_callbacks
 from training.samplers import build_samplers, total_steps
-from training.sets import Sets
 from training.stopping import StopSignals
 from training.targets import build
 from training.trainer import Trainer
@@ -54,10 +54,10 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         torch.set_num_threads(config.train.num_threads or torch.get_num_threads())
 
         clock, callbacks = Clock(), build_callbacks(config)
-        record = Record(folder, processes.is_main)
+        results = Results(folder, processes.is_main)
         with clock.phase("start-up"):
-            data = Sets(config)
-        clock.move(data.made_seconds, "start-up", FILE_MAKING)
+            data = Datasets(config)
+        clock.recount(data.made_seconds, "start-up", FILE_MAKING)
         make = partial(make_loader, config, processes, data)
         order = {
             "shuffle": True,
@@ -72,21 +72,21 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         steps = total_steps(config, len(data.train), train_loader)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
         trainer.set_up(data)
-        checkpoints = Checkpoints(record.folder, config.train, processes, signals, clock.phase)
+        checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):
             trainer.resume(*found, train_loader)
-        if (summary := processes.share(record.earlier_summary)) and is_complete(trainer, record, summary):
+        if (summary := processes.share(results.earlier_summary)) and is_complete(trainer, results, summary):
             return summary
-        record.begin(trainer.step, f"{eval_split}_{data.task.metric}", data.task.higher_is_better)
-        record.scores = processes.share(lambda: record.scores)  # only the main process has read metrics.jsonl
-        log.info("%s %s; writing to %s", trainer, processes, record.folder)
+        results.begin(trainer.step, f"{eval_split}_{data.task.metric}", data.task.higher_is_better)
+        results.scores = processes.share(lambda: results.scores)  # only the main process has read metrics.jsonl
+        log.info("%s %s; writing to %s", trainer, processes, results.folder)
         log.info("%s", data.describe(config, trainer.last_step))
 
         loaders = train_loader, make_train_loader
-        parts = Run(config, data, trainer, *loaders, record, checkpoints, clock, processes, callbacks)
+        parts = Run(config, data, trainer, *loaders, results, checkpoints, clock, processes, callbacks)
         cleanup.enter_context(parts)
         clock.begin_training()
-        parts.start()
+        parts.call("on_start")
         scores = train(parts, eval_loader, eval_split)
         if data.val is not None:
             with cleanup.enter_context(make(data.test, data.transform, config.loader, pad=False)) as test_loader:
@@ -107,11 +107,11 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "stopped_early": not trainer.finished,
         }
         log.info("test %s %.4f, %s", data.task.metric, summary[summary["score"]], parts.text_of(total))
-        parts.end(summary)
-        return record.finish(**summary)
+        parts.call("on_end", summary)
+        return results.finish(**summary)
 
 
-def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bool:
+def is_complete(trainer: Trainer, results: Results, summary: dict[str, Any]) -> bool:
     """Whether the run in this folder, which wrote `summary`, has nothing left to train.
 
     Raises ConfigError if `train.resume` names the run, or if its settings were changed.
@@ -127,7 +127,7 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
         raise ConfigError(f"train.resume={trainer.config.resume}: {hint}")
     if trainer.changed:  # the summary is not that of these settings
         raise ConfigError(
-            f"{record.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose another "
+            f"{results.folder} has a finished run with other settings ({'; '.join(trainer.changed)}): choose another "
             "folder, or train.resume=null to start afresh in this one"
         )
     log.info(hint)
@@ -135,7 +135,13 @@ def is_complete(trainer: Trainer, record: Record, summary: dict[str, Any]) -> bo
 
 
 def make_loader(
-    config: Config, processes: Processes, data: Sets, dataset: Any, transform: Any, loader: LoaderConfig, **order: Any
+    config: Config,
+    processes: Processes,
+    data: Datasets,
+    dataset: Any,
+    transform: Any,
+    loader: LoaderConfig,
+    **order: Any,
 ) -> Preloader:
     """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
@@ -146,10 +152,10 @@ def make_loader(
 
 def train(run: Run, eval_loader: Preloader, split: str) -> dict[str, float]:
     """Trains and evaluates, epoch by epoch, until the run's last step. Returns the scores of the last evaluation."""
-    trainer, record = run.trainer, run.record
-    scores = {record.score_name: record.scores.get(trainer.step, float("nan"))}
+    trainer, results = run.trainer, run.results
+    scores = {results.score_name: results.scores.get(trainer.step, float("nan"))}
     at_epoch_end = trainer.resumed_at_epoch_end or trainer.finished
-    if at_epoch_end and trainer.step not in record.scores:  # the run was stopped before this evaluation
+    if at_epoch_end and trainer.step not in results.scores:  # the run was stopped before this evaluation
         scores = evaluate(run, eval_loader, split)
     while not trainer.finished and not run.stops_early:
         with run.clock.phase("training"):

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from signal import Signals
@@ -29,7 +29,7 @@ from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
-KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step"}
+KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step", "config"}
 UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 
@@ -97,7 +97,7 @@ class Checkpoints:
             self._saved_step = state["step"]
             self._remove_old(state["step"])
         except (OSError, RuntimeError) as error:
-            kept = next(step_files(self.folder), None)
+            kept = next(iter(step_files(self.folder)), None)
             raise CheckpointError(
                 f"the checkpoint of step {state['step']} could not be written to {path}: {_reason(error)}; "
                 + (f"{kept} is whole: make room, then resume from it" if kept else "there is no earlier one")
@@ -114,9 +114,13 @@ class Checkpoints:
         resume: train.resume. The newest checkpoint in the run's own folder comes first, because it is newer than the
         one that `resume` names: the run started from that one, and was interrupted later.
         """
-        return self._processes.share(
-            lambda: None if resume is None else newest_checkpoint(self.folder) or find_checkpoint(resume)
-        )
+
+        def found() -> tuple[Path, dict[str, Any]] | None:
+            if resume is None or (own := newest_checkpoint(self.folder)) is not None:
+                return None if resume is None else own
+            return None if resume == "auto" else find_checkpoint(Path(resume).expanduser())
+
+        return self._processes.share(found)
 
     def _link(self, name: str, path: Path) -> None:
         link = self.folder / f".{name}.{os.getpid()}"
@@ -132,21 +136,18 @@ class Checkpoints:
 
         Checkpoints after `step` are damaged, or an earlier run in this folder wrote them and was not continued.
         """
-        files = list(step_files(self.folder))
+        best, link = (self.folder / "best.pt").resolve(), self.folder / "best.pt"
+        files = step_files(self.folder)
         later = [path for path in files if step_of(path) > step]
-        link = self.folder / "best.pt"
-        for path in later:
+        for path in (*later, *(path for path in files[len(later) + self._keep :] if path.resolve() != best)):
             path.unlink()
-        for path in files[len(later) + self._keep :]:
-            if path.resolve() != link.resolve():
-                path.unlink()
         if not link.exists():  # the checkpoint that it names was removed above
             link.unlink(missing_ok=True)
 
 
-def step_files(folder: Path) -> Iterator[Path]:
+def step_files(folder: Path) -> list[Path]:
     """The checkpoint files in `folder`, the latest step first."""
-    return iter(sorted(filter(step_of, folder.glob("step-*.pt")), key=step_of, reverse=True))
+    return sorted(filter(step_of, folder.glob("step-*.pt")), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -175,14 +176,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def find_checkpoint(resume: str) -> tuple[Path, dict[str, Any]] | None:
-    """The path and content of the checkpoint that `train.resume` names: a file, or the newest one in a run's folder.
+def find_checkpoint(given: Path) -> tuple[Path, dict[str, Any]]:
+    """The path and content of a checkpoint: the file `given`, or the newest one in a run's folder.
 
-    None for "auto". Raises ConfigError if there is no checkpoint or it cannot be read.
+    Raises ConfigError if there is no checkpoint or it cannot be read.
     """
-    if resume == "auto":
-        return None
-    given = Path(resume).expanduser()
     if given.is_file():
         return given, read_checkpoint(given)
     found = newest_checkpoint(given / "checkpoints") or newest_checkpoint(given)
@@ -209,7 +207,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Loads `weights` into `model`. Raises ConfigError with the first difference if they do not fit."""
-    ours, theirs = _shapes(model.state_dict()), _shapes(weights)
+    ours, theirs = (
+        {name: str(tuple(tensor.shape)) for name, tensor in given.items()} for given in (model.state_dict(), weights)
+    )
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")
         if here != there:
@@ -218,10 +218,6 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path)
                 f"checkpoint and {here} in the model; use the model= and data= that the checkpoint was made with"
             )
     model.load_state_dict(weights)
-
-
-def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, str]:
-    return {name: str(tuple(tensor.shape)) for name, tensor in weights.items()}
 
 
 def _reason(error: Exception) -> str:

@@ -36,7 +36,7 @@ class Clock:
         """Ends the set-up: from now on, time outside of all phases counts as the rest."""
         self._switch_to("the rest")
 
-    def move(self, seconds: float, phase: str, to: str) -> None:
+    def recount(self, seconds: float, phase: str, to: str) -> None:
         """Counts `seconds` of a phase for another one."""
         if seconds:
             self.seconds[to] = self.seconds.get(to, 0.0) + seconds

@@ -1,4 +1,8 @@
-"""Completes the command line before Hydra reads it: the overrides of a run that is continued, and the run's folder."""
+"""The command line of train.py: completed for train.resume and torchrun, and checked, before Hydra reads it.
+
+A run that is resumed gets the settings in its checkpoint. An override replaces one value, the choice of a group (such
+as model=linear) its whole section, and keys that the checkpoint lacks come from conf/.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,78 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import OverrideParseException
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from training.config import RESUME_KEYS, ConfigError
-from training.files import write_whole
+from data.errors import check_choice, did_you_mean
+from training.checkpoint import find_checkpoint
+from training.config import CONF, RESUME_KEYS, Config, ConfigError, flat, full_errors, one_line, with_types
 from training.processes import is_main_process, started_by_torchrun
-from training.trust import check_earlier, check_links
+from training.trust import check_config, check_links
 
 # Overrides for the processes that are not the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 SWEEP_FLAGS = {"-m", "--multirun"}
+RESUMED = "resumed"  # the name of the config that has the settings of the run to continue, beside conf/config.yaml
+TYPES = {bool: "true or false", int: "an integer", float: "a number"}
+TRUST = "train.trust=[{}]"
 
 
 def complete(arguments: list[str]) -> list[str]:
-    """Returns the arguments with the overrides that `train.resume` and torchrun need.
+    """Returns the arguments with those that `train.resume` and torchrun need.
 
-    Raises ConfigError if the earlier run's overrides cannot be read or trusted, or for a sweep under torchrun.
+    Raises ConfigError for an override that cannot be parsed, if the settings of the run to continue cannot be read or
+    trusted, and for a sweep under torchrun.
     """
-    return _for_torchrun(_for_resume(arguments))
+    overrides = {override.key_or_group: override for override in _parsed(arguments)}
+    is_sweep, torchrun = bool(SWEEP_FLAGS & set(arguments)), started_by_torchrun()
+    folder, resume = None, overrides.get("train.resume")
+    if resume and not resume.is_sweep_override() and _values(resume)[0] not in ("auto", None):
+        run = _store_settings(Path(str(_values(resume)[0])).expanduser(), overrides)
+        arguments = [f"--config-name={RESUMED}", *arguments]  # argparse wants the flags before or after all overrides
+        folder = None if is_sweep else run  # each job of a sweep is a run of its own
+    if torchrun and is_sweep:
+        raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
+    if not is_main_process():
+        return [*arguments, *SILENT]
+    if torchrun and folder is None:  # the same folder after a restart by torchrun
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
+        earlier = sorted(Path("outputs").glob(f"*_{name}"))
+        folder = earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    if folder is None or "hydra.run.dir" in overrides:
+        return arguments
+    return [*arguments, f"hydra.run.dir={_quoted(folder, always=True)}"]
+
+
+def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None:
+    """Stores the config RESUMED. Returns the run's folder if it is to be continued there, None for a checkpoint."""
+    for key, override in overrides.items():
+        if override.is_delete() or key in ("experiment", "debug"):
+            raise ConfigError(
+                f"{override.input_line}: with train.resume, give the settings themselves, such as train.epochs=30"
+            )
+    path, state = find_checkpoint(resume)
+    replaced = {"callbacks" if key == "logger" else key.partition("/")[0] for key in overrides}
+    sections = Config.__dataclass_fields__.keys() - replaced  # none of Hydra's own, which could start programs
+    settings = {section: value for section, value in state["config"].items() if section in sections}
+    train = settings.get("train", {})
+    settings["train"] = {key: value for key, value in train.items() if f"train.{key}" not in RESUME_KEYS}
+    trust = _values(overrides["train.trust"])[0] if "train.trust" in overrides else []
+    trusted = [str(name) for name in trust] if isinstance(trust, list) else []
+    check_config(settings, path, [*trusted, *(key for key in overrides if "." in key)], TRUST)
+    groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
+    ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
+    if not resume.is_dir():
+        return None
+    run = path.parents[1] if path.parent.name == "checkpoints" else path.parent
+    check_links(run, trusted=trusted, option=TRUST)
+    return run
 
 
 def check_folder(arguments: list[str]) -> None:
@@ -38,7 +93,8 @@ def check_folder(arguments: list[str]) -> None:
     if not is_main_process():
         return
     key = "hydra.sweep.dir" if SWEEP_FLAGS & set(arguments) else "hydra.run.dir"
-    folder = _path(_values(arguments).get(key, ".")).absolute()
+    given = [_values(override)[0] for override in _parsed(arguments) if override.key_or_group == key]
+    folder = Path(str(given[-1] if given else ".")).expanduser().absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not say whether /proc can be written to
@@ -46,35 +102,6 @@ def check_folder(arguments: list[str]) -> None:
         raise ConfigError(
             f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run"
         ) from error
-
-
-def continued_run(arguments: list[str]) -> Path | None:
-    """The folder of the run that `train.resume` names, or whose checkpoint it names; None if that has no config."""
-    given = _values(arguments)
-    if "train.resume" not in given:
-        return None
-    resume = _path(given["train.resume"])
-    folders = [resume] if resume.is_dir() else resume.parents[:2]
-    return next((folder for folder in folders if (folder / ".hydra" / "config.yaml").is_file()), None)
-
-
-class EarlierRun:
-    """A copy of the settings in a run's folder: Hydra overwrites them before train.py can check the new ones."""
-
-    def __init__(self, run: Path) -> None:
-        self._files = {path: path.read_bytes() for path in (run / ".hydra").glob("*.yaml")}
-        self._last = run / "checkpoints" / "last.pt"
-        self._last_at_start = self._last.resolve()
-
-    def restore(self) -> None:
-        """Writes the earlier settings back, so that the run can be continued without the override that failed.
-
-        Does nothing if a checkpoint was saved since: that one belongs to the new settings.
-        """
-        if self._last.resolve() != self._last_at_start:
-            return
-        for path, content in self._files.items():
-            write_whole(path, content)
 
 
 def resume_command(folder: Path) -> str:
@@ -85,84 +112,83 @@ def resume_command(folder: Path) -> str:
     return f"{program} {shlex.quote(f'train.resume={_quoted(folder)}')}"
 
 
-def _for_resume(arguments: list[str]) -> list[str]:
-    """Adds the overrides of the run that is continued, before the given ones and without the keys that these set.
+def check_overrides(arguments: list[str], conf: Path) -> None:
+    """Raises ConfigError for an override that has an unknown key, an unknown choice or a value of a wrong type.
 
-    With a run's folder the run continues there; with a checkpoint file a new run starts, in a new folder.
+    Hydra 1.3 exits on such an override without a suggestion. Checks nothing if there are flags other than -m, such as
+    --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
-    run, given = continued_run(arguments), _values(arguments)
-    if run is None:
-        return arguments
-    file = run / ".hydra" / "overrides.yaml"
+    config, flags = "config", {argument for argument in arguments if argument.startswith("-")} - SWEEP_FLAGS
+    if f"--config-name={RESUMED}" in flags:
+        config, flags = RESUMED, flags - {f"--config-name={RESUMED}"}
+    if flags or full_errors():
+        return
+    overrides = [override for override in _parsed(arguments) if not override.key_or_group.startswith("hydra")]
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
+        for override in groups:
+            choices = loader.get_group_options(override.key_or_group)
+            for value in _values(override):  # a list for groups of which several may be chosen, null for none
+                for choice in value if isinstance(value, list) else [value or choices[0]]:
+                    check_choice(override.key_or_group, str(choice), choices, ConfigError)
+        try:
+            chosen = [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups]
+            known = with_types(compose(config, chosen))
+        except HydraException as error:
+            raise ConfigError(one_line(error)) from error
+        names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
+    for override in overrides:
+        if override not in groups and not str(override.input_line).startswith(("+", "~")):
+            for value in _values(override):
+                _check_value(override.key_or_group, value, known, names)
+
+
+def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
+    parent, _, last = key.rpartition(".")
+    if key not in names and last == "_target_" and parent in names:
+        raise ConfigError(f"{key}={value}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
+    if key not in names:
+        in_sections = [name for name in names if name.rpartition(".")[2] == last]  # lr or train.lr, for optim.lr
+        hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
+        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
+    default = OmegaConf.select(known, key)
+    # Many keys have no declared type: a value must have the type of the default.
+    kinds = {float: (int, float)}.get(kind := type(default), (kind,))
+    if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:
+        raise ConfigError(f"{key}={value}: it takes {TYPES[kind]}, such as {key}={str(default).lower()}")
     try:
-        overrides = [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8")) or []]
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        OmegaConf.update(known.copy(), key, value)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}={value}: {one_line(error)}") from error
+
+
+def _parsed(arguments: list[str]) -> list[Override]:
+    """The overrides among the arguments. Raises ConfigError for one that Hydra cannot parse."""
+    has_flags = any(argument.startswith("-") and argument not in SWEEP_FLAGS for argument in arguments)  # --cfg job
+    lines = [line for line in arguments if not line.startswith("-") and ("=" in line or not has_flags)]
+    try:
+        return OverridesParser.create().parse_overrides(lines)
+    except OverrideParseException as error:
         raise ConfigError(
-            f"train.resume={run}: the run's settings cannot be read from {file}: give them all, with "
-            f"hydra.run.dir={run} in place of train.resume"
-        ) from None
-    earlier = [override for override in overrides if not _is_set(_key(override), given)]
-    trusted = _list(given.get("train.trust", "[]"))
-    check_earlier(earlier, run, trusted)
-    in_place = _path(given["train.resume"]).is_dir() and not SWEEP_FLAGS & set(arguments)
-    if in_place:
-        check_links(run, trusted=trusted, option="train.trust=[{}]")
-    return [*earlier, *arguments, *(_folder(run) if in_place and "hydra.run.dir" not in given else [])]
+            f"{error.override!r} cannot be read as key=value: an override looks like train.epochs=3, and a value with "
+            "braces needs quotes: 'key=\"...\"'"
+        ) from error
 
 
-def _for_torchrun(arguments: list[str]) -> list[str]:
-    """Adds the run's folder, the same one after a restart by torchrun. All processes but the main one get SILENT."""
-    if not started_by_torchrun():
-        return arguments
-    if SWEEP_FLAGS & set(arguments):
-        raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
-    if not is_main_process():
-        return [*arguments, *SILENT]
-    if "hydra.run.dir" in _values(arguments):
-        return arguments
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
-    earlier = sorted(Path("outputs").glob(f"*_{name}"))
-    folder = earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
-    return [*arguments, *_folder(folder)]
+def _values(override: Override) -> list[Any]:
+    """The override's value, or the values that it sweeps over."""
+    values = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
+    return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
-def _folder(path: Path) -> list[str]:
-    return [f"hydra.run.dir={_quoted(path, always=True)}"]
+def _names(config: DictConfig) -> list[str]:
+    """The names of all keys and sections, such as train and train.epochs."""
+    parts = [key.split(".") for key in flat(OmegaConf.to_container(config))]
+    return list(dict.fromkeys(".".join(one[:length]) for one in parts for length in range(1, len(one) + 1)))
 
 
 def _quoted(path: Path, always: bool = False) -> str:
     """The path in the syntax of Hydra's overrides, in quotes if it needs them."""
     plain = re.fullmatch(r"[\w./:-]+", str(path)) and not always
     return str(path) if plain else QuotedString(str(path), Quote.single).with_quotes()
-
-
-def _values(arguments: list[str]) -> dict[str, str]:
-    return {_key(argument): argument.partition("=")[2] for argument in arguments if "=" in argument}
-
-
-def _path(value: str) -> Path:
-    """The path in an override's value, which may be quoted."""
-    parsed = _parsed(value)
-    return Path(parsed if isinstance(parsed, str) else value).expanduser()
-
-
-def _list(value: str) -> list[str]:
-    parsed = _parsed(value)
-    return [str(item) for item in parsed] if isinstance(parsed, list) else []
-
-
-def _parsed(value: str) -> Any:
-    """The parsed value of an override; None if Hydra cannot parse it, which check_overrides reports later."""
-    try:
-        return OverridesParser.create().parse_override(f"key={value}").value()
-    except OverrideParseException:
-        return None
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
-def _is_set(key: str, given: dict[str, str]) -> bool:
-    """Whether `given` sets the key or its whole group; `given` always decides about RESUME_KEYS."""
-    return key in given or key.partition(".")[0] in given or key in RESUME_KEYS

@@ -1,6 +1,6 @@
 """The config as dataclasses that check their values. targets.py builds the objects that its sections describe.
 
-Every mistake in a value is a ConfigError. Mistakes on the command line are found by overrides.py before. A callback
+Every mistake in a value is a ConfigError. Mistakes on the command line are found by command_line.py before. A callback
 may add typed keys to the sections `train` and `timing`: see Keys.
 """
 
@@ -24,8 +24,7 @@ from loaders import LoaderConfig, LoaderConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
-
-ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
+WATCHING = ("timing.", "callbacks.")  # settings that do not change what is trained
 
 
 class ConfigError(ValueError):
@@ -69,9 +68,8 @@ class TrainConfig(Keys):
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
-        for key in (*counts, "process_timeout"):
-            check_least(f"train.{key}", getattr(self, key), 1)
-        check_least("train.warmup_epochs", self.warmup_epochs, 0)
+        for key, least in (*((key, 1) for key in (*counts, "process_timeout")), ("warmup_epochs", 0)):
+            check_least(f"train.{key}", getattr(self, key), least)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         self.channels_last = self.channels_last.lower()
@@ -190,9 +188,10 @@ def keys_of(target: str) -> dict[str, type]:
 
 
 def changes(config: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
-    """The settings of a run that differ from an earlier one's: ["train.epochs is 3, was 2"]."""
+    """The settings of training that differ from an earlier run's: ["train.epochs is 3, was 2"]."""
     ours, theirs = flat(config), flat(earlier)
-    keys = [key for key in theirs | ours if key not in RESUME_KEYS and ours.get(key) != theirs.get(key)]
+    keys = [key for key in theirs | ours if not key.startswith((*RESUME_KEYS, *WATCHING))]
+    keys = [key for key in keys if ours.get(key) != theirs.get(key)]
     return [f"{key} is {ours.get(key, 'left out')}, was {theirs.get(key, 'left out')}" for key in keys]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from data.samples import Samples
 from data.subset import Subset
-from data.transform import Normalize
 from training.config import ConfigError
 
 WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
@@ -36,23 +35,6 @@ class DataSpec:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     images: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        train: Any,
-        test: Any,
-        shape: Sequence[int] | None,
-        normalize: Normalize | None,
-        model_options: dict[str, int],
-    ) -> DataSpec:
-        """Describes the training set and the test set of a run, and how their images are normalised."""
-        classes = [str(name) for name in getattr(train, "classes", ())]
-        spec = cls(model_options, classes, stored(test), None if shape is None else list(shape))
-        if normalize is None:
-            return spec
-        mean, std = ([float(value) for value in values] for values in (normalize.mean, normalize.std))
-        return replace(spec, mean=mean, std=std, images=list(normalize.fields))
 
     @classmethod
     def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:

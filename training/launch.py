@@ -34,10 +34,9 @@ from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
-from training.command_line import EarlierRun, check_folder, complete, continued_run, resume_command
+from training.command_line import check_folder, check_overrides, complete, resume_command
 from training.config import CONF, ConfigError, full_errors
 from training.files import write_whole
-from training.overrides import check_overrides
 from training.processes import ProcessesLost, is_main_process
 from training.stopping import Stopped
 
@@ -65,7 +64,6 @@ class Launcher:
 
     def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
         self._run, self._failed = run, False
-        self._earlier: EarlierRun | None = None  # the run that train.resume continues
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
         """Pickles a reference to train.launcher, because not all attributes of a launcher can be pickled."""
@@ -86,8 +84,6 @@ class Launcher:
                 raise
             raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped
         except Exception as error:
-            if self._earlier is not None and is_main_process():
-                self._earlier.restore()
             if full_errors():
                 raise
             self._failed, sentence = True, sentence_of(error)
@@ -110,8 +106,6 @@ class Launcher:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
         try:
             check_launcher(sys.argv[1:])
-            if run := continued_run(sys.argv[1:]):
-                self._earlier = EarlierRun(run)
             sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
             check_folder(sys.argv[1:])

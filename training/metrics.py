@@ -71,25 +71,22 @@ class EpochMetrics:
 
     def compute(self) -> dict[str, float]:
         """Returns the values by name since the last call, over all processes. All processes have to call it."""
-        values: dict[str, float] = {}
         if not self._metrics:
-            return values
+            return {}
+        values: dict[str, float] = {}
         kept, self._kept = self._processes.gather(self._kept), []
         for name, metric in self._metrics.items():
             for outputs, labels in () if self._gathers_itself(metric) else (b for batches in kept for b in batches):
                 metric.update(outputs, labels)
             found = metric.compute()
             metric.reset()
-            found = (
-                {f"{name}_{key}": value for key, value in found.items()} if isinstance(found, dict) else {name: found}
-            )
-            for key, value in found.items():
+            for key, value in found.items() if isinstance(found, dict) else [("", found)]:
                 if isinstance(value, Tensor) and value.numel() != 1:
                     raise ConfigError(
-                        f"task.metrics.{key}: compute() returned a tensor of shape {tuple(value.shape)}: return a "
+                        f"task.metrics.{name}: compute() returned a tensor of shape {tuple(value.shape)}: return a "
                         "number, or a dict of numbers by name"
                     )
-                values[key] = float(value)
+                values[f"{name}_{key}" if key else name] = float(value)
         return values
 
     def forget(self) -> None:

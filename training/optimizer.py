@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from data.errors import did_you_mean
-from training.config import CONF, Config, ConfigError
+from training.config import Config, ConfigError
 from training.precision import memory_format
 from training.targets import build
 
 log = logging.getLogger(__name__)
-
-BATCH_SIZE = 128  # the learning rates in conf/optim/ were chosen for it
 
 
 def build_network(config: Config, options: dict[str, Any], device: torch.device) -> nn.Module:
@@ -67,21 +63,6 @@ def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
     return optimizer
 
 
-def warn_of_batch_size(section: dict[str, Any], batch_size: int) -> None:
-    """Warns if the learning rate is the one in conf/optim/, but the batch size is far from BATCH_SIZE."""
-    scale = batch_size / BATCH_SIZE
-    presets = [yaml.safe_load(path.read_text()) for path in (CONF / "optim").glob("*.yaml")]
-    is_preset = any(
-        preset["_target_"] == section.get("_target_") and preset["lr"] == section.get("lr") for preset in presets
-    )
-    if is_preset and not 1 / 4 < scale < 4:
-        better = section["lr"] * (math.sqrt(scale) if "Adam" in section["_target_"] else scale)
-        log.warning(
-            f"optim.lr={section['lr']:g} was chosen for batches of {BATCH_SIZE}: with train.batch_size={batch_size}, "
-            f"try optim.lr={better:.2g} or near it"
-        )
-
-
 def layers(model: nn.Module) -> dict[nn.Parameter, int]:
     """The number of each parameter's layer; the first layer has 0.
 
@@ -121,17 +102,15 @@ def freeze(model: nn.Module, names: list[str]) -> None:
     Raises ConfigError if the network has nothing of a name, or if all parameters or none would be frozen.
     """
     parameters = dict(model.named_parameters())
-    if names == ["backbone"]:
-        frozen = parameters.keys() - _within(last_layers(model), parameters)
-    else:
-        for name in names:
-            if not _within([name], parameters):
-                known = list(dict.fromkeys(name.partition(".")[0] for name in parameters))
-                hint = did_you_mean(name, [*known, "backbone"])
-                raise ConfigError(
-                    f"train.freeze={name}: the network has nothing of that name; {hint}it has {', '.join(known)}"
-                )
-        frozen = _within(names, parameters)
+    known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    for name in names:
+        if name != "backbone" and not _within([name], parameters):
+            hint = did_you_mean(name, [*known, "backbone"])
+            raise ConfigError(
+                f"train.freeze={name}: the network has nothing of that name; {hint}it has {', '.join(known)}"
+            )
+    is_backbone = names == ["backbone"]
+    frozen = parameters.keys() - _within(last_layers(model), parameters) if is_backbone else _within(names, parameters)
     if names and len(frozen) in (0, len(parameters)):
         raise ConfigError(f"train.freeze={','.join(names)} freezes {'all' if frozen else 'none'} of the parameters")
     for name in frozen:

@@ -31,80 +31,22 @@ class ProcessesLost(RuntimeError):
 
 
 class Processes:
-    """A run in one process; TorchrunProcesses has the same methods for several."""
+    """The processes of a run: this one alone, or with `timeout` those that torchrun started.
 
-    rank, world_size = 0, 1
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes the files and the log."""
-        return self.rank == 0
-
-    def parallel(self, model: nn.Module) -> nn.Module:
-        """Wraps the model for training: its backward pass averages the gradients of all processes."""
-        return model
-
-    def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """In this context, backward passes only sum up gradients; the next one outside averages them all."""
-        return nullcontext()
-
-    def share_buffers(self, model: nn.Module) -> None:
-        """Copies the main process's buffers to the other processes: their batch norm statistics differ."""
-
-    def skip_averaging(self, model: nn.Module) -> None:
-        """From now on, backward passes only sum up this process's gradients: `average_gradients` averages them."""
-
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Averages the gradients of the parameters over all processes."""
-
-    def gather(self, value: Any = None) -> list[Any]:
-        """Returns the value of each process, by rank. All processes have to call it, and wait for one another."""
-        return [value]
-
-    def total(self, window: Window) -> Window:
-        """Merges the windows of all processes. All processes have to call it, and wait for one another."""
-        return Window.of_processes(self.gather(window))
-
-    def share(self, make: Callable[[], Any]) -> Any:
-        """Calls `make` in the main process only, and returns its result in every process."""
-        return make()
-
-    def agree(self, *numbers: int) -> tuple[int, ...]:
-        """Returns the largest of each number over all processes.
-
-        Several processes get the result of the previous call, zeros at first, so that no step waits for the others.
-        """
-        return numbers
-
-    def __str__(self) -> str:
-        return f"on {self.device}"
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Closes the connection to the other processes."""
-
-
-class TorchrunProcesses(Processes):
-    """One of several processes that torchrun started; they communicate by NCCL on GPUs and by gloo on CPUs.
-
-    Raises ProcessesLost if another process cannot be reached for `timeout` seconds. Its `with` block turns the errors
-    of torch.distributed about a lost process into ProcessesLost, too.
+    They communicate by NCCL on GPUs and by gloo on CPUs. Raises ProcessesLost if another process cannot be reached for
+    `timeout` seconds. Its `with` block turns the errors of torch.distributed about a lost process into it, too.
     """
 
-    def __init__(self, device: torch.device, timeout: float) -> None:
-        super().__init__(device)
-        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._timeout = timeout
+    def __init__(self, device: torch.device, timeout: float | None = None) -> None:
+        self.device, self.rank, self.world_size = device, 0, 1
         self._pending: tuple[Any, torch.Tensor] | None = None  # the previous `agree`, under way
+        if timeout is None:
+            return
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._timeout, limit = timeout, timedelta(seconds=timeout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         try:
-            limit = timedelta(seconds=timeout)
             store, _, _ = next(rendezvous("env://", timeout=limit))
             group: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
             store_of_this_start = PrefixStore(meet(store, **group), store)
@@ -117,24 +59,30 @@ class TorchrunProcesses(Processes):
                 f"MASTER_PORT, {where}, within train.process_timeout={timeout:g} seconds: {one_line(error)}"
             ) from error
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files and the log."""
+        return self.rank == 0
+
     def parallel(self, model: nn.Module) -> nn.Module:
+        """Wraps the model for training: its backward pass averages the gradients of all processes."""
+        if self.world_size == 1:
+            return model
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
     def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
-        assert isinstance(model, DistributedDataParallel)
-        return model.no_sync()
-
-    def share_buffers(self, model: nn.Module) -> None:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
+        """In this context, backward passes only sum up gradients; the next one outside averages them all."""
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def skip_averaging(self, model: nn.Module) -> None:
-        assert isinstance(model, DistributedDataParallel)
-        model.require_backward_grad_sync = False  # as no_sync does
+        """From now on, backward passes only sum up this process's gradients: `average_gradients` averages them."""
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = False  # as no_sync does
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Averages the gradients of the parameters over all processes."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not gradients:
+        if self.world_size == 1 or not gradients:
             return
         whole = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(whole)
@@ -142,17 +90,36 @@ class TorchrunProcesses(Processes):
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Copies the main process's buffers to the other processes: their batch norm statistics differ."""
+        for buffer in model.buffers() if self.world_size > 1 else ():
+            dist.broadcast(buffer, 0)
+
     def gather(self, value: Any = None) -> list[Any]:
-        values = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._control)
+        """Returns the value of each process, by rank. All processes have to call it, and wait for one another."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value, group=self._control)
         return values
 
+    def total(self, window: Window) -> Window:
+        """Merges the windows of all processes. All processes have to call it, and wait for one another."""
+        return Window.of_processes(self.gather(window))
+
     def share(self, make: Callable[[], Any]) -> Any:
+        """Calls `make` in the main process only, and returns its result in every process."""
         values = [make() if self.is_main else None]
-        dist.broadcast_object_list(values, 0, group=self._control)
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, 0, group=self._control)
         return values[0]
 
     def agree(self, *numbers: int) -> tuple[int, ...]:
+        """Returns the largest of each number over all processes.
+
+        Several processes get the result of the previous call, zeros at first, so that no step waits for the others.
+        """
+        if self.world_size == 1:
+            return numbers
         previous, largest = self._pending, torch.tensor(numbers)
         self._pending = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control, async_op=True), largest
         if previous is None:
@@ -162,9 +129,16 @@ class TorchrunProcesses(Processes):
         return tuple(result.tolist())
 
     def __str__(self) -> str:
+        if self.world_size == 1:
+            return f"on {self.device}"
         return f"in {self.world_size} processes, each on its own {self.device.type} device"
 
+    def __enter__(self) -> Processes:
+        return self
+
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self.world_size == 1:
+            return
         if error is None or isinstance(error, Stopped):  # all processes get here at the same step
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
@@ -209,9 +183,10 @@ def start_processes(config: Config) -> Processes:
         return Processes(torch.device("cuda" if on_gpu else "cpu"))
     world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if config.train.batch_size % world_size:
+        nearest = max(1, round(config.train.batch_size / world_size)) * world_size
         raise ConfigError(
             f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and is "
-            f"not divisible by {world_size}: use {nearest_multiple(config.train.batch_size, world_size)}"
+            f"not divisible by {world_size}: use {nearest}"
         )
     if on_gpu and local >= torch.cuda.device_count():
         raise ConfigError(
@@ -220,9 +195,7 @@ def start_processes(config: Config) -> Processes:
         )
     if config.train.sync_batchnorm and not on_gpu:
         raise ConfigError("train.sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm for the CPU")
-    return TorchrunProcesses(
-        torch.device("cuda", local) if on_gpu else torch.device("cpu"), config.train.process_timeout
-    )
+    return Processes(torch.device("cuda", local) if on_gpu else torch.device("cpu"), config.train.process_timeout)
 
 
 def started_by_torchrun() -> bool:
@@ -241,7 +214,3 @@ def started_by_torchrun() -> bool:
 def is_main_process() -> bool:
     """Whether this process writes the run's files. It can be called before the processes are connected."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
-
-
-def nearest_multiple(number: int, factor: int) -> int:
-    return max(1, round(number / factor)) * factor

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,9 +25,9 @@ from loaders.timing import StepTimer, Window
 from training.checkpoint import Checkpoints
 from training.clock import Clock
 from training.config import Config, ConfigError
+from training.datasets import Datasets
 from training.processes import Processes
-from training.record import Record
-from training.sets import Sets
+from training.results import Results
 from training.stopping import Stopped
 from training.targets import build
 from training.trainer import Trainer
@@ -42,7 +41,7 @@ class Run:
 
     config, data, trainer, train_loader, folder, is_main: the settings, the datasets and the task, the network and its
         optimizers, the loader of training batches, the folder for files, and whether this process writes them.
-    record, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
+    results, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
     stops_early: set it to True, and the run ends after the current epoch.
     signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.
     stopped: whether a signal ended the run, at the same step in all processes.
@@ -53,19 +52,19 @@ class Run:
     def __init__(
         self,
         config: Config,
-        data: Sets,
+        data: Datasets,
         trainer: Trainer,
         train_loader: Preloader,
         make_train_loader: Callable[[LoaderConfig], Preloader],
-        record: Record,
+        results: Results,
         checkpoints: Checkpoints,
         clock: Clock,
         processes: Processes,
         callbacks: dict[str, Any],
     ) -> None:
         self.config, self.data, self.trainer, self.train_loader = config, data, trainer, train_loader
-        self.record, self.checkpoints, self.clock, self.processes = record, checkpoints, clock, processes
-        self.callbacks, self.folder, self.is_main = callbacks, record.folder, processes.is_main
+        self.results, self.checkpoints, self.clock, self.processes = results, checkpoints, clock, processes
+        self.callbacks, self.folder, self.is_main = callbacks, results.folder, processes.is_main
         self.timer = StepTimer(processes.device, config.timing.warmup_steps)
         self.signals, self.make_train_loader = checkpoints.signals, make_train_loader
         self.stops_early = self.stopped = False
@@ -89,7 +88,7 @@ class Run:
         logged = {name: float(total) / count for name, (total, count) in self._logged.items()}
         self._logged.clear()
         line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values, **logged}
-        self.record.metrics(**line)
+        self.results.metrics(**line)
         self.call("on_log", line)
 
     def write_rest(self) -> None:
@@ -97,25 +96,15 @@ class Run:
         if self._logged:
             self.write()
 
-    def start(self) -> None:
-        """Calls on_start of all callbacks."""
-        for name, callback in self.callbacks.items():
-            if hasattr(callback, "on_start"):
-                callback.on_start(self)
-            self._started.append(name)
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """Calls on_end of all callbacks."""
-        while self._started:
-            callback = self.callbacks[self._started.pop(0)]
-            if hasattr(callback, "on_end"):
-                callback.on_end(self, summary)
-
     def call(self, method: str, *arguments: Any) -> None:
         """Calls the method of all callbacks that have it."""
-        for callback in self.callbacks.values():
+        for name, callback in self.callbacks.items():
+            if method == "on_end":
+                self._started.remove(name)
             if function := getattr(callback, method, None):
                 function(self, *arguments)
+            if method == "on_start":
+                self._started.append(name)
 
     def text_of(self, window: Window) -> str:
         """The speed and the waiting of some steps, in images or samples per second."""
@@ -124,11 +113,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.stopped = isinstance(error, Stopped)
         for name in self._started:
             try:

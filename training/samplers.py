@@ -57,8 +57,6 @@ def total_steps(config: Config, samples: int, loader: Preloader) -> int:
         return epochs * len(loader)
     if samples < size and last_batch != "keep":
         raise ConfigError(f"train.batch_size={size}: there are only {samples} training samples; lower it")
-    return {
-        "drop": epochs * (samples // size),
-        "keep": epochs * -(-samples // size),
-        "rollover": epochs * samples // size,
-    }[last_batch]
+    if last_batch == "rollover":
+        return epochs * samples // size
+    return epochs * (samples // size if last_batch == "drop" else -(-samples // size))

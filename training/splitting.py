@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from loaders.nested import rows
-from training.config import ARGUMENT_ERRORS, ConfigError
-
-if TYPE_CHECKING:
-    from training.trainer import Trainer
-
-ROWS = 8  # random samples on which a loss is compared with those of its parts
-log = logging.getLogger(__name__)
+from training.config import ConfigError
 
 
 def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
@@ -37,38 +29,3 @@ def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
             )
     size = -(-count // parts)
     return [{name: value[at : at + size] for name, value in batch.items()} for at in range(0, count, size)]
-
-
-def check_splitting(trainer: Trainer) -> None:
-    """Warns if the loss of a batch is not the mean of its parts' losses, as for a loss over pairs of samples."""
-    own, accumulate = type(trainer).__name__, trainer.config.accumulate
-    if accumulate == 1:
-        return
-    if trainer.overrides("training_step"):
-        log.warning(
-            f"train.accumulate={accumulate} calls {own}.training_step once for each part of a batch: a loss over "
-            "pairs of samples sees only the pairs within a part"
-        )
-    elif is_over_pairs(trainer):
-        log.warning(
-            f"train.accumulate={accumulate} changes what is trained: the loss of a batch is not the mean of its "
-            "parts' losses, as for a loss over pairs of samples"
-        )
-
-
-@torch.no_grad()
-def is_over_pairs(trainer: Trainer) -> bool:
-    """Whether the task's loss of some random outputs differs from the mean over their halves."""
-    labels: Any
-    outputs, labels = trainer.first_outputs
-    generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn((ROWS, *outputs.shape[1:]), generator=generator).to(outputs.device)
-    if labels is not None:
-        labels = torch.cat([labels] * ROWS)[:ROWS]
-    halves = [slice(ROWS // 2), slice(ROWS // 2, None)]
-    try:
-        whole = trainer.task.loss(outputs, labels)
-        parts = [trainer.task.loss(outputs[at], None if labels is None else labels[at]) for at in halves]
-    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
-        return False
-    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()

@@ -47,11 +47,10 @@ def function_of(name: str, section: Any) -> Any:
     cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
-        value = f"{{_target_: {section if isinstance(section, str) else 'MODULE.NAME'}}}"
-        scores, _, score = name.rpartition(".")
-        if scores == "task.scores":  # a new key in a section that is null by default: only the whole can be set
-            name, value = scores, f"{{{'NAME' if score == '_target_' else score}: {value}}}"
-        raise ConfigError(f"{name} has {section} in place of a function: write '{name}={value}', with its arguments")
+        key, value = name, f"{{_target_: {section if isinstance(section, str) else 'MODULE.NAME'}}}"
+        if name.startswith("task.scores."):  # null by default: only the whole can be set
+            key, value = "task.scores", f"{{{name.rpartition('.')[2].replace('_target_', 'NAME')}: {value}}}"
+        raise ConfigError(f"{name} has {section} in place of a function: write '{key}={value}', with its arguments")
     try:
         target = instantiate(section, _partial_=True)
         return target() if inspect.isclass(target.func) else target
@@ -63,29 +62,23 @@ def reason_of(error: BaseException) -> str:
     """Says why a target could not be imported or called: the error that Hydra's own ones hide, its type and place."""
     while error.__cause__ and (isinstance(error, InstantiationException) or str(error).startswith("Error loading '")):
         error = error.__cause__
-    reason = one_line(error)
-    if isinstance(error, SyntaxError):
-        reason = error.msg
-    elif isinstance(error, ModuleNotFoundError) and error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name:
         parent, _, missing = error.name.rpartition(".")
         if module := sys.modules.get(parent):
             known = [*vars(module), *(found.name for found in iter_modules(getattr(module, "__path__", [])))]
             return f"{parent} has no {missing}: {did_you_mean(missing, known)}".rstrip(": ")
+    reason = error.msg if isinstance(error, SyntaxError) else one_line(error)
     if not reason or not isinstance(error, (InstantiationException, OSError, ValueError)):  # their messages suffice
         reason = f"{type(error).__name__}: {reason}".rstrip(": ")
-    return f"{reason} ({_place(error)}HYDRA_FULL_ERROR=1 shows the traceback)"
-
-
-def _place(error: BaseException) -> str:
-    """The innermost line of this repository's files that the error names or passed: "data/mine.py line 3; "."""
     places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         places.append((error.filename or "", error.lineno))
-    for file, line in reversed(places):
-        path = Path(file)
-        if path.is_relative_to(CONF.parent) and "site-packages" not in path.parts and path != Path(__file__):
-            return f"{path.relative_to(CONF.parent)} line {line}; "
-    return ""
+    ours = [
+        f"{path.relative_to(CONF.parent)} line {line}; "
+        for path, line in ((Path(file), line) for file, line in places)
+        if path.is_relative_to(CONF.parent) and "site-packages" not in path.parts and path != Path(__file__)
+    ]
+    return f"{reason} ({ours[-1] if ours else ''}HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +91,7 @@ def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):  # a function that is not written in Python may have no signature
         return options
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    names = {*parameters, *(["num_classes"] if takes_any else [])}
-    return {key: value for key, value in options.items() if key in names}
+    return {key: value for key, value in options.items() if key in parameters or (takes_any and key == "num_classes")}
 
 
 def target(section: dict[str, Any]) -> Any:

@@ -37,6 +37,7 @@ class Task:
     metric = "loss"
     higher_is_better = False
     num_outputs = 1
+    outputs_name = "outputs"  # what the outputs stand for, in an error message
     label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
     def __init__(
@@ -84,14 +85,9 @@ class Task:
         wanted = (len(labels), self.num_outputs)
         if tuple(outputs.shape) != wanted:
             raise DataError(
-                f"the network returned outputs of shape {tuple(outputs.shape)}, and {self._meaning} need {wanted}: "
-                "give its last layer as many outputs"
+                f"the network returned outputs of shape {tuple(outputs.shape)}, and {self.num_outputs} "
+                f"{self.outputs_name} need {wanted}: give its last layer as many outputs"
             )
-
-    @property
-    def _meaning(self) -> str:
-        """What the outputs stand for, in an error message."""
-        return f"{self.num_outputs} outputs"
 
     def _prepared(self, labels: Tensor) -> Tensor:
         """The labels with the dtype and shape that the loss and the scores take."""
@@ -102,6 +98,15 @@ class Task:
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+def _classes(dataset: Any) -> tuple[Any, ...]:
+    """The names of the dataset's classes. Raises DataError if it has none."""
+    if not getattr(dataset, "classes", ()):
+        raise DataError(
+            f"{type(dataset).__name__} has no `classes`: give it a list of their names, or choose task=regression"
+        )
+    return tuple(dataset.classes)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -132,6 +137,7 @@ class Classification(Task):
 
     metric = "accuracy"
     higher_is_better = True
+    outputs_name = "classes"
 
     def __init__(
         self,
@@ -141,23 +147,15 @@ class Classification(Task):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        if not getattr(dataset, "classes", ()):
-            raise DataError(
-                f"{self.dataset_name} has no `classes`: give it a list of their names, or choose task=regression"
-            )
+        self.classes = _classes(dataset)
+        self.num_outputs = self.label_below = len(self.classes)
         if class_weights is not None and self._given_loss is not None:
             raise DataError(
                 f"task.class_weights={class_weights} is for the default loss only: leave out task.loss or this"
             )
         if not 0 <= label_smoothing < 1:
             raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
-        self.classes = tuple(dataset.classes)
-        self.num_outputs = self.label_below = len(self.classes)
         self._smoothing, self._weights = label_smoothing, self._class_weights(dataset, class_weights)
-
-    @property
-    def _meaning(self) -> str:
-        return f"the {self.num_outputs} classes of {self.dataset_name}"
 
     def _class_weights(self, dataset: Any, weights: Any) -> Tensor | None:
         if weights is None:
@@ -166,12 +164,7 @@ class Classification(Task):
             labels = getattr(dataset, "labels", None)
             if labels is None:
                 raise DataError(f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count")
-            try:
-                counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"task.class_weights=balanced: {self.dataset_name}.labels are not integers: {error}"
-                ) from error
+            counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
             return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
         if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
             raise DataError(
@@ -188,25 +181,23 @@ class Classification(Task):
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
-        if labels.ndim == 1 and not labels.is_floating_point() and len(labels):
-            self._check_range(labels)
+        self._check_range(labels)
 
     def _check_range(self, labels: Tensor) -> None:
-        least, most = int(labels.min()), int(labels.max())
-        if not 0 <= least <= most < self.num_outputs:
+        wrong = [] if labels.is_floating_point() else labels[(labels < 0) | (labels >= self.num_outputs)].tolist()
+        if wrong:
             raise DataError(
-                f"{self.dataset_name} has the label {least if least < 0 else most}: labels go from 0 to "
-                f"{self.num_outputs - 1}, as there are {self.num_outputs} classes"
+                f"{self.dataset_name} has the label {wrong[0]}: labels go from 0 to {self.num_outputs - 1}, as there "
+                f"are {self.num_outputs} classes"
             )
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self._weights is not None:
             self._weights = self._weights.to(outputs.device)
         # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
+        options: dict[str, Any] = {"label_smoothing": self._smoothing, "reduction": "none"}
         try:
-            return functional.cross_entropy(
-                outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
-            )
+            return functional.cross_entropy(outputs, labels, self._weights, **options)
         except IndexError:  # torch checks labels on the CPU
             self._check_range(labels)
             raise
@@ -228,12 +219,12 @@ class Multilabel(Task):
 
     metric = "f1"
     higher_is_better = True
+    outputs_name = "classes"
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
-        if not getattr(dataset, "classes", ()):
-            raise DataError(f"{self.dataset_name} has no `classes`: give it a list of their names")
-        self.classes, self.num_outputs = tuple(dataset.classes), len(dataset.classes)
+        self.classes = _classes(dataset)
+        self.num_outputs = len(self.classes)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float().sigmoid()

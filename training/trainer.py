@@ -30,15 +30,15 @@ from tqdm import tqdm
 from loaders import Preloader
 from loaders.nested import rows
 from training.checkpoint import load_weights
+from training.checks import check_trainer
 from training.config import Config, ConfigError, changes
-from training.fit import check_fit
+from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
-from training.optimizer import build_network, build_optimizer, count_parameters, training_mode, warn_of_batch_size
+from training.optimizer import build_network, build_optimizer, count_parameters, training_mode
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
 from training.schedule import build_schedule, replay, step_all
-from training.sets import Sets
-from training.splitting import check_splitting, split_batch
+from training.splitting import split_batch
 from training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
@@ -55,15 +55,14 @@ class Trainer:
 
     log: Callable[..., None] = staticmethod(lambda **values: None)  # Run sets it
 
-    def __init__(self, config: Config, data: Sets, processes: Processes, steps: int) -> None:
+    def __init__(self, config: Config, data: Datasets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
         self._optim, self._schedule = config.optim, config.schedule
-        self.settings = {key: value for key, value in asdict(config).items() if key not in ("timing", "callbacks")}
+        self.settings = asdict(config)
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
-        self.first_outputs: tuple[Any, Any] = None, None  # of the first samples, and their labels
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -75,15 +74,13 @@ class Trainer:
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
         self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
-        warn_of_batch_size(config.optim, self.config.batch_size)
 
-    def set_up(self, data: Sets) -> None:
+    def set_up(self, data: Datasets) -> None:
         """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
 
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
-        check_fit(self, data)
-        check_splitting(self)
+        check_trainer(self, data)
         if self.config.compile:
             self.model.compile()
         self.parallel = self.processes.parallel(_Step(self))
@@ -252,7 +249,7 @@ class Trainer:
                 "the same optim="
             )
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
-        self.changed = changes(self.settings, state.get("config", self.settings))
+        self.changed = changes(self.settings, state["config"])
         has_new_rates = any(change.startswith(SCHEDULING) for change in self.changed)
         try:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

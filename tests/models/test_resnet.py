@@ -21,13 +21,13 @@ def test_only_the_first_layer_for_small_images_keeps_the_resolution(
     assert seen == [(2, 64, side, side)]
 
 
-def test_a_misspelt_name_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(
-        ValueError, match=r"no ResNet named 'resnet81': did you mean resnet18\? it is one of .*resnet34"
-    ):
-        resnets.resnet("resnet81", num_classes=10, in_channels=3, small_images=False)
-
-
-def test_a_name_unlike_any_other_is_refused_with_the_list() -> None:
-    with pytest.raises(ValueError, match=r"no ResNet named 'vit': it is one of resnet101, .*resnet50"):
-        resnets.resnet("vit", num_classes=10, in_channels=3, small_images=False)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("resnet81", r"'resnet81': did you mean resnet18\? it is one of .*resnet34"),
+        ("vit", r"'vit': it is one of resnet101, .*resnet50"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_suggestion_or_the_list(name: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"no ResNet named {sentence}"):
+        resnets.resnet(name, num_classes=10, in_channels=3, small_images=False)

@@ -31,7 +31,7 @@ def test_a_checkpoint_is_read_from_its_file_or_from_its_runs_folder(tmp_path):
     checkpoints(tmp_path).save(state(3, model))
     file = tmp_path / "checkpoints" / "step-0000003.pt"
     for resume in (file, file.parent, tmp_path):
-        path, loaded = find_checkpoint(str(resume))
+        path, loaded = find_checkpoint(resume)
         assert path == file and loaded["step"] == 3
         assert torch.equal(loaded["model"]["weight"], model.weight)
     assert names(tmp_path) == {"last.pt", "step-0000003.pt"}
@@ -106,7 +106,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_pat
         checkpoints(tmp_path).save(state(step, model))
     newest = tmp_path / "checkpoints" / "step-0000002.pt"
     newest.write_bytes(damage(newest.read_bytes()))
-    path, loaded = find_checkpoint(str(tmp_path))
+    path, loaded = find_checkpoint(tmp_path)
     assert loaded["step"] == 1 and path.name == "step-0000001.pt"
     assert "step-0000002.pt cannot be read as a checkpoint: it is damaged" in caplog.text
 
@@ -131,34 +131,30 @@ def test_a_full_disk_ends_in_a_sentence_and_the_last_good_checkpoint_is_whole(tm
     with pytest.raises(CheckpointError, match=sentence):
         ours.save(state(2))
     assert names(tmp_path) == {"last.pt", "step-0000001.pt"}
-    assert find_checkpoint(str(tmp_path))[1]["step"] == 1
-
-
-def test_auto_takes_the_folders_newest_checkpoint_or_starts_afresh(tmp_path):
-    assert checkpoints(tmp_path).find("auto") is None
-    checkpoints(tmp_path).save(state(4))
-    assert checkpoints(tmp_path).find("auto")[1]["step"] == 4
-    assert checkpoints(tmp_path).find(None) is None
+    assert find_checkpoint(tmp_path)[1]["step"] == 1
 
 
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_began(tmp_path):
+    assert checkpoints(tmp_path / "first").find("auto") is None
     checkpoints(tmp_path / "first").save(state(4))
+    assert checkpoints(tmp_path / "first").find(None) is None
     assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 4
     checkpoints(tmp_path / "second").save(state(6))
     assert checkpoints(tmp_path / "second").find(str(tmp_path / "first"))[1]["step"] == 6
 
 
-def test_a_file_with_weights_alone_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("weights.pt", "has no training state"),
+        ("nowhere", r"^train\.resume=.*nowhere does not exist"),
+        (".", r"has no checkpoints/step"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_with_the_reason(tmp_path, given, sentence):
     torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ConfigError, match="has no training state"):
-        find_checkpoint(str(tmp_path / "weights.pt"))
-
-
-def test_a_missing_checkpoint_is_refused_with_the_key(tmp_path):
-    with pytest.raises(ConfigError, match=r"^train\.resume=.*nowhere does not exist"):
-        find_checkpoint(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"has no checkpoints/step"):
-        find_checkpoint(str(tmp_path))
+    with pytest.raises(ConfigError, match=sentence):
+        find_checkpoint(tmp_path / given)
 
 
 @pytest.mark.parametrize("other", [nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 3))])

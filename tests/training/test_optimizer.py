@@ -7,7 +7,7 @@ from torch import nn
 
 from models.small_cnn import SmallCNN
 from training.config import ConfigError
-from training.optimizer import build_optimizer, freeze, training_mode, warn_of_batch_size
+from training.optimizer import build_optimizer, freeze, training_mode
 
 torchvision = Later("torchvision")
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
@@ -59,11 +59,15 @@ def test_the_blocks_of_residual_networks_and_transformers_are_layers() -> None:
     assert transformer["encoder.ln.weight"] == transformer["encoder.layers.encoder_layer_11.ln_1.bias"] == 0.5**2
 
 
-def test_timms_networks_tell_their_layers() -> None:
+def test_timms_networks_tell_their_layers_and_the_last_ones() -> None:
     timm = pytest.importorskip("timm")
     found = rates(timm.create_model("test_convnext", depths=(2, 1, 1, 1)), 0.5)  # whose stages are no Sequentials
     assert found["stages.0.blocks.0.mlp.fc1.weight"] < found["stages.0.blocks.1.mlp.fc1.weight"] < 0.5
     assert found["head.fc.weight"] == 0.5
+    model = timm.create_model("deit_tiny_distilled_patch16_224", depth=1)
+    freeze(model, ["backbone"])
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
 
 
 def test_a_checkpoints_state_fits_whatever_the_layer_decay_and_the_frozen_layers() -> None:
@@ -106,21 +110,11 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics() -> None:
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
     assert model.training and changed == ["classifier.weight", "classifier.bias"]
 
-
-def test_batch_norms_that_are_not_frozen_learn_their_statistics() -> None:
-    model = small_cnn()
-    freeze(model, ["features.0"])
-    training_mode(model)
-    norms = [module.training for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    part = small_cnn()
+    freeze(part, ["features.0"])
+    training_mode(part)
+    norms = [module.training for module in part.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms == [False] + [True] * (len(norms) - 1)
-
-
-def test_timms_networks_tell_their_last_layers() -> None:
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("deit_tiny_distilled_patch16_224", depth=1)
-    freeze(model, ["backbone"])
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert trained == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
 
 
 @pytest.mark.parametrize(
@@ -134,19 +128,3 @@ def test_timms_networks_tell_their_last_layers() -> None:
 def test_names_that_cannot_be_frozen_are_refused(names: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         freeze(small_cnn(), names)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "lr", "batch_size", "better"),
-    [
-        ("SGD", 0.25, 2048, "4"),
-        ("AdamW", 1e-3, 2048, "0.004"),
-        ("SGD", 0.25, 16, "0.031"),
-        ("SGD", 0.25, 256, None),
-        ("SGD", 0.2, 2048, None),
-    ],
-)
-def test_a_preset_learning_rate_far_from_its_batch_size_is_warned_of(optimizer, lr, batch_size, better, caplog):
-    warn_of_batch_size({"_target_": f"torch.optim.{optimizer}", "lr": lr}, batch_size)
-    assert ("try optim.lr" in caplog.text) == (better is not None)
-    assert better is None or f"try optim.lr={better} " in caplog.text

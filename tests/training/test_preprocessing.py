@@ -5,7 +5,7 @@ import pytest
 
 from models.pretrained import Preprocessing
 from training.config import ConfigError
-from training.preprocessing import mean_and_std, with_preprocessing
+from training.datasets import mean_and_std, with_preprocessing
 
 DATA = {"root": None, "image_size": None, "interpolation": None, "test_crop": 0.5}
 

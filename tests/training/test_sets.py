@@ -12,43 +12,48 @@ from data.errors import DataError
 from data.samples import Samples
 from tests.configs import NO_TRIALS, composed
 from train import run
+from training.checks import check_dataset
 from training.config import ConfigError, checked
-from training.sets import Sets, as_samples
+from training.datasets import Datasets, as_samples
 from training.tasks import Classification
 
 HERE = "test_sets"
 
 
 class Plain:
-    """As few lines as a dataset can have: (image, label), and nothing that describes them."""
+    """As few lines as a dataset can have: (image, label), and nothing that describes them. `fault` is one mistake."""
 
-    classes = ("dark", "light")
+    classes: tuple[str, ...] = ("dark", "light")
 
-    def __init__(self, train: bool, fault: str = "") -> None:
-        self.fault = fault
+    def __init__(self, train: bool, fault: str = "", **attributes: object) -> None:
+        self.train, self.fault = train, fault
+        vars(self).update(attributes)
+        if fault == "no classes":
+            self.classes = ()
+        if fault == "a class without test images" and not train:
+            self.classes = ("light",)
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int):
-        label = index % 2
+        label, late = index % 2, index == 37
         image = torch.full((8, 8, 3), 200 * label, dtype=torch.uint8)
-        if self.fault == "missing file" and index == 37:
+        if self.fault == "missing file" and late:
             raise FileNotFoundError("37.png is missing")
-        if self.fault == "label" and index == 37:
-            return image, 2
-        if self.fault == "floats":
-            return image.permute(2, 0, 1) / 255, label
-        return (image, None) if self.fault == "none" else (image, label)
+        images = {
+            "floats": image.permute(2, 0, 1) / 255,
+            "floats to 255": image.permute(2, 0, 1).float(),
+            "another size": image[: 7 if late else 8],
+            "another size in test": image[: 8 if self.train else 6],
+        }
+        labels = {"no label": None, "another label": 2 if late else label}
+        return images.get(self.fault, image), labels.get(self.fault, label)
 
 
 class Described(Plain):
     def sample_spec(self):
         return {"image": ((9, 9, 3), torch.uint8), "label": ((), torch.int64)}
-
-
-class Unclassed(Plain):
-    classes = ()
 
 
 class Sums:
@@ -89,7 +94,8 @@ class Flat(nn.Sequential):
 def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
     small = ["model=linear", "train.batch_size=16", "train.epochs=2", *NO_TRIALS, "loader.num_workers=0"]
     config = composed(*small, *overrides)
-    config.data = {"_target_": f"{HERE}.{dataset}", **{key: config.data[key] for key in ("val_fraction", "collate")}}
+    kept = {key: config.data[key] for key in ("val_fraction", "collate", "fault") if key in config.data}
+    config.data = {"_target_": f"{HERE}.{dataset}", **kept}
     return run(config, folder)
 
 
@@ -102,53 +108,23 @@ def test_a_dataset_of_tuples_trains_without_describing_them(tmp_path, loader):
     assert train(tmp_path, f"loader={loader}", "loader.num_workers=0")["test_accuracy"] == 1.0
 
 
-def with_fault(fault: str, folder: Path, *overrides: str) -> dict:
-    config = composed("model=linear", "train.batch_size=16", "train.epochs=2", *overrides)
-    config.data = {"_target_": f"{HERE}.Plain", "fault": fault, "val_fraction": 0.0, "collate": None}
-    return run(config, folder)
-
-
 def test_float_images_are_taken_as_they_are(tmp_path):
-    assert with_fault("floats", tmp_path, "augment.erase=0.5", *NO_TRIALS)["test_accuracy"] == 1.0
+    assert train(tmp_path, "augment.erase=0.5", "+data.fault=floats")["test_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
-    [("none", r"Plain\[0\] has None as 'label'"), ("label", r"Plain\[37\] has 'label' 2: give 0 to 1")],
+    [
+        ("no label", r"Plain\[0\] has None as 'label'"),
+        ("another label", r"Plain\[37\] has 'label' 2: give 0 to 1"),
+        ("another size", r"Plain\[\d+\] has 'image' of shape \(\d, 8, 3\), and Plain\[\d+\] of .*data\.collate"),
+        ("missing file", r"Plain\[37\] raised FileNotFoundError: 37\.png is missing"),
+    ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_used_ends_the_run_with_its_index(tmp_path, fault, sentence, workers):
-    with pytest.raises(DataError, match=sentence):
-        with_fault(fault, tmp_path, f"loader.num_workers={workers}")
-
-
 @pytest.mark.parametrize(("loader", "workers"), [("torch", 0), ("torch", 1), ("workers", 1), ("threads", 1)])
-def test_any_error_of_a_dataset_names_the_index(tmp_path, loader, workers):
-    with pytest.raises(DataError, match=r"Plain\[37\] raised FileNotFoundError: 37\.png is missing"):
-        with_fault("missing file", tmp_path, f"loader={loader}", f"loader.num_workers={workers}")
-
-
-def test_a_sample_spec_that_is_wrong_is_named(tmp_path):
-    sentence = r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)"
+def test_a_sample_that_cannot_be_used_ends_the_run_with_its_index(tmp_path, fault, sentence, loader, workers):
     with pytest.raises(DataError, match=sentence):
-        train(tmp_path, dataset="Described")
-
-
-def test_classes_that_are_missing_are_asked_for(tmp_path):
-    with pytest.raises(DataError, match="Unclassed has no `classes`"):
-        train(tmp_path, dataset="Unclassed")
-
-
-def test_a_network_with_other_outputs_than_classes_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"shape \(2, 1000\), and the 2 classes of Plain need \(2, 2\)"):
-        train(tmp_path, f"model._target_={HERE}.Wide", "~model.size")
-
-
-def test_a_network_for_other_inputs_is_refused_with_their_shape(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"model: Sequential cannot take inputs of shape \(2, 3, 8, 8\): .*mat1 and mat2"
-    ):
-        train(tmp_path, "+model.in_channels=4")
+        train(tmp_path, f"+data.fault='{fault}'", f"loader={loader}", f"loader.num_workers={workers}")
 
 
 def test_sequences_are_padded_and_their_sum_is_learnt(tmp_path):
@@ -168,14 +144,6 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
     assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
     assert summary["test_accuracy"] == 1.0 and {"val_accuracy", "val_loss", "test_loss"} <= summary.keys()
-
-
-class FewerInTest(Plain):
-    """Like a folder of test images in which one class's folder is missing."""
-
-    def __init__(self, train: bool) -> None:
-        super().__init__(train)
-        self.classes = ("dark", "light") if train else ("light",)
 
 
 class Batched(Plain):
@@ -228,34 +196,6 @@ class Unread(torch.utils.data.Dataset):
         return 64
 
 
-class Growing(Plain):
-    def __getitem__(self, index: int):
-        image, label = super().__getitem__(index)
-        return image[: 7 if index == 37 else 8], label
-
-
-class Normalized(Plain):
-    def __init__(self, train: bool, mean: object, std: object) -> None:
-        super().__init__(train)
-        self.mean, self.std = mean, std
-
-
-class Bright(Plain):
-    def __getitem__(self, index: int):
-        image, label = super().__getitem__(index)
-        return image.permute(2, 0, 1).float(), label
-
-
-class SmallInTest(Plain):
-    def __init__(self, train: bool) -> None:
-        super().__init__(train)
-        self.size = 8 if train else 6
-
-    def __getitem__(self, index: int):
-        image, label = super().__getitem__(index)
-        return image[: self.size], label
-
-
 class OnlyTraining(Plain):
     def __init__(self) -> None:
         super().__init__(train=True)
@@ -277,16 +217,36 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "overrides", "sentence"),
     [
-        ("FewerInTest", [], r"knows 2 classes, and the test set has 1; .* is dark in the training set, and light in"),
+        (
+            "Described",
+            [],
+            r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)",
+        ),
+        ("Plain", ["+data.fault='no classes'"], "Plain has no `classes`"),
+        (
+            "Plain",
+            [f"model._target_={HERE}.Wide", "~model.size"],
+            r"shape \(2, 1000\), and 2 classes need \(2, 2\)",
+        ),
+        (
+            "Plain",
+            ["+model.in_channels=4"],
+            r"model: Sequential cannot take inputs of shape \(2, 3, 8, 8\) .*: .*mat1 and mat2",
+        ),
+        (
+            "Plain",
+            ["+data.fault='a class without test images'"],
+            r"knows 2 classes, and the test set has 1; .* is dark in the training set, and light in",
+        ),
         ("ForgetsImages", [], r"ForgetsImages\.read_batch writes another 'image' for sample 0 than __getitem__"),
         ("OtherLabels", [], r"OtherLabels\.read_batch writes another 'label' for sample 63 than"),
         ("OtherArguments", [], r"OtherArguments\.read_batch needs the arguments \(self, indices, out, random\)"),
         ("Undescribed", [], r"Undescribed has read_batch and no sample_spec"),
         ("Unread", [], r"Unread has no __getitem__"),
         (
-            "SmallInTest",
-            [f"model._target_={HERE}.Flat", "~model.size"],
-            r"cannot take inputs of shape \(1, 3, 6, 8\): .*\(first test samples\)",
+            "Plain",
+            ["+data.fault='another size in test'", f"model._target_={HERE}.Flat", "~model.size"],
+            r"cannot take inputs of shape \(2, 3, 6, 8\) \(first test samples\): ",
         ),
         (
             "Plain",
@@ -323,13 +283,6 @@ def test_what_cannot_train_ends_in_a_sentence_before_training(tmp_path, dataset,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("loader", ["torch", "workers"])
-def test_a_late_sample_of_another_shape_is_named(tmp_path, loader):
-    sentence = r"Growing\[\d+\] has 'image' of shape \(\d, 8, 3\), and Growing\[\d+\] of shape .*data\.collate"
-    with pytest.raises(DataError, match=sentence):
-        train(tmp_path, f"loader={loader}", "loader.num_workers=1", dataset="Growing")
-
-
 @pytest.mark.parametrize("dataset", ["Batched", "OwnReading"])
 def test_a_dataset_is_read_with_read_batch_unless_it_overrides_only_getitem(tmp_path, dataset):
     assert train(tmp_path, dataset=dataset)["test_accuracy"] == 1.0
@@ -338,27 +291,36 @@ def test_a_dataset_is_read_with_read_batch_unless_it_overrides_only_getitem(tmp_
     assert checked_by_sample == (dataset == "OwnReading")
 
 
+def datasets(**options: object) -> Datasets:
+    config = composed("model=linear", "loader.num_workers=0")
+    config.data = {"_target_": f"{HERE}.Plain", "val_fraction": 0.0, "collate": None, **options}
+    return Datasets(checked(config))
+
+
 @pytest.mark.parametrize(
     ("mean", "std", "sentence"),
     [
         ([120, 120, 120], [0.2] * 3, r"mean is \[120, 120, 120\]: give 3 numbers, one per channel, .* from 0 to 1"),
         ([0.5] * 3, [0.2, 0, 0.2], r"std is \[0\.2, 0, 0\.2\]: give 3 numbers"),
-        (0.5, 0.25, r"Normalized\.mean is 0\.5: give 3 numbers"),
+        (0.5, 0.25, r"Plain\.mean is 0\.5: give 3 numbers"),
         ([0.5] * 4, [0.2] * 4, r"mean is .*: give 3 numbers"),
     ],
 )
 def test_a_mean_or_std_that_does_not_fit_pixels_from_0_to_1_is_refused(mean, std, sentence):
-    config = composed("model=linear", "loader.num_workers=0")
-    config.data = {"_target_": f"{HERE}.Normalized", "mean": mean, "std": std, "val_fraction": 0.0, "collate": None}
     with pytest.raises(DataError, match=sentence):
-        Sets(checked(config))
+        datasets(mean=mean, std=std)
 
 
 def test_float_images_up_to_255_are_warned_of(caplog):
-    config = composed("model=linear", "loader.num_workers=0")
-    config.data = {"_target_": f"{HERE}.Bright", "val_fraction": 0.0, "collate": None}
-    Sets(checked(config))
+    datasets(fault="floats to 255")
     assert "images are float32 up to 200: divide them by 255" in caplog.text
+
+
+def test_a_fork_may_check_its_dataset_in_a_test():
+    batch = check_dataset(Batched(train=True), Classification(Plain), is_random=False)
+    assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"ForgetsImages\.read_batch writes another 'image' for sample 0 than"):
+        check_dataset(ForgetsImages(train=True), Classification(Plain), is_random=False)
 
 
 def forgets_return() -> None:

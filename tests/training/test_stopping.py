@@ -45,10 +45,7 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_exit_code_tells_ctrl_c_from_a_preemption():
+def test_the_exit_code_tells_ctrl_c_from_a_preemption_and_no_sweep_goes_on():
     assert Stopped("", signal.SIGINT).exit_code == 130
     assert Stopped("", signal.SIGTERM).exit_code == Stopped("", signal.SIGUSR1).exit_code == 75
-
-
-def test_no_sweep_goes_on_after_a_stop():
     assert not issubclass(Stopped, Exception), "Hydra goes on after an Exception"

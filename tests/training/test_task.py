@@ -87,7 +87,7 @@ def test_a_later_label_that_is_out_of_range_is_named():
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "sentence"),
     [
-        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"shape \(2, 1000\), and the 3 classes .* \(2, 3\)"),
+        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"shape \(2, 1000\), and 3 classes .* \(2, 3\)"),
         (Classification(THREE), torch.zeros(2), LABELS[:2], r"outputs of shape \(2,\)"),
         (Classification(THREE), (LOGITS,), LABELS, r"returned a tuple: it should return a tensor"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, 3]), r"label 3: labels go from 0 to 2"),

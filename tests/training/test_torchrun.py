@@ -230,9 +230,6 @@ def test_processes_that_are_started_again_meet_though_the_store_has_the_requests
     with ThreadPoolExecutor(3) as threads:
         names = [set(threads.map(lambda rank: meet(store, rank, 3, limit), range(3))) for _ in range(3)]
     assert all(len(one) == 1 for one in names) and len(set.union(*names)) == 3
-
-
-def test_a_process_that_does_not_come_is_named():
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not connect"):
         meet(torch.distributed.HashStore(), 0, 3, timedelta(seconds=0))
 
@@ -279,9 +276,11 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_after_kills_at_20_random_steps_the_weights_are_the_same_to_the_last_bit(python, tmp_path, undisturbed):
-    chance = random.Random(0)
+@pytest.mark.timeout(7200)
+def test_after_kills_and_signals_at_20_random_moments_the_weights_are_the_same_to_the_last_bit(
+    python, tmp_path, undisturbed
+):
+    chance, seconds = random.Random(0), []
     for number in range(20):
         run = Run(python, tmp_path / str(number), "train.checkpoint_every=5", torchrun=True)
         for _ in range(chance.choice([1, 1, 2])):
@@ -292,17 +291,11 @@ def test_after_kills_at_20_random_steps_the_weights_are_the_same_to_the_last_bit
         run.finish()
         assert same_bits(run, undisturbed), number
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_stopped_at_20_random_moments_a_run_goes_on_to_the_same_bits(python, tmp_path, undisturbed):
-    chance, seconds = random.Random(1), []
-    for number in range(20):
-        run = Run(python, tmp_path / str(number), torchrun=True)
+        run = Run(python, tmp_path / f"signal {number}", torchrun=True)
         time.sleep(chance.uniform(1, 12))  # a random moment, not a moment at which something has happened
         sent = time.monotonic()
         run.send_signal(chance.choice([signal.SIGTERM, signal.SIGINT]))
         run.wait()
         seconds.append(time.monotonic() - sent)
-        assert same_bits(Run(python, tmp_path / str(number), torchrun=True).finish(), undisturbed), number
+        assert same_bits(Run(python, tmp_path / f"signal {number}", torchrun=True).finish(), undisturbed), number
     print(f"from the signal to the exit: at most {max(seconds):.1f} s")

@@ -20,5 +20,5 @@ class Best:
             )
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
-        if run.record.is_best(run.trainer.step):
+        if run.results.is_best(run.trainer.step):
             run.checkpoints.mark_best(run.trainer.step)

@@ -25,7 +25,7 @@ class EarlyStop:
 
     def on_start(self, run: Run) -> None:
         """A run that had stopped stays stopped when it is resumed."""
-        run.stops_early |= has_stalled(run.record.scores, run.record.sign, run.config.train.early_stop)
+        run.stops_early |= has_stalled(run.results.scores, run.results.sign, run.config.train.early_stop)
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         self.on_start(run)

@@ -32,11 +32,11 @@ from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
 from training.data_spec import DataSpec
+from training.datasets import as_samples, build_task, open_dataset
 from training.launch import is_expected, sentence_of
 from training.metrics import Means
 from training.precision import choose_dtype
 from training.processes import Processes
-from training.sets import as_samples, build_task, open_dataset
 from training.splitting import split_batch
 from training.targets import build, function_of, reason_of
 from training.trainer import Trainer

@@ -21,7 +21,7 @@ from data.subset import subset
 from loaders import Preloader, WorkerLoader
 from tests.configs import NO_TRIALS, composed
 from training.config import checked
-from training.sets import Sets
+from training.datasets import Datasets
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
@@ -206,7 +206,7 @@ def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monke
     config = checked(config_of(tmp_path, "data.decode_on=device", *overrides))
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     with pytest.raises(DataError, match=sentence):
-        Sets(config)
+        Datasets(config)
 
 
 def test_a_finished_run_that_decoded_on_a_device_is_evaluated_without_one(tmp_path):

@@ -3,8 +3,8 @@ import torch
 
 from tests.configs import CONF, composed
 from tests.training.test_sets import train
+from training.command_line import check_overrides
 from training.config import ConfigError, checked
-from training.overrides import check_overrides
 from training.trainer import Trainer
 
 

@@ -67,7 +67,7 @@ class Report:
             make = partial(changed_train_loader, self._config.loader, run.make_train_loader, run.train_loader)
             trials = Trials(run.trainer, run.signals, seconds, make)
             if summary is not None:
-                run.record.write_summary(**summary, **self.summary())  # the run is complete even if a trial fails
+                run.results.finish(**summary, **self.summary())  # the run is complete even if a trial fails
             self.finish(total, run.train_loader, None if summary is None else trials)
         if summary is not None:
             summary |= self.summary()

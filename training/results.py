@@ -1,4 +1,4 @@
-"""Record: metrics.jsonl, which a run writes while it trains, summary.json at its end, and the scores in them."""
+"""Results: metrics.jsonl, which a run writes while it trains, summary.json at its end, and the scores in them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from typing import Any
 import numpy
 import torch
 
+from training.config import CONF
 from training.files import write_whole
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 
-
-class Record:
-    """The files of one run.
+class Results:
+    """What one run measures, and its files.
 
     folder: where they go; None makes a new folder in outputs/. writes: False in all processes but the main one.
     score_name: the key in metrics.jsonl of the score that chooses the best checkpoint. scores: its values, by step.
@@ -70,17 +69,13 @@ class Record:
         return json.loads(path.read_text()) if path.exists() else None
 
     def finish(self, **values: Any) -> dict[str, Any]:
-        """Writes summary.json, with the commit and versions added. Returns the summary."""
+        """Writes summary.json, with the commit and versions added: the run is finished. Returns the summary."""
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}
-        self.write_summary(**summary)
-        return summary
-
-    def write_summary(self, **values: Any) -> None:
-        """Writes summary.json, which marks the run as finished."""
         if self._writes:
-            write_whole(self.folder / "summary.json", json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+            write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        return summary
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +94,8 @@ def _step(line: str) -> float:
 
 
 def _git_commit() -> str | None:
-    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
     try:
+        command = ["git", "-C", str(CONF.parent), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,0 +1,196 @@
+"""Checks, before the first step, that the samples, the network, the task and the trainer fit together.
+
+`check_dataset` is for your tests too: check_dataset(Plankton(train=True, root="..."), Classification(Plankton)).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from data.errors import DataError, check_choice
+from data.samples import Samples
+from data.subset import offers
+from loaders import Random
+from loaders.nested import move
+from training.config import ConfigError, one_line
+from training.tasks import Task
+
+if TYPE_CHECKING:
+    from training.datasets import Datasets
+    from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
+MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
+
+
+def check_dataset(
+    dataset: Any, task: Task, collate: Callable | None = None, is_random: bool = True, skips: bool = False
+) -> dict[str, Any]:
+    """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
+
+    dataset: one with __len__ and __getitem__. task: such as training.tasks.Classification(dataset).
+    collate: makes a batch of a list of samples; None: torch.utils.data.default_collate.
+    is_random: whether samples are augmented at random; False: `read_batch` has to write what `__getitem__` returns.
+    skips: whether samples that raise an error are left out.
+    Raises DataError or ConfigError, which says what does not fit, and what to do.
+    """
+    check_methods(dataset)
+    samples = as_checked(dataset, task, collate is not None)
+    found: list[dict[str, Any]] = []
+    for index in range(min(len(dataset), MOST_TRIED)):
+        try:
+            found.append(samples[index])
+        except Exception:
+            if not skips:
+                raise
+        if len(found) == 2:
+            break
+    if not found:
+        raise DataError(f"{samples.name}: none of the first {MOST_TRIED} samples can be read")
+    batch = (collate or default_collate)(found)
+    for name in task.inputs:
+        if name not in batch:
+            raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
+    if offers(dataset, "sample_spec"):  # an inherited one may describe other samples
+        _check_spec(dataset.sample_spec(), samples.name, batch)
+    if offers(dataset, "read_batch") and not is_random and getattr(dataset, "decode_on", "workers") != "device":
+        _check_read_batch(samples)
+    return batch
+
+
+def check_methods(dataset: Any) -> None:
+    """Raises DataError for a dataset without samples, or without a method or argument that loaders need."""
+    name = type(dataset).__name__
+    for method in ("__len__", "__getitem__"):
+        if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
+            raise DataError(f"{name} has no {method}: train.py needs a dataset with __len__ and __getitem__")
+    if not len(dataset):
+        raise DataError(f"{name} has no samples: check the folder or files that data.root names")
+    if not offers(dataset, "read_batch"):
+        return
+    if not callable(getattr(dataset, "sample_spec", None)):
+        raise DataError(f"{name} has read_batch and no sample_spec: add it, data/__init__.py says what it returns")
+    try:
+        inspect.signature(dataset.read_batch).bind(None, None, None)
+    except TypeError as error:
+        raise DataError(f"{name}.read_batch needs the arguments (self, indices, out, random): {error}") from error
+
+
+def as_checked(dataset: Any, task: Task, has_collate: bool) -> Samples:
+    """Wraps the dataset in Samples, which checks each sample for the task."""
+    names = task.inputs if task.label is None else [*task.inputs, task.label]
+    return Samples(dataset, names, task.label_below, has_collate, task.label is not None)
+
+
+def _check_spec(spec: dict[str, Any], dataset_name: str, batch: dict[str, Any]) -> None:
+    """Raises DataError if the shape or dtype of a field in the batch is not the one in the dataset's sample_spec()."""
+    for name, (shape, dtype) in spec.items():
+        found = (tuple(batch[name].shape[1:]), batch[name].dtype) if name in batch else ("", "no such field")
+        if found != (tuple(shape), dtype):
+            raise DataError(
+                f"{dataset_name}.sample_spec() says that {name!r} is {dtype} {tuple(shape)}, and its first "
+                f"sample has {found[1]} {found[0]}"
+            )
+
+
+def _check_read_batch(samples: Samples) -> None:
+    """Raises DataError if read_batch and __getitem__ differ in the first or the last sample."""
+    dataset, indices = samples.dataset, np.unique([0, len(samples) - 1])
+    wanted = default_collate([samples[int(index)] for index in indices])
+    _check_spec(dataset.sample_spec(), samples.name, wanted)
+    out = {name: torch.full_like(wanted[name], 77) for name in dataset.sample_spec()}  # 77 shows what is not written
+    dataset.read_batch(indices, dict(out), Random(0, 0, np.arange(len(indices)), indices))
+    for name, found in out.items():
+        for row, index in enumerate(indices):
+            tolerance = 1e-4 if found.is_floating_point() else 0
+            if not torch.allclose(found[row], wanted[name][row], tolerance, tolerance, equal_nan=True):
+                raise DataError(
+                    f"{samples.name}.read_batch writes another {name!r} for sample {index} than __getitem__ returns: "
+                    "loaders prefer read_batch, so make both equal, or remove it"
+                )
+
+
+def check_trainer(trainer: Trainer, data: Datasets) -> None:
+    """Passes the first samples of both sets through the network, the loss and the scores.
+
+    A step that a subclass overrides decides itself what it does with outputs: the default one is not checked then.
+    Raises DataError or ConfigError if something does not fit, or if there is no score of the name task.metric.
+    """
+    trains, evaluates = (not trainer.overrides(step) for step in ("training_step", "evaluation_step"))
+    trainer.model.eval()
+    for split, first in (("training", data.first), ("test", data.first_tested)):
+        batch = move(first, lambda tensor: tensor.to(trainer.device))
+        batch = batch if data.transform is None else data.transform(batch)
+        if trains or evaluates:
+            inputs, labels = trainer.inputs_and_labels(batch)
+            shapes = ", ".join(str(tuple(getattr(field, "shape", ()))) for field in inputs)
+            about = (
+                f"model: {type(trainer.model).__name__} cannot take inputs of shape {shapes} (first {split} samples)"
+            )
+            with _refused(about), torch.no_grad(), trainer.autocast:
+                outputs = trainer.model(*inputs)
+            trainer.task.check(outputs, labels)
+        if trains and split == "training":
+            _check_loss(trainer.task, outputs, labels, data.mixes)
+            if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
+                log.warning(
+                    f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
+                    "not the mean of its parts' losses, as for a loss over pairs of samples"
+                )
+    name = "task" if evaluates else f"trainer: {type(trainer).__name__}.evaluation_step"
+    with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
+        scores = trainer.evaluation_step(batch)
+    metrics = trainer.metrics.names
+    trainer.metrics.forget()
+    if not any(trainer.task.metric.startswith(f"{name}_") for name in metrics):  # compute() may return several
+        check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
+
+
+def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
+    """Checks the loss and the scores of the first outputs, also with the labels of mixed images."""
+    if labels is not None and len(labels) == task.num_outputs:  # a loss could take samples for outputs, and fail later
+        outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
+    possible_labels = [labels]
+    if mixes:  # mixup and cutmix turn labels into shares of the classes
+        possible_labels.append(nn.functional.one_hot(labels.long().flatten(), task.num_outputs).float())
+    for labels in possible_labels:
+        about = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)}, {labels.dtype}"
+        with _refused(f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score"):
+            if not task.loss(outputs.requires_grad_(), labels).requires_grad:
+                raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
+            task.scores(outputs.detach(), labels)
+
+
+@contextmanager
+def _refused(about: str) -> Iterator[None]:
+    """Turns an error about an argument in this block into a ConfigError: `about`, and what the error says."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except ARGUMENT_ERRORS as error:
+        raise ConfigError(f"{about}: {one_line(error)}") from error
+
+
+@torch.no_grad()
+def is_over_pairs(task: Task, outputs: Tensor, labels: Any) -> bool:
+    """Whether the loss of some random outputs differs from the mean over their halves."""
+    outputs = torch.randn((8, *outputs.shape[1:]), generator=torch.Generator().manual_seed(0)).to(outputs.device)
+    labels = None if labels is None else torch.cat([labels] * 8)[:8]
+    halves = [(outputs[at], None if labels is None else labels[at]) for at in (slice(4), slice(4, None))]
+    try:
+        whole, parts = task.loss(outputs, labels), [task.loss(*half) for half in halves]
+    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
+        return False
+    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()
