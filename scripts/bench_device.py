@@ -41,7 +41,7 @@ from loaders import LoaderConfig, Preloader, build_loader
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 
 LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
@@ -85,7 +85,7 @@ class Bench:
             for _ in range(self.warmup_steps):  # cuDNN searches for the fastest kernels outside of all turns
                 step(next(batches["limit"]))
             turn_seconds = seconds / ROUNDS / len(LOADERS)
-            rows = measured_in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
+            rows = in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows

@@ -28,7 +28,7 @@ from data.image_files import image_files
 from data.images.crops import CroppedDataset
 from data.images.decoders import DECODERS, choose
 from data.images.decoding import decode, image_errors
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 
 SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
 
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         training, evaluation = (InMemory(train, files, given.image_size, name) for train in (True, False))
         return {"training": images_per_second(training, seconds), "evaluation": images_per_second(evaluation, seconds)}
 
-    rows = measured_in_turns(decoders, measure)
+    rows = in_turns(decoders, measure)
     needed = given.batch_size * given.steps_per_second
     for row in rows:
         row["cores"] = needed / row["training"]

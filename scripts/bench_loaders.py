@@ -41,7 +41,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.errors import check_choice
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, Transport, make_pictures
 
 MEMORY_INTERVAL = 0.2  # seconds between two readings of the processes' memory
@@ -58,7 +58,7 @@ COLUMNS: Columns = (
 def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Row]:
     """Measures the loaders in turns, for `seconds` in total."""
     turn_seconds = seconds / (ROUNDS * len(makers))
-    rows = measured_in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
+    rows = in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
     rates = {row["loader"]: row["images_per_second"] for row in rows}
     for row in rows:
         base = rates.get("torch-1" if row["loader"].endswith("-1") else "torch")
