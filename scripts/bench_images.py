@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,8 +29,6 @@ from data.images.crops import CroppedDataset
 from data.images.decoders import DECODERS, choose
 from data.images.decoding import decode, image_errors
 from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
-
-SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
 
 
 class InMemory(CroppedDataset):
@@ -44,17 +42,9 @@ class InMemory(CroppedDataset):
         return self.files[index], f"image {index}"
 
 
-def kind(image: Image.Image) -> str:
-    """The format and mode of an image; for a JPEG, its chroma subsampling instead of the mode."""
-    if image.format not in ("JPEG", "MPO"):
-        return f"{image.format} {image.mode}"
-    colours = SAMPLINGS.get(JpegImagePlugin.get_sampling(image), "other") if image.mode == "RGB" else image.mode
-    return f"JPEG {colours}{' progressive' if image.info.get('progressive') else ''}"
-
-
 def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
     """Reads images. Returns the content of those that can be decoded, and a summary of their sizes and formats."""
-    files, sizes, kinds, errors = [], [], Counter[str](), []
+    files, sizes, formats, errors = [], [], Counter[str](), []
     for path in paths:
         try:
             with image_errors(path):
@@ -62,7 +52,7 @@ def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
                 decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
                 with Image.open(path) as image:
                     sizes.append(image.size)
-                    kinds[kind(image)] += 1
+                    formats[f"{image.format} {image.mode}"] += 1
             files.append(data)
         except DataError as error:
             errors.append(str(error))
@@ -72,7 +62,7 @@ def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
     return files, {
         "sizes": [sides[int(share * (len(sides) - 1))] for share in (0.1, 0.5, 0.9)],
         "kilobytes": float(np.mean([len(data) for data in files])) / 1000,
-        "kinds": {name: count / len(files) for name, count in kinds.most_common()},
+        "formats": {name: count / len(files) for name, count in formats.most_common()},
         "errors": errors,
     }
 
@@ -85,18 +75,6 @@ def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
         dataset[done % len(dataset)]
         done += 1
     return done / (time.process_time() - start)
-
-
-def usable_decoders() -> tuple[list[str], list[str]]:
-    """The decoders that are installed, and for each other one a sentence that says why it cannot be used."""
-    usable, errors = [], []
-    for name in (*DECODERS, "pillow"):
-        try:
-            choose(name)
-            usable.append(name)
-        except DataError as error:
-            errors.append(str(error))
-    return usable, errors
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -114,7 +92,13 @@ def main(arguments: list[str] | None = None) -> None:
     some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
     files, about = describe([paths[index] for index in some])
 
-    decoders, missing = usable_decoders()
+    decoders, missing = [], []  # names of those that are installed, and why others cannot be used
+    for name in (*DECODERS, "pillow"):
+        try:
+            choose(name)
+            decoders.append(name)
+        except DataError as error:
+            missing.append(str(error))
     seconds = given.seconds / (2 * ROUNDS * len(decoders))
 
     def measure(name: str) -> Row:
@@ -132,11 +116,10 @@ def main(arguments: list[str] | None = None) -> None:
         ("cores", f"cores for {needed:,.0f}/s", "{:.1f}".format),
     )
     small, usual, large = (f"{width}x{height}" for width, height in about["sizes"])
-    kinds = ", ".join(f"{share:.0%} {name}" for name, share in about["kinds"].items())
     lines = [
         f"{given.folder}: {len(paths):,} images; {len(files)} of them drawn, {about['kilobytes']:,.0f} kB on average",
         f"sizes: {small} (10th percentile), {usual} (median), {large} (90th percentile)",
-        f"kinds: {kinds}",
+        "formats: " + ", ".join(f"{share:.0%} {name}" for name, share in about["formats"].items()),
         *about["errors"],
         *missing,
         f"images per second and core; training needs {needed:,.0f} per second "
