@@ -5,9 +5,9 @@
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
-evaluation_step and task.metrics, in batches of the run's size if a loss or a score depends on the batch. It writes
-confusion.png, mistakes.png and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may
-name only what training/trust.py allows; --trust MODULE allows another.
+evaluation_step and task.metrics, in batches of the run's size. It writes confusion.png, mistakes.png and
+evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only what
+training/trust.py allows; --trust MODULE allows another.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
     """Returns the number of samples, the scores by name, and for classes what is predicted for each sample."""
-    trainer = run.trainer(dataset)
+    trainer = run.trainer()
     has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
     evaluation = Evaluation(run.spec) if has_classes else None
     means, images, outputs = Means(trainer.processes), 0, list[Tensor]()

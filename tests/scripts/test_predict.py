@@ -119,8 +119,8 @@ def test_inputs_without_images_end_in_a_sentence(trained, tmp_path):
         run(trained, tmp_path, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["a,b", 'say "x"', "two\nlines", "caf\udce9", "file", " a ", "return\r"])
-def test_any_file_name_is_found_again(tmp_path, name):
+@pytest.mark.parametrize("name", ["a,b", 'say "x"', "caf\udce9", "file", " a ", "return\r"])
+def test_any_file_name_on_one_line_is_found_again(tmp_path, name):
     for expected in (set(), {name}):
         with Predictions(tmp_path / "p.csv", ["file", "class"], {}) as predictions:
             assert predictions.done == expected

@@ -8,7 +8,7 @@ from scripts import evaluate, predict
 from tests.configs import composed
 from train import run
 from training.config import ConfigError
-from training.finished.finished_run import CPU_BATCH, FinishedRun
+from training.finished.finished_run import CPU_BATCH
 from training.tasks import Classification
 from training.trainer import Trainer
 
@@ -95,22 +95,16 @@ def evaluated(folder):
     return evaluate.main([str(folder), "loader.num_workers=0", "--trust", HERE, "device=cpu"])
 
 
-def test_all_scores_and_the_loss_are_those_of_the_run_though_batches_are_smaller(tmp_path):
+def test_all_scores_and_the_loss_are_those_of_the_run(tmp_path):
     metrics = f"+task.metrics.share._target_={HERE}.Share"
     summary, result = trained(tmp_path, metrics), evaluated(tmp_path)
     for name in ("loss", "accuracy", "share"):
         assert result[name] == pytest.approx(summary[f"test_{name}"], rel=1e-5), name
-    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
-    network.trainer(network.dataset("test"))
-    assert network.batch_size == CPU_BATCH
 
 
-def test_where_the_loss_depends_on_the_batch_the_runs_batch_size_is_used(tmp_path):
+def test_a_loss_that_depends_on_the_batch_is_that_of_the_run(tmp_path):
     summary, result = trained(tmp_path, f"task._target_={HERE}.Pairs"), evaluated(tmp_path)
     assert result["loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
-    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
-    network.trainer(network.dataset("test"))
-    assert network.batch_size == 2 * CPU_BATCH
 
 
 def test_balanced_weights_which_need_the_training_set_leave_out_the_loss(tmp_path):
