@@ -9,12 +9,11 @@ import statistics
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
-SPEED = "images_per_second"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,22 @@ class Job:
         """The number under `key` in the summary; None if it is missing or not finite."""
         value = self.summary.get(key)
         return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+class Figure(NamedTuple):
+    """A number in the report, and the ends of its spread."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Figure) -> bool:
+        """Whether neither counts as better.
+
+        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
+        the 20 orders of six numbers), and in 3 % with four.
+        """
+        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -68,34 +83,18 @@ class Setting:
         """Whether it trained on cached batches: then its speed is an upper limit, and not a result."""
         return any(job.summary.get("loader") == "cached" for job in self.jobs)
 
-    def values(self, key: str) -> list[float]:
-        """The numbers under `key` in the summaries of its jobs; leaves out what is missing or not finite."""
-        return [value for job in self.jobs if (value := job.metric(key)) is not None]
+    def figure(self, key: str) -> Figure | None:
+        """The median over the repeats, or for a score of the test set the mean, with the lowest and highest value.
 
-    def metric(self, key: str) -> float | None:
-        """The median over the repeats, or for a score of the test set the mean; None without a number."""
-        values, average = self.values(key), statistics.mean if key.startswith("test_") else statistics.median
-        return average(values) if values else None
-
-    def interval(self, key: str) -> tuple[float, float]:
-        """The spread: the lowest and highest value of several repeats; with one repeat, the quartiles of its speed.
-
-        Both ends are the value itself if its spread is not known. Raises ValueError without a value.
+        The speed of a single job has the quartiles of its windows instead. None without a number.
         """
-        values = self.values(key)
-        if key == SPEED and len(values) == 1:
-            quartiles = [job.summary.get(f"{SPEED}_quartiles") for job in self.jobs if job.metric(key) is not None]
-            values += quartiles[0] or []
-        return min(values), max(values)
-
-    def equals(self, other: Setting, key: str) -> bool:
-        """Whether the intervals of the two settings overlap, so that neither counts as better.
-
-        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
-        the 20 orders of six numbers), and in 3 % with four.
-        """
-        ours, theirs = self.interval(key), other.interval(key)
-        return ours[0] <= theirs[1] and theirs[0] <= ours[1]
+        values = [value for job in self.jobs if (value := job.metric(key)) is not None]
+        if not values:
+            return None
+        average = statistics.mean if key.startswith("test_") else statistics.median
+        quartiles = self.jobs[0].summary.get(f"{key}_quartiles") if len(self.jobs) == 1 else None
+        spread = [*values, *(quartiles or [])]
+        return Figure(average(values), min(spread), max(spread))
 
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting.

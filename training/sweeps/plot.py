@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from training.figure import INK, new_figure, png
+from training.sweeps.jobs import Figure
 from training.table import shorten
 
 BAR, EQUAL, BEST, SPREAD = "#9ecae1", "#4a98c9", "#08519c", "#d94801"
-Cell = tuple[float, float, float] | str  # a value and the ends of its spread; or a word such as "failed"
+Cell = Figure | str  # a word such as "failed" stands for a missing number
 
 
 def draw_bars(
@@ -27,7 +28,7 @@ def draw_bars(
     """
     figure = new_figure(title, 13, 1.5 + 0.28 * len(labels))
     panels = figure.subplots(1, 2, sharey=True)
-    highest = max([ceiling or 0.0, *(cell[2] for cell in speeds if not isinstance(cell, str))]) or 1.0
+    highest = max([ceiling or 0.0, *(cell.high for cell in speeds if not isinstance(cell, str))]) or 1.0
     heading = "Training speed (images/s, more is better)"
     if ceiling:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
@@ -38,7 +39,7 @@ def draw_bars(
     )
     for axes, (heading, cells, longest, text, ticks) in zip(panels, contents, strict=True):
         for row, cell in enumerate(cells):
-            value, low, high = (0.0, 0.0, 0.0) if isinstance(cell, str) else cell
+            value, low, high = Figure(0.0, 0.0, 0.0) if isinstance(cell, str) else cell
             color = BEST if row == best else EQUAL if row in equals else BAR
             axes.barh(row, value, height=0.72, color=color)
             if low < high:

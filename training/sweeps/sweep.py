@@ -15,19 +15,18 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from training.files import write_whole
-from training.sweeps.jobs import SPEED, Setting, read_job, settings_of
-from training.sweeps.plot import Cell, draw_bars
+from training.sweeps.jobs import Figure, Setting, read_job, settings_of
+from training.sweeps.plot import draw_bars
 from training.table import table
 
 # The words in the picture for a setting without a number, by its status.
 WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
-WAITING = "data_wait_fraction"
+SPEED, WAITING = "images_per_second", "data_wait_fraction"
 # Sections that change how fast a job runs, but not what it learns.
 SPEED_ONLY = ("loader", "device", "timing", "logger")
 # Keys of summary.json, their headings in the table, and how their values are written there.
@@ -64,25 +63,18 @@ class Sweep:
         self.score = str(done.get("score", "test_accuracy"))  # the key in summary.json of a job's score
         self.lower_is_better = bool(done.get("lower_is_better"))
         self.fastest, self.as_fast = self._best(SPEED)
-        # The images/s with free data, if nothing but the loader differs between jobs.
-        free = [
-            setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and sections <= {"loader"}
-        ]
-        self.ceiling: float | None = max(free, default=None)
-        # No loader is faster than free data: then other programs slowed down the job with free data.
-        fastest = max([setting.metric(SPEED) or 0.0 for setting in self.as_fast], default=0.0)
-        self.was_disturbed = self.ceiling is not None and fastest > 1.05 * self.ceiling
-        if self.was_disturbed:
-            self.ceiling = None
+        # The images/s with free data, which are comparable if nothing but the loader differs between jobs.
+        free = [setting.figure(SPEED) for setting in self.settings if setting.is_free and sections <= {"loader"}]
+        self.ceiling: float | None = max([figure.value for figure in free if figure], default=None)
 
     def _best(self, key: str) -> tuple[Setting | None, list[Setting]]:
         """The simplest of the settings that are best in `key`, and all of those: the best one and its equals."""
-        candidates = [setting for setting in self.settings if setting.values(key) and not setting.is_free]
-        if not candidates:
+        given = [(one, figure) for one in self.settings if not one.is_free and (figure := one.figure(key))]
+        if not given:
             return None, []
         sign = -1 if key == self.score and self.lower_is_better else 1
-        best = max(candidates, key=lambda setting: sign * (setting.metric(key) or 0.0))
-        equals = [setting for setting in candidates if setting.equals(best, key)]
+        best = max((figure for _, figure in given), key=lambda figure: sign * figure.value)
+        equals = [setting for setting, figure in given if figure.overlaps(best)]
         return min(equals, key=Setting.complexity), equals
 
     def label(self, setting: Setting) -> str:
@@ -111,10 +103,11 @@ class Sweep:
         columns = [["job", *(setting.numbers for setting in settings)]]
         columns += [[name, *(values.get(name, "-") for values in given)] for name in self.names.values()]
         for key, (heading, text) in METRICS.items():
-            columns.append([heading, *(written(setting.metric(key), text) for setting in settings)])
-        columns.insert(len(self.names) + 2, ["spread", *map(spread, settings)])
-        score = [with_deviation(setting.values(self.score)) for setting in settings]
-        columns.append([self.score.removeprefix("test_"), *score])
+            figures = [setting.figure(key) for setting in settings]
+            columns.append([heading, *(text.format(figure.value) if figure else "-" for figure in figures)])
+            if key == SPEED:
+                columns.append(["spread", *(half_spread(figure, "±{:,.0f}") or "-" for figure in figures)])
+        columns.append([self.score.removeprefix("test_"), *map(self._score, settings)])
         columns = [column for column in columns if set(column[1:]) != {"-"}]
         if any(job.status != "done" for job in self.jobs):
             columns.append(["status", *(setting.status for setting in settings)])
@@ -123,20 +116,22 @@ class Sweep:
 
     def _advice(self) -> Iterator[tuple[str, Setting]]:
         """Sentences on the fastest setting, and on the most accurate one if it is another."""
-        if (best := self.fastest) is not None:
-            speed, waiting = best.metric(SPEED) or 0.0, best.metric(WAITING)
-            sentence = f"{self._named('Fastest', best, self.as_fast)}, {speed:,.0f} images/s"
-            if waiting is not None:
-                sentence += f", {waiting:.1%} of the time spent waiting for data"
+        best, equals = self.fastest, self.as_fast
+        if best is not None and (speed := best.figure(SPEED)):
+            sentence = f"{self._named('Fastest', best, equals)}, {speed.value:,.0f} images/s"
+            if waiting := best.figure(WAITING):
+                sentence += f", {waiting.value:.1%} of the time spent waiting for data"
             if self.ceiling:
-                sentence += f" ({speed / self.ceiling:.0%} of the speed with free data)"
-            if self.was_disturbed:
-                sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
+                sentence += f" ({speed.value / self.ceiling:.0%} of the speed with free data)"
             yield f"{sentence}.", best
         setting, equals = (None, []) if self.trains_alike else self._best(self.score)
         if setting is not None and self.fastest not in equals:
-            score = f"{self.score.replace('_', ' ')} {with_deviation(setting.values(self.score))}"
+            score = f"{self.score.replace('_', ' ')} {self._score(setting)}"
             yield f"{self._named('Most accurate', setting, equals)}, {score}.", setting
+
+    def _score(self, setting: Setting) -> str:
+        figure = setting.figure(self.score)
+        return f"{figure.value:.4f}{half_spread(figure, ' ±{:.4f}')}" if figure else "-"
 
     def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
         jobs = f"{'job' if len(setting.jobs) == 1 else 'jobs'} {setting.numbers}"
@@ -163,7 +158,10 @@ class Sweep:
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
-        speeds, waiting = ([cell(setting, key) for setting in shown] for key in (SPEED, WAITING))
+        speeds, waiting = (
+            [setting.figure(key) or WORDS.get(setting.status, setting.status) for setting in shown]
+            for key in (SPEED, WAITING)
+        )
         best = shown.index(self.fastest) if self.fastest else None
         title = "No job measured its speed" if best is None else f"Fastest: {self.label(shown[best])}"
         if len(self.as_fast) > 1:
@@ -187,29 +185,9 @@ def values_of(overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]
     return {names[key]: value for key, _, value in given if key in names}
 
 
-def cell(setting: Setting, key: str) -> Cell:
-    """The content of a setting's cell: (value, lowest, highest), or a word if there is no value."""
-    value = setting.metric(key)
-    return WORDS.get(setting.status, setting.status) if value is None else (value, *setting.interval(key))
-
-
-def spread(setting: Setting) -> str:
-    """Half the width of the spread of the speed, in percent of it, such as "±3.1%"; "-" if it is not known."""
-    speed = setting.metric(SPEED)
-    low, high = setting.interval(SPEED) if speed else (0.0, 0.0)
-    return f"±{(high - low) / 2 / speed:.1%}" if speed and low < high else "-"
-
-
-def written(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
-
-
-def with_deviation(values: list[float]) -> str:
-    """The mean of the repeats, and their standard deviation if there are several, as text."""
-    if not values:
-        return "-"
-    mean = f"{statistics.mean(values):.4f}"
-    return f"{mean} ±{statistics.stdev(values):.4f}" if len(values) > 1 else mean
+def half_spread(figure: Figure | None, text: str) -> str:
+    """Half the width of a spread; "" if it is not known."""
+    return text.format((figure.high - figure.low) / 2) if figure and figure.low < figure.high else ""
 
 
 def write_report(folder: str | Path) -> list[Path]:

@@ -102,17 +102,6 @@ def test_a_cached_job_is_the_ceiling_and_never_the_recommended_setting(tmp_path,
     assert [list(line.get_xdata()) for line in speed.lines] == [[1000, 1000]]
 
 
-def test_a_cached_job_that_is_slower_than_another_is_reported_as_a_bad_measurement(tmp_path, drawn):
-    add_job(tmp_path, 0, "loader=prefetch", speed=1040)
-    add_job(tmp_path, 1, "loader=cached", speed=1000)
-    assert "(104% of the speed with free data).\n" in Sweep(tmp_path).text()
-    add_job(tmp_path, 2, "loader=torch", speed=1500)
-    write_report(tmp_path)
-    assert "It cannot be faster than loader=cached" in Sweep(tmp_path).text()
-    assert "of the speed with free data" not in Sweep(tmp_path).text()
-    assert not drawn[0].axes[0].lines
-
-
 @pytest.mark.parametrize("key", ["device", "train.batch_size"])
 def test_a_cached_job_is_no_ceiling_for_jobs_with_another_device_or_batch_size(tmp_path, drawn, key):
     for number, (loader, value) in enumerate([("torch", 1), ("torch", 2), ("cached", 1), ("cached", 2)]):
@@ -141,7 +130,7 @@ def test_jobs_that_differ_in_the_seed_only_are_one_setting_with_the_median_of_it
     heading, *rows = Sweep(noisy).text().splitlines()[3:7]
     assert heading.split() == ["job", "loader", "images/s", "spread", "waiting", "accuracy"]
     assert " 300 " in rows[0] and " 1,100 " in rows[1] and " 1,150 " in rows[2]
-    assert "±3.3%" in rows[0]
+    assert "±10" in rows[0]
     assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its standard deviation"
 
 
@@ -171,7 +160,7 @@ def test_a_setting_with_failed_repeats_counts_those_that_are_done(noisy):
     (noisy / "3" / "error.txt").write_text("no memory is left")
     report = Sweep(noisy).text()
     assert "2 of 3 done" in report and "Failed: job 3 (loader=workers): no memory is left" in report
-    assert Sweep(noisy).settings[1].metric("images_per_second") == 1150
+    assert Sweep(noisy).settings[1].figure("images_per_second") == (1150, 1100, 1200)
 
 
 def test_a_sweep_over_seeds_alone_is_one_setting(tmp_path, drawn):
