@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from data.errors import DataError
 from data.subset import subset
 from scripts import predict
 from training.config import ConfigError
@@ -100,23 +99,6 @@ def test_files_that_predict_did_not_write_stay_as_they_are(trained, photos, tmp_
 def test_without_files_the_runs_own_dataset_is_predicted(trained, tmp_path):
     run(trained, tmp_path, "data.test_length=9")
     assert [row["file"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(9)]
-
-
-def test_a_list_names_files_each_once(trained, photos, tmp_path):
-    (tmp_path / "list.txt").write_text(f"{photos}/a/02.png\n\n{photos}/gone.png\n{photos}/a/00.png\n")
-    run(trained, tmp_path, tmp_path / "list.txt", photos / "a" / "00.png")
-    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [f"{photos}/a/02.png", f"{photos}/a/00.png"]
-    assert [row["file"] for row in rows(tmp_path / "p_failed.csv")] == [f"{photos}/gone.png"]
-
-
-def test_inputs_without_images_end_in_a_sentence(trained, tmp_path):
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "folder").mkdir()
-    for given in ("empty.txt", "folder"):
-        with pytest.raises(DataError, match=f"{given} names no images"):
-            run(trained, tmp_path, tmp_path / given)
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        run(trained, tmp_path, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["a,b", 'say "x"', "caf\udce9", "file", " a ", "return\r"])

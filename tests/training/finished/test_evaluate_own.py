@@ -47,16 +47,6 @@ class Raw(Margins):
         return self.model(batch["image"]).square().mean()
 
 
-class Needy(Trainer):
-    """Its constructor needs the training set, which evaluate.py does not open."""
-
-    def __init__(self, config, data, *others):
-        super().__init__(config, data, *others)
-        self.length = len(data.train)
-
-    evaluation_step = Margins.evaluation_step
-
-
 class Share:
     """An epoch's metric: the share of the most frequent prediction."""
 
@@ -125,12 +115,6 @@ def test_the_scores_are_those_of_the_runs_own_evaluation_step(tmp_path):
     assert "accuracy" not in result and "classes" not in result
 
 
-def test_a_run_whose_trainer_needs_more_ends_in_a_sentence(tmp_path):
-    trained(tmp_path, f"trainer._target_={HERE}.Needy", "task.metric=margin")
-    with pytest.raises(ConfigError, match=r"no attribute 'train' \(.*HYDRA_FULL_ERROR=1 shows the traceback\)$"):
-        evaluated(tmp_path)
-
-
 def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
     trained(tmp_path, f"trainer._target_={HERE}.Failing", "task.metric=margin")
     with pytest.raises(ConfigError, match=r"best\.pt \(step 2\) cannot be evaluated: KeyError: 'teacher' \("):
@@ -153,11 +137,4 @@ def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
 def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sentence):
     trained(tmp_path, *overrides)
     with pytest.raises(ConfigError, match=sentence):
-        predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
-
-
-def test_with_hydras_variable_the_traceback_is_shown(tmp_path, monkeypatch):
-    trained(tmp_path, f"task._target_={HERE}.Wordless")
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(NotImplementedError):
         predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])

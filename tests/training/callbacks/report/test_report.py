@@ -110,7 +110,8 @@ def finish(clock, depth: int) -> Report:
     seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}
     loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None, dataset=[])
     loader.stats = lambda: {"workers": workers, "preloader": seconds}
-    trials = SimpleNamespace(free=lambda step: Interval.of([0.05]), keep_batch=lambda _: (1, 1))
+    measure = {"free": lambda step: Interval.of([0.05]), "change": lambda *_: Interval.of([math.inf])}
+    trials = SimpleNamespace(keep_batch=lambda _: (1, 1), **measure)
     report.finish(Window(100, 3200, 10.0, 3.0), loader, trials)
     return report
 
