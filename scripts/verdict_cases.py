@@ -30,21 +30,18 @@ python_too_few_workers | reading | data.cost_ms=0 | 3.0 | 0
 # A batch sleeps for 32 * 10 = 320 ms, so two workers deliver one every 160 ms, and a step takes 5. No CPU is used.
 slow_disk | reading | data.cost_ms=0 | 8.0 | 0
     loader=workers loader.num_workers=2 data.length=3200 data.cost=wait data.cost_ms=10 model.step_ms=5
-# Every 100th sample sleeps for 400 ms. With 16 samples in a batch that is one batch in six, and at most 8 batches
-# are loaded ahead, so four workers mostly wait for one another. The same sleep in equal parts keeps all four busy.
+# One batch in six has a sample that sleeps for 400 ms, and at most 8 are loaded ahead: four workers mostly wait.
 one_in_a_hundred | loader | data.every=1 | 1.6 | 0
     loader=workers loader.num_workers=4 train.batch_size=16 data.length=4000 data.cost=wait data.cost_ms=4
     data.every=100 model.step_ms=5
 # Samples of Python code in threads of one process: the threads take turns, so together they need 32 ms per batch.
 python_in_threads | reading | loader=workers | 1.4 | 0
     loader=threads loader.num_workers=4 data.length=9600 data.cost=python data.cost_ms=1 model.step_ms=5
-# A batch takes 64 ms of one core, a step 30 ms of both. Eight workers always have a batch ready, so training never
-# waits, but the two cores need (64 + 60) / 2 = 62 ms per step, which takes 30 without the samples' work.
+# A batch takes 64 ms of one core, a step 30 ms of both: the two cores need (64 + 60) / 2 = 62 ms for each.
 too_many_workers | cores | data.cost_ms=0 | 1.5 | 0
     loader=workers loader.num_workers=8 train.batch_size=64 data.length=12800 data.cost_ms=1 model.step_ms=30
     model.threads=2
-# 24 small tensors per batch. The stock loader sends a file descriptor for each: a batch takes 4 ms of CPU time in
-# a worker and 4 in the training process, although reading and collating take 0.1 each; with loader=workers 1 and 0.5.
+# 24 small tensors per batch, each with a file descriptor: 4 ms of CPU time in a worker and 4 in the training process.
 stock_loader_many_fields | loader | loader=workers | 1.6 | 0
     loader=torch loader.num_workers=2 train.batch_size=16 data._target_=scripts.verdict_cases.Fields data.length=24000
     data.fields=24 model.step_ms=0.5
@@ -78,8 +75,7 @@ HELD_OUT = """
 # A batch takes 64 * 0.6 = 38 ms and a step 20, each on one core: the step waits almost half of the time.
 cheap_native_one_worker | reading | data.cost_ms=0 | 1.5 | 0
     loader=prefetch loader.num_workers=1 train.batch_size=64 data.length=19200 data.cost_ms=0.6 model.step_ms=20
-# Four workers deliver a batch every 64 ms in the first epoch and without delay in the four others, where only the step
-# takes time, 10 ms. The first epoch takes 6 of 10 s: reading bounds the run, though the typical step does not wait.
+# The first epoch, whose batches are read, takes 6 of 10 s: reading bounds the run, though a typical step never waits.
 cold_cache | reading | data.cost_ms=0 | 1.6 | 0
     loader=workers loader.num_workers=4 train.epochs=5 data.length=3200 data.cost=wait data.cost_ms=8 data.is_cold=true
     model.step_ms=10
@@ -87,8 +83,7 @@ cold_cache | reading | data.cost_ms=0 | 1.6 | 0
 large_batches_in_threads | reading | loader=workers | 1.3 | 0
     loader=threads loader.num_workers=3 train.batch_size=1024 data.length=20480 data.cost=python data.cost_ms=0.7
     model.step_ms=50
-# One batch in 19 takes 300 ms and the others almost nothing. Only six are loaded ahead, so two of three workers
-# and one core are mostly idle. The same CPU time in equal parts keeps both cores busy.
+# One batch in 19 takes 300 ms, and only six are loaded ahead: two of three workers and one core are mostly idle.
 one_slow_native_sample | loader | data.every=1 | 1.3 | 0
     loader=prefetch loader.num_workers=3 train.batch_size=8 data.length=4800 data.every=150 data.cost_ms=2
     model.step_ms=4
@@ -96,21 +91,17 @@ one_slow_native_sample | loader | data.every=1 | 1.3 | 0
 shared_cores | cores | data.cost_ms=0 | 1.3 | 0
     loader=prefetch loader.num_workers=2 train.batch_size=64 data.length=16000 data.cost_ms=0.5 model.step_ms=30
     model.threads=2
-# Two tiny images per batch: the training process needs 0.6 ms of CPU time to receive a batch from the stock
-# loader, 0.1 from loader=workers, and 0.3 for a step. Reading takes 0.02.
+# Receiving two tiny images takes the training process 0.6 ms of CPU time, a step 0.3, and reading them 0.02.
 tiny_batches | loader | loader=workers | 1.4 | 0
     loader=torch loader.num_workers=2 train.batch_size=2 data.length=20000
-# Each of four workers sleeps 4 * 32 = 128 ms per batch, so they deliver one every 32 ms. A step takes 40: it never
-# waits, though the workers are busy for 80 % of the time.
+# Four workers deliver a batch every 32 ms, and a step takes 40: it never waits, though they are busy 80 % of the time.
 balanced | step | model.step_ms=20 | 1.15 | 0
     loader=workers loader.num_workers=4 data.length=9600 data.cost=wait data.cost_ms=4 model.step_ms=40
-# The training process normalises, erases and mixes images of 224 x 224: 50 to 80 ms per batch. Reading a batch
-# takes 1 ms and a step 2.
+# The training process normalises, erases and mixes images for 50 to 80 ms. Reading them takes 1 ms, and a step 2.
 slow_transform | transform | augment.erase=0 augment.mixup=0 | 1.3 | 0
     loader=workers loader.num_workers=1 train.batch_size=64 augment.erase=1 augment.mixup=0.2 data.length=9600
     data.image_size=224 model.step_ms=2
-# 40 of 12,800 samples kill the worker that reads them. Its replacement needs 0.3 s to open the data, during which
-# the other worker loads at most four batches: 12 s of restarts, against 2 s of steps and reading.
+# 40 samples kill the worker that reads them. Its replacement needs 0.3 s to open the data: 12 of the run's 14 s.
 crashing_workers | reading | data.crash_every=0 | 2.0 | 0
     loader=workers loader.num_workers=2 data.length=12800 data.open_ms=300 data.crash_every=320 data.cost_ms=0.3
     model.step_ms=5

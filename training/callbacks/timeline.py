@@ -119,11 +119,14 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
         row, left, right = lanes.index(span.lane), 1000 * (span.start - start), 1000 * (span.end - start)
         color = ACTIVITIES[span.activity][1]
         axes.barh(row, right - left, 0.62, left, color=color, edgecolor="white", linewidth=0.5)
-        has_number = span.batch is not None and span.activity in ("read", "compute")
-        if span.batch is not None and has_number and right - left > 12 * (end - start):
-            ink = "white" if span.activity == "compute" else INK
-            number = str(span.batch[1])
-            axes.text((left + right) / 2, row, number, color=ink, ha="center", va="center", fontsize=8)
+        if span.batch and span.activity in ("read", "compute") and right - left > 12 * (end - start):
+            style = {
+                "color": "white" if span.activity == "compute" else INK,
+                "ha": "center",
+                "va": "center",
+                "fontsize": 8,
+            }
+            axes.text((left + right) / 2, row, str(span.batch[1]), **style)
         if span.activity in ("read", "collate"):
             read[span.batch] = right, row + 0.31
     for step in steps:

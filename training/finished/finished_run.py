@@ -39,6 +39,7 @@ from training.trust import check_config
 # The sections and keys of a run's settings that decide what its network computes.
 SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer")
 KEYS = ("seed", "train.batch_size", "train.precision")
+SPLITS = ("test", "val", "train")
 CPU_BATCH = 32  # samples
 
 

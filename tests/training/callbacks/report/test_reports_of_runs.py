@@ -56,12 +56,6 @@ def test_a_change_of_the_loader_is_proposed_only_if_it_was_faster_when_tried(tmp
     assert summary["gain"] == (pytest.approx(4.0) if speed > 1 else 10.0)
 
 
-def test_a_change_that_cannot_be_tried_leaves_the_run_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{REPORT}.diagnose", lambda _: DATA_BOUND)
-    monkeypatch.setattr("training.callbacks.report.trial.changed_config", lambda *_: 1 / 0)
-    assert train(tmp_path)["try"] == []
-
-
 def first_ones(samples: list) -> dict:
     """A batch of two samples, and as many more as the first one's label says."""
     return default_collate(samples[: 2 + samples[0]["label"]])
@@ -107,7 +101,3 @@ def test_a_run_that_a_signal_stops_reports_where_its_time_went_until_then(tmp_pa
     with pytest.raises(Stopped):
         train(tmp_path)
     assert "\ncomputing " in (tmp_path / "report.md").read_text()
-
-
-def test_the_verdict_of_a_cached_run_says_what_it_measured(tmp_path):
-    assert "this is what training costs with free data" in train(tmp_path, "loader=cached")["verdict"]
