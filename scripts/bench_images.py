@@ -10,16 +10,12 @@ decoder that is installed (data.decoder). The decoders take turns. Reading from 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,29 +38,20 @@ class InMemory(CroppedDataset):
         return self.files[index], f"image {index}"
 
 
-def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
-    """Reads images. Returns the content of those that can be decoded, and a summary of their sizes and formats."""
-    files, sizes, formats, errors = [], [], Counter[str](), []
+def readable(paths: list[str]) -> tuple[list[bytes], list[str]]:
+    """Returns the content of the images that can be decoded, and for each other one a sentence that says why not."""
+    files, errors = [], []
     for path in paths:
         try:
             with image_errors(path):
                 data = Path(path).read_bytes()
                 decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
-                with Image.open(path) as image:
-                    sizes.append(image.size)
-                    formats[f"{image.format} {image.mode}"] += 1
             files.append(data)
         except DataError as error:
             errors.append(str(error))
     if not files:
         raise BenchError(f"none of {len(paths)} images can be read; the first: {errors[0]}")
-    sides = sorted(sizes, key=math.prod)
-    return files, {
-        "sizes": [sides[int(share * (len(sides) - 1))] for share in (0.1, 0.5, 0.9)],
-        "kilobytes": float(np.mean([len(data) for data in files])) / 1000,
-        "formats": {name: count / len(files) for name, count in formats.most_common()},
-        "errors": errors,
-    }
+    return files, errors
 
 
 def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
@@ -90,15 +77,15 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     paths = image_files([str(given.folder)])
     some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
-    files, about = describe([paths[index] for index in some])
+    files, errors = readable([paths[index] for index in some])
 
-    decoders, missing = [], []  # names of those that are installed, and why others cannot be used
+    decoders = []
     for name in (*DECODERS, "pillow"):
         try:
             choose(name)
             decoders.append(name)
-        except DataError as error:
-            missing.append(str(error))
+        except DataError as error:  # it is not installed
+            errors.append(str(error))
     seconds = given.seconds / (2 * ROUNDS * len(decoders))
 
     def measure(name: str) -> Row:
@@ -115,17 +102,12 @@ def main(arguments: list[str] | None = None) -> None:
         ("evaluation", "evaluation", "{:,.0f}/s".format),
         ("cores", f"cores for {needed:,.0f}/s", "{:.1f}".format),
     )
-    small, usual, large = (f"{width}x{height}" for width, height in about["sizes"])
-    lines = [
-        f"{given.folder}: {len(paths):,} images; {len(files)} of them drawn, {about['kilobytes']:,.0f} kB on average",
-        f"sizes: {small} (10th percentile), {usual} (median), {large} (90th percentile)",
-        "formats: " + ", ".join(f"{share:.0%} {name}" for name, share in about["formats"].items()),
-        *about["errors"],
-        *missing,
+    title = (
+        f"{given.folder}: {len(files)} of {len(paths):,} images, {np.mean([*map(len, files)]) / 1000:,.0f} kB each\n"
         f"images per second and core; training needs {needed:,.0f} per second "
-        f"({given.steps_per_second:g} steps of {given.batch_size})",
-    ]
-    report("\n".join(lines), columns, {**about, "images": len(paths), "missing": missing, "rows": rows}, given.json)
+        f"({given.steps_per_second:g} steps of {given.batch_size})"
+    )
+    report("\n".join([title, *errors]), columns, {"images": len(paths), "errors": errors, "rows": rows}, given.json)
 
 
 if __name__ == "__main__":
