@@ -11,8 +11,7 @@ The rows of the table are loaders:
 - `workers` and `prefetch`: build_loader's, without and with the preloader's thread.
 
 The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
-`idle` is the share of a step in which the device waited for its batch. At the end, without training, the bench
-measures how fast batches are copied to the GPU: batches made beforehand, loaded ones, and one large page-locked block.
+`idle` is the share of a step in which the device waited for its batch.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ from loaders import LoaderConfig, Preloader, build_loader
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 
 LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
-BLOCK = 256 << 20  # bytes of the one large copy
 
 # For each model: its constructor, pixels per side, classes, batch size, steps per turn.
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
@@ -85,7 +83,7 @@ class Bench:
             for _ in range(self.warmup_steps):  # cuDNN searches for the fastest kernels outside of all turns
                 step(next(batches["limit"]))
             turn_seconds = seconds / ROUNDS / len(LOADERS)
-            rows = measured_in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
+            rows = in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
@@ -131,25 +129,6 @@ class Bench:
             "idle": window.data_wait_fraction,
         }
 
-    def copying(self) -> dict[str, float]:
-        """Bytes per second from the host to the GPU, for each way of copying."""
-        rates = {}
-        for name in ("ready", "prefetch"):
-            with self.loader(name, None) as loader:
-                for count in (self.warmup_steps, self.steps):
-                    began = time.perf_counter()
-                    for number in range(count):
-                        next(loader)
-                        if number % 8 == 7 or number == count - 1:  # else the GPU's memory would fill up
-                            torch.cuda.synchronize()
-                rates[name] = self.steps * sum(self.field_bytes) / (time.perf_counter() - began)
-        source = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
-        target = source.to(self.device)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        return {**rates, "one block": BLOCK / (time.perf_counter() - began)}
-
 
 def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str, torch.Tensor]], None]:
     model.to(device).to(memory_format=torch.channels_last).train()
@@ -193,12 +172,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     model = "tiny" if given.tiny else given.model
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)
-    rows, rates = bench.rows(given.seconds), bench.copying() if bench.on_cuda else None
     setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
     title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
-    report(title, COLUMNS, {**setting, "rows": rows, "bytes_per_second": rates}, given.json)
-    if rates is not None:
-        print("\nto the device:", ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in rates.items()))
+    report(title, COLUMNS, {**setting, "rows": bench.rows(given.seconds)}, given.json)
 
 
 if __name__ == "__main__":

@@ -42,22 +42,26 @@ def parsed(
     return given
 
 
-def measured_in_turns(names: Iterable[str], measure: Callable[[str], Row]) -> list[Row]:
-    """Calls `measure` with each name in each of ROUNDS rounds. Returns the medians, one row per name.
+def in_turns(
+    names: Iterable[str], measure: Callable[[str], Row], kind: str = "loader", rounds: int = ROUNDS
+) -> list[Row]:
+    """Calls `measure` with each name in each round. Returns a row per name, with the name under the key `kind`.
 
-    The names take turns, so that whatever else the machine does slows all of them alike.
+    A row has the medians of numbers and the most frequent of other values, without those that are None. The names take
+    turns, so that whatever else the machine does slows all of them alike.
     """
-    rounds: dict[str, list[Row]] = {name: [] for name in names}
-    with tqdm(total=ROUNDS * len(rounds), unit="turn", leave=False, disable=None) as bar:
-        for _ in range(ROUNDS):
-            for name, measured in rounds.items():
-                bar.set_description(name)
-                measured.append(measure(name))
-                bar.update()
-    return [
-        {"loader": name, **{key: statistics.median(one[key] for one in measured) for key in measured[0]}}
-        for name, measured in rounds.items()
-    ]
+    measured: dict[str, list[Row]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in tqdm(measured, leave=False, disable=None):
+            measured[name].append(measure(name))
+    return [{kind: name, **{key: typical(rows, key) for key in rows[0]}} for name, rows in measured.items()]
+
+
+def typical(rows: list[Row], key: str) -> Any:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    if not values:
+        return None
+    return statistics.mode(values) if isinstance(values[0], str) else statistics.median(values)
 
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:

@@ -10,16 +10,12 @@ decoder that is installed (data.decoder). The decoders take turns. Reading from 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, JpegImagePlugin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,9 +24,7 @@ from data.image_files import image_files
 from data.images.crops import CroppedDataset
 from data.images.decoders import DECODERS, choose
 from data.images.decoding import decode, image_errors
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
-
-SAMPLINGS = {0: "4:4:4", 1: "4:2:2", 2: "4:2:0"}
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 
 
 class InMemory(CroppedDataset):
@@ -44,37 +38,20 @@ class InMemory(CroppedDataset):
         return self.files[index], f"image {index}"
 
 
-def kind(image: Image.Image) -> str:
-    """The format and mode of an image; for a JPEG, its chroma subsampling instead of the mode."""
-    if image.format not in ("JPEG", "MPO"):
-        return f"{image.format} {image.mode}"
-    colours = SAMPLINGS.get(JpegImagePlugin.get_sampling(image), "other") if image.mode == "RGB" else image.mode
-    return f"JPEG {colours}{' progressive' if image.info.get('progressive') else ''}"
-
-
-def describe(paths: list[str]) -> tuple[list[bytes], dict[str, Any]]:
-    """Reads images. Returns the content of those that can be decoded, and a summary of their sizes and formats."""
-    files, sizes, kinds, errors = [], [], Counter[str](), []
+def readable(paths: list[str]) -> tuple[list[bytes], list[str]]:
+    """Returns the content of the images that can be decoded, and for each other one a sentence that says why not."""
+    files, errors = [], []
     for path in paths:
         try:
             with image_errors(path):
                 data = Path(path).read_bytes()
                 decode(data, lambda size: (0, 0, 1, 1), decoders=choose("auto"))
-                with Image.open(path) as image:
-                    sizes.append(image.size)
-                    kinds[kind(image)] += 1
             files.append(data)
         except DataError as error:
             errors.append(str(error))
     if not files:
         raise BenchError(f"none of {len(paths)} images can be read; the first: {errors[0]}")
-    sides = sorted(sizes, key=math.prod)
-    return files, {
-        "sizes": [sides[int(share * (len(sides) - 1))] for share in (0.1, 0.5, 0.9)],
-        "kilobytes": float(np.mean([len(data) for data in files])) / 1000,
-        "kinds": {name: count / len(files) for name, count in kinds.most_common()},
-        "errors": errors,
-    }
+    return files, errors
 
 
 def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
@@ -85,18 +62,6 @@ def images_per_second(dataset: CroppedDataset, seconds: float) -> float:
         dataset[done % len(dataset)]
         done += 1
     return done / (time.process_time() - start)
-
-
-def usable_decoders() -> tuple[list[str], list[str]]:
-    """The decoders that are installed, and for each other one a sentence that says why it cannot be used."""
-    usable, errors = [], []
-    for name in (*DECODERS, "pillow"):
-        try:
-            choose(name)
-            usable.append(name)
-        except DataError as error:
-            errors.append(str(error))
-    return usable, errors
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -112,16 +77,22 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     paths = image_files([str(given.folder)])
     some = np.random.default_rng(0).permutation(len(paths))[: given.images].tolist()
-    files, about = describe([paths[index] for index in some])
+    files, errors = readable([paths[index] for index in some])
 
-    decoders, missing = usable_decoders()
+    decoders = []
+    for name in (*DECODERS, "pillow"):
+        try:
+            choose(name)
+            decoders.append(name)
+        except DataError as error:  # it is not installed
+            errors.append(str(error))
     seconds = given.seconds / (2 * ROUNDS * len(decoders))
 
     def measure(name: str) -> Row:
         training, evaluation = (InMemory(train, files, given.image_size, name) for train in (True, False))
         return {"training": images_per_second(training, seconds), "evaluation": images_per_second(evaluation, seconds)}
 
-    rows = measured_in_turns(decoders, measure)
+    rows = in_turns(decoders, measure)
     needed = given.batch_size * given.steps_per_second
     for row in rows:
         row["cores"] = needed / row["training"]
@@ -131,18 +102,12 @@ def main(arguments: list[str] | None = None) -> None:
         ("evaluation", "evaluation", "{:,.0f}/s".format),
         ("cores", f"cores for {needed:,.0f}/s", "{:.1f}".format),
     )
-    small, usual, large = (f"{width}x{height}" for width, height in about["sizes"])
-    kinds = ", ".join(f"{share:.0%} {name}" for name, share in about["kinds"].items())
-    lines = [
-        f"{given.folder}: {len(paths):,} images; {len(files)} of them drawn, {about['kilobytes']:,.0f} kB on average",
-        f"sizes: {small} (10th percentile), {usual} (median), {large} (90th percentile)",
-        f"kinds: {kinds}",
-        *about["errors"],
-        *missing,
+    title = (
+        f"{given.folder}: {len(files)} of {len(paths):,} images, {np.mean([*map(len, files)]) / 1000:,.0f} kB each\n"
         f"images per second and core; training needs {needed:,.0f} per second "
-        f"({given.steps_per_second:g} steps of {given.batch_size})",
-    ]
-    report("\n".join(lines), columns, {**about, "images": len(paths), "missing": missing, "rows": rows}, given.json)
+        f"({given.steps_per_second:g} steps of {given.batch_size})"
+    )
+    report("\n".join([title, *errors]), columns, {"images": len(paths), "errors": errors, "rows": rows}, given.json)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ All have the same batch size and prefetch factor, and nothing is done with the b
 rows that end in `-1` have batches of 1, the others of 64. The loaders take turns of some seconds, each in a new
 process, and the medians over three rounds are compared.
 
-Memory is the peak of all processes together, without libraries. Shared pages count once. Files in /dev/shm count even
-if no process has mapped them.
+Memory is the peak of all processes of a loader together. Shared pages count once.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.errors import check_choice
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, measured_in_turns, parsed, report, run
+from loaders.nested import rows
+from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
 from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, Transport, make_pictures
 
+FORK = multiprocessing.get_context("fork")
 MEMORY_INTERVAL = 0.2  # seconds between two readings of the processes' memory
 COLUMNS: Columns = (
     ("loader", "loader", str),
@@ -58,26 +61,24 @@ COLUMNS: Columns = (
 def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Row]:
     """Measures the loaders in turns, for `seconds` in total."""
     turn_seconds = seconds / (ROUNDS * len(makers))
-    rows = measured_in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
-    rates = {row["loader"]: row["images_per_second"] for row in rows}
-    for row in rows:
+    found = in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
+    rates = {row["loader"]: row["images_per_second"] for row in found}
+    for row in found:
         base = rates.get("torch-1" if row["loader"].endswith("-1") else "torch")
         row["ratio_to_torch"] = row["images_per_second"] / base if base else None
-    return rows
+    return found
 
 
 def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -> Row:
-    """Measures one turn in a child process, and meanwhile the memory of all. Raises BenchError if the loader fails."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(make, num_workers, seconds, sender))
-    in_shm = _shm_bytes()
+    """Measures one turn in a child process, and meanwhile its memory. Raises BenchError if the loader fails."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_measure, args=(make, num_workers, seconds, sender))
     process.start()
     sender.close()
-    peak = _memory_bytes(in_shm)  # at least once, however short the turn is
+    peak = memory_bytes(process.pid)  # at least once, however short the turn is
     try:
         while not receiver.poll(MEMORY_INTERVAL):
-            peak = max(peak, _memory_bytes(in_shm))
+            peak = max(peak, memory_bytes(process.pid))
         outcome = receiver.recv()
     except EOFError:
         outcome = "its process died"
@@ -92,8 +93,8 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
     try:
         began = time.perf_counter()
         loader = make(num_workers)
-        batches = _endless(loader)
-        images = _images(next(batches))
+        batches = chain.from_iterable(repeat(loader))
+        images = rows(next(batches))
         first = time.perf_counter() - began
         images += _count(batches, seconds / 4)  # warm-up: fills the queues and makes the slots
         began = time.perf_counter()
@@ -109,48 +110,27 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
         sender.send(f"{type(error).__name__}: {error}")
 
 
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
 def _count(batches: Iterator[Any], seconds: float) -> int:
     images, until = 0, time.perf_counter() + seconds
     while not images or time.perf_counter() < until:
-        images += _images(next(batches))
+        images += rows(next(batches))
     return images
 
 
-def _images(batch: Any) -> int:
-    return len(batch["image"] if isinstance(batch, dict) else batch[0])
-
-
-def _memory_bytes(shm_before: int) -> int:
-    """The memory of this process and its children now. `shm_before`: bytes in /dev/shm that are not theirs."""
-    anonymous = shared = 0
-    this = psutil.Process()
-    for process in [this, *this.children(recursive=True)]:
-        try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
-        except (FileNotFoundError, ProcessLookupError):  # the process has exited
-            continue
-        sizes = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines}
-        anonymous, shared = anonymous + sizes.get("Pss_Anon:", 0), shared + sizes.get("Pss_Shmem:", 0)
-    return anonymous + max(shared, _shm_bytes() - shm_before)
-
-
-def _shm_bytes() -> int:
-    return psutil.disk_usage("/dev/shm").used if os.path.exists("/dev/shm") else 0
+def memory_bytes(pid: int | None) -> int:
+    """The memory that a process and its children use now."""
+    total = 0
+    with suppress(psutil.Error):  # the process may have exited
+        for process in (found := psutil.Process(pid), *found.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
 
 
 def copying_rate(num_workers: int, seconds: float) -> float:
     """How many images of `transport` per second processes copy into shared memory if they do nothing else."""
-    context = multiprocessing.get_context("fork")
-    counts = context.Array("q", num_workers)
-    images = Transport().images.numpy()
-    processes = [
-        context.Process(target=_copy, args=(images, counts, worker, seconds)) for worker in range(num_workers)
-    ]
+    counts, images = FORK.Array("q", num_workers), Transport().images.numpy()
+    processes = [FORK.Process(target=_copy, args=(images, counts, worker, seconds)) for worker in range(num_workers)]
     for process in processes:
         process.start()
     for process in processes:
@@ -178,10 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parsed(parser, arguments, positive=("workers", "seconds"))
     check_choice("--workload", given.workload, WORKLOADS, BenchError)
     if given.data_root is not None and given.workload not in PICTURE_WORKLOADS:
-        readers = ", ".join(PICTURE_WORKLOADS)
-        raise BenchError(f"--data-root {given.data_root}: only {readers} read images from a folder; leave it out")
-    if given.data_root is not None and not given.data_root.is_dir():
-        raise BenchError(f"--data-root {given.data_root}: there is no such folder")
+        raise BenchError(f"--data-root: only {', '.join(PICTURE_WORKLOADS)} read images from a folder; leave it out")
 
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
     with tempfile.TemporaryDirectory() as folder:
@@ -192,8 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
         names = given.loaders.split(",") if given.loaders else list(makers)
         for name in names:
             check_choice("--loaders", name, makers, BenchError)
-        rows = bench({name: makers[name] for name in names}, given.workers, given.seconds)
-    result = {"workload": given.workload, "num_workers": given.workers, "rows": rows}
+        found = bench({name: makers[name] for name in names}, given.workers, given.seconds)
+    result = {"workload": given.workload, "num_workers": given.workers, "rows": found}
     if given.workload == "transport":
         result["copying_images_per_second"] = copying_rate(given.workers, given.seconds / 20)
     report(f"{given.workload}, {given.workers} workers, medians of {ROUNDS} rounds", COLUMNS, result, given.json)

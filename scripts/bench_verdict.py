@@ -1,6 +1,6 @@
 """Is a run's verdict right? Runs train.py on cases whose bottleneck is known by construction, and compares.
 
-python scripts/bench_verdict.py                        # the cases of verdict_cases.py; five minutes
+python scripts/bench_verdict.py                        # thirteen cases; five minutes
 python scripts/bench_verdict.py --held-out --gains     # ten others; runs what each verdict says to try, too
 python scripts/bench_verdict.py --check                # the cases themselves: how much faster without the bottleneck?
 
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,18 +24,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import yaml
-from tqdm import tqdm
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.errors import check_choice
-from scripts.bench_harness import BenchError, Columns, Row, parsed, report, run
-from scripts.verdict_cases import CASES, Case
+from scripts.bench_harness import BenchError, Columns, Row, in_turns, parsed, report, run
+from scripts.verdict_cases import CASES, HELD_OUT, Case, cases_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORES = 2
 CLOSE = 0.15  # how far an estimated gain may be from the measured one, as a share of the measured one
-FAILED: Row = {"said": "failed", "try": "-", "estimated": None, "measured": None, "seconds": None, "verdict": None}
 WHOLE_RUN = {"checkpoint", "evaluation", "start-up"}  # bottlenecks that images/s do not show
+DATA_BOUND = {"reading", "loader"}  # those that more workers, other workers or another loader can remove
+FAILED: Row = {"said": "failed", "try": "-", "estimated": None, "measured": None, "verdict": None}
 
 
 def factor(value: float | None) -> str:
@@ -45,11 +43,7 @@ def factor(value: float | None) -> str:
 
 
 COLUMNS: Columns = [
-    ("case", "case", str),
-    ("truth", "truth", str),
-    ("said", "said", str),
-    ("right", "right", str),
-    ("try", "try", str),
+    *((key, key, str) for key in ("case", "truth", "said", "right", "try")),
     ("estimated", "estimated gain", factor),
     ("measured", "measured gain", factor),
 ]
@@ -70,10 +64,7 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as others:
         for _ in range(case.others):
             others.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-        write_config(case, Path(folder, "conf"))
-        command = [sys.executable, "train.py", "--config-dir", f"{folder}/conf", f"hydra.run.dir={folder}/run"]
-        command += ["device=cpu", "data=constructed", f"model={case.model.get('of', 'constructed')}"]
-        command += [*shlex.split(case.overrides), *extra]
+        command = [sys.executable, *case.command(extra), f"hydra.run.dir={folder}"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)}
         began = time.perf_counter()
         try:
@@ -85,128 +76,76 @@ def train(case: Case, extra: list[str]) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         if done.returncode:
             raise BenchError(f"{shlex.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
-        summary: dict[str, Any] = json.loads(Path(folder, "run", "summary.json").read_text())
-    return {**summary, "seconds": seconds}
-
-
-def write_config(case: Case, folder: Path) -> None:
-    """Writes the case's dataset and model as choices of the config groups data and model.
-
-    Images are so small that torch runs the transform in one thread: several would spin for a while after their work.
-    """
-    parts = {"data": {"test_length": 256, "image_size": 8, **case.data}, "model": {"of": "Timed", **case.model}}
-    for group, part in parts.items():
-        content = {"_target_": f"scripts.verdict_parts.{part.pop('of')}", **part}
-        (folder / group).mkdir(parents=True)
-        (folder / group / "constructed.yaml").write_text(yaml.safe_dump(content))
+        return {**json.loads(Path(folder, "summary.json").read_text()), "seconds": seconds}
 
 
 def gain(case: Case, before: dict[str, Any], after: dict[str, Any]) -> float:
     """How many times as fast the run `after` was, compared with the run `before`."""
-    if case.truth & WHOLE_RUN:
+    if case.truth in WHOLE_RUN:
         return float(before["seconds"] / after["seconds"])
     return float(after["images_per_second"] / before["images_per_second"])
 
 
-def judged(case: Case, with_gains: bool) -> Row:
-    """Runs the case; with gains, also the overrides that its verdict says to try, if any."""
+def judged(case: Case, check: bool, with_gains: bool) -> Row:
+    """Runs the case; to check it, without its bottleneck too; with gains, also what its verdict says to try."""
     summary = train(case, [])
+    if check:
+        return {"measured": gain(case, summary, train(case, case.without.split()))}
     advice = summary.get("try")
-    tried = train(case, advice) if advice and with_gains else None
-    return {
-        "said": summary.get("bottleneck", "-"),
-        "try": " ".join(advice) if advice else "-",
-        "estimated": summary.get("gain"),
-        "measured": tried and gain(case, summary, tried),
-        "seconds": summary["seconds"],
-        "verdict": summary.get("verdict"),
-    }
-
-
-def checked(case: Case) -> Row:
-    """Runs the case with and without its bottleneck."""
-    summary, without = train(case, []), train(case, shlex.split(case.without))
-    return {"measured": gain(case, summary, without), "seconds": summary["seconds"]}
-
-
-def typical(values: list[Any]) -> Any:
-    """The median of numbers or the most frequent of strings, without those that are None."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return statistics.mode(known) if isinstance(known[0], str) else statistics.median(known)
+    measured = gain(case, summary, train(case, advice)) if advice and with_gains else None
+    said = {"said": summary.get("bottleneck", "-"), "try": " ".join(advice) if advice else "-"}
+    return {**said, "estimated": summary.get("gain"), "measured": measured, "verdict": summary.get("verdict")}
 
 
 def bench(cases: dict[str, Case], repeat: int, check: bool, with_gains: bool) -> list[Row]:
-    rounds: dict[str, list[Row]] = {name: [] for name in cases}
-    with tqdm(total=repeat * len(cases), unit="case", leave=False, disable=None) as bar:
-        for _ in range(repeat):
-            for name, case in cases.items():
-                bar.set_description(name)
-                try:
-                    rounds[name].append(checked(case) if check else judged(case, with_gains))
-                except BenchError as error:  # go on with the other cases
-                    tqdm.write(f"{name}: {error}", file=sys.stderr)
-                    rounds[name].append(FAILED)
-                bar.update()
-    rows = []
-    for name, case in cases.items():
-        row = {key: typical([one.get(key) for one in rounds[name]]) for key in rounds[name][0]}
-        row |= {
-            "case": name,
-            "truth": " | ".join(sorted(case.truth)),
-            "without": case.without,
-            "least": case.speedup,
-        }
-        if not check:
-            row["right"] = "-" if row["said"] == "-" else "yes" if row["said"] in case.truth else "NO"
-        rows.append(row)
+    def measure(name: str) -> Row:
+        try:
+            return judged(cases[name], check, with_gains)
+        except BenchError as error:  # go on with the other cases
+            print(f"{name}: {error}", file=sys.stderr)
+            return FAILED
+
+    rows = in_turns(cases, measure, kind="case", rounds=repeat)
+    for row in rows:
+        case = cases[row["case"]]
+        is_right = "-" if row.get("said") == "-" else "yes" if row.get("said") == case.truth else "NO"
+        row |= {"truth": case.truth, "without": case.without, "least": case.speedup, "right": is_right}
     return rows
 
 
-def totals(rows: list[Row], cases: dict[str, Case]) -> str:
+def totals(rows: list[Row]) -> str:
     """How many verdicts are right, and how many estimated gains are close to the measured ones."""
     right = sum(row["right"] == "yes" for row in rows)
     lines = [f"{right} of {len(rows)} verdicts name the bottleneck"]
-    measured = [row for row in rows if cases[row["case"]].is_data_bound and row["measured"] is not None]
+    measured = [row for row in rows if row["truth"] in DATA_BOUND and row["measured"] is not None]
     if measured:
-        close = sum(is_close(row["estimated"], row["measured"]) for row in measured)
-        lines.append(f"{close} of {len(measured)} data-bound estimates are within {100 * CLOSE:.0f} % of the gain")
+        close = sum(abs((row["estimated"] or 0) / row["measured"] - 1) <= CLOSE for row in measured)
+        lines.append(f"{close} of {len(measured)} data-bound estimates are within {CLOSE:.0%} of the gain")
     return "\n".join(lines)
-
-
-def is_close(estimated: float | None, measured: float) -> bool:
-    return estimated is not None and math.isclose(estimated, measured, rel_tol=0, abs_tol=CLOSE * measured)
-
-
-def chosen(names: str | None, held_out: bool) -> dict[str, Case]:
-    cases = CASES
-    if held_out:
-        from scripts.verdict_cases_held_out import CASES as cases
-    for name in (given := names.split(",") if names else list(cases)):
-        check_choice("--cases", name, cases, BenchError)
-    return {name: cases[name] for name in given}
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", help=f"names, separated by commas (all): {', '.join(CASES)}")
+    parser.add_argument("--cases", help=f"names, separated by commas (all): {', '.join(cases_of(CASES))}")
     parser.add_argument("--held-out", action="store_true", help="the other ten cases")
     parser.add_argument("--gains", action="store_true", help="run what each verdict says to try, and compare the gain")
     parser.add_argument("--check", action="store_true", help="run each case with and without its bottleneck instead")
     parser.add_argument("--repeat", type=int, default=1, help="rounds, in which the cases take turns (1)")
     given = parsed(parser, arguments, positive=("repeat",))
-    cases = chosen(given.cases, given.held_out)
+    known = cases_of(HELD_OUT if given.held_out else CASES)
+    names = given.cases.split(",") if given.cases else list(known)
+    for name in names:
+        check_choice("--cases", name, known, BenchError)
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     if len(cores) < CORES:
         raise BenchError(f"the cases need {CORES} cores, and this process may use {len(cores)}")
     os.sched_setaffinity(0, cores)
-    rows = bench(cases, given.repeat, given.check, given.gains)
+    rows = bench({name: known[name] for name in names}, given.repeat, given.check, given.gains)
     title = f"{'held-out' if given.held_out else 'open'} cases on {CORES} cores, {given.repeat} rounds"
     report(title, CHECK_COLUMNS if given.check else COLUMNS, {"rows": rows}, given.json)
     if not given.check:
-        print(f"\n{totals(rows, cases)}")
+        print(f"\n{totals(rows)}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,50 +72,39 @@ class Tiny(Transport):
 
 
 class Plain:
-    """A dataset with its read_batch hidden."""
+    """A dataset with its read_batch hidden; or images with `labels`, and torchvision's `transform` for each image."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, labels: list[int] | None = None, transform: Any = None) -> None:
+        self._dataset, self._labels, self._transform = dataset, labels, transform
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
-class Transformed(Plain):
-    """(image, label) pairs from memory, with a torchvision transform applied to each image."""
-
-    def __init__(self, images: torch.Tensor, labels: list[int], transform: Callable[[torch.Tensor], torch.Tensor]):
-        super().__init__(images)
-        self._labels, self._transform = labels, transform
-
-    def __getitem__(self, index: int) -> Any:
-        return self._transform(self._dataset[index]), self._labels[index]
+        sample = self._dataset[index]
+        return sample if self._labels is None else (self._transform(sample), self._labels[index])
 
 
 def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: Any = None) -> dict[str, Maker]:
     """The rows of one workload: the stock DataLoader over each dataset in `stock`, and our loaders over `ours`."""
     common: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
+    plain: dict[str, Any] = {"dataset": Plain(ours), "seed": None}
+    thread: dict[str, Any] = {"worker_method": "thread"}
 
     def stock_loader(dataset: Any) -> Maker:
         return lambda n: DataLoader(dataset, batch_size, num_workers=n, multiprocessing_context="fork", **common)
 
-    def our_loader(dataset: Any, seed: int | None, method: str = "multiprocessing", depth: int = 0) -> Maker:
-        def make(n: int) -> Preloader:
-            settings = {"num_workers": n, "seed": seed, "worker_method": method, **common}
-            return Preloader(WorkerLoader(dataset, batch_size, **settings), "cpu", depth, transform)
-
-        return make
+    def our_loader(depth: int = 0, **options: Any) -> Maker:
+        settings = {"dataset": ours, "seed": 0, "batch_size": batch_size, **common, **options}
+        return lambda n: Preloader(WorkerLoader(num_workers=n, **settings), "cpu", depth, transform)
 
     return {
         **{name: stock_loader(dataset) for name, dataset in stock.items()},
-        "workers": our_loader(ours, 0),
-        "workers-plain": our_loader(Plain(ours), None),
-        "threads": our_loader(ours, 0, "thread"),
-        "threads-plain": our_loader(Plain(ours), None, "thread"),
-        "prefetch": our_loader(ours, 0, depth=2),
+        "workers": our_loader(),
+        "workers-plain": our_loader(**plain),
+        "threads": our_loader(**thread),
+        "threads-plain": our_loader(**plain, **thread),
+        "prefetch": our_loader(depth=2),
     }
 
 
@@ -132,12 +122,8 @@ def overhead(*_: Path) -> dict[str, Maker]:
 def cifar(*_: Path, length: int = 50_000) -> dict[str, Maker]:
     generator = np.random.default_rng(0)
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
-    about: dict[str, Any] = {
-        "classes": [str(label) for label in range(10)],
-        "mean": (0.491, 0.482, 0.447),
-        "std": (0.247, 0.244, 0.262),
-    }
-    labels = generator.integers(10, size=length)
+    labels, classes = generator.integers(10, size=length), [str(label) for label in range(10)]
+    about: dict[str, Any] = {"classes": classes, "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.244, 0.262)}
     return in_memory(ArrayDataset(images, labels, **about, train=True, pad=4, flip=True), images, 512)
 
 
@@ -151,7 +137,7 @@ def in_memory(ours: ArrayDataset, images: np.ndarray, batch_size: int) -> dict[s
     steps = [v2.RandomCrop(size, padding=ours.pad, padding_mode="reflect"), v2.RandomHorizontalFlip()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
     planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-    stock = Transformed(planes, ours.labels.tolist(), v2.Compose(steps))
+    stock = Plain(planes, ours.labels.tolist(), v2.Compose(steps))
     normalize = Normalize(ours.mean, ours.std)
     resident = ResidentLoader(ours, batch_size, shuffle=True, drop_last=True)
     rows = loader_rows(ours, {"torch": stock}, batch_size, normalize)
@@ -188,25 +174,15 @@ def decoded(path: str) -> torch.Tensor:
     return decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
 
 
-def costly(kind: str) -> Workload:
+def costly(kind: str, *_: Path) -> dict[str, Maker]:
     """Samples that each take a millisecond of Python code, of C code that releases the GIL, or of sleep."""
-
-    def make(*_: Path) -> dict[str, Maker]:
-        dataset = Synthetic(train=True, length=6400, cost=kind, cost_ms=1.0)
-        return loader_rows(dataset, {"torch": dataset}, 32)
-
-    return make
+    dataset = Synthetic(train=True, length=6400, cost=kind, cost_ms=1.0)
+    return loader_rows(dataset, {"torch": dataset}, 32)
 
 
 PICTURE_WORKLOADS: dict[str, Workload] = {"jpeg": jpeg, "evaluation": evaluation, "packed": packed}
-WORKLOADS: dict[str, Workload] = {
-    "transport": transport,
-    "cifar": cifar,
-    "fashion": fashion,
-    **PICTURE_WORKLOADS,
-    "overhead": overhead,
-    **{kind: costly(kind) for kind in ("python", "native", "wait")},
-}
+WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, "fashion": fashion, **PICTURE_WORKLOADS}
+WORKLOADS |= {"overhead": overhead, **{kind: partial(costly, kind) for kind in ("python", "native", "wait")}}
 
 
 def make_pictures(root: Path, count: int = 320) -> None:

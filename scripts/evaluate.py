@@ -5,9 +5,9 @@
     python scripts/evaluate.py RUN data=image_folder data.root=DIR                # other data with the same classes
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
-evaluation_step and task.metrics, in batches of the run's size if a loss or a score depends on the batch. It writes
-confusion.png, mistakes.png and evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may
-name only what training/trust.py allows; --trust MODULE allows another.
+evaluation_step and task.metrics, in batches of the run's size. It writes confusion.png, mistakes.png and
+evaluation.json into RUN/evaluation/SPLIT. No code in RUN is executed: its settings may name only what
+training/trust.py allows; --trust MODULE allows another.
 """
 
 from __future__ import annotations
@@ -26,20 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from loaders.nested import rows
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
-from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
+from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
 from training.metrics import Means
 from training.trust import check_links
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    options = parser(__doc__)
-    options.add_argument(
-        "overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR or device=cpu"
-    )
-    options.add_argument(
-        "--split", choices=("test", "val", "train"), default="test", help="which images; default: test"
-    )
+    options, overrides = parser(__doc__), "settings to replace, such as data.root=DIR or device=cpu"
+    options.add_argument("overrides", nargs="*", default=[], help=overrides)
+    options.add_argument("--split", choices=SPLITS, default="test", help="which images; default: test")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
     given = options.parse_intermixed_args(arguments)
 
@@ -48,32 +44,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     dataset = run.dataset(given.split)
     with refused_as(f"{run} cannot be evaluated"):
         images, scores, evaluation = evaluate(run, dataset)
-    result: dict[str, Any] = {
-        "checkpoint": str(run.path),
-        "step": run.step,
-        "split": given.split,
-        "images": images,
-        "skipped": len(dataset) - images,
-        **scores,
-    }
-    if evaluation is not None:
-        result["classes"] = evaluation.by_class()
+    result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": images}
+    result |= {"skipped": len(dataset) - images, **scores}
 
     out: Path = given.out or run.folder / "evaluation" / given.split
-    write(out, result, evaluation)
+    out.mkdir(parents=True, exist_ok=True)
     if evaluation is not None:
+        result["classes"] = evaluation.by_class()
+        write_whole(out / "mistakes.png", evaluation.draw_mistakes())
+        if picture := evaluation.draw_confusion():
+            write_whole(out / "confusion.png", picture)
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
+    write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
     print(run)
-    print(
-        ", ".join(f"{name} {value:.4f}" for name, value in scores.items()),
-        f"of {images:,} images ({given.split})",
-    )
+    text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    print(f"{text} of {images:,} images ({given.split})")
     return result
 
 
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
     """Returns the number of samples, the scores by name, and for classes what is predicted for each sample."""
-    trainer = run.trainer(dataset)
+    trainer = run.trainer()
     has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
     evaluation = Evaluation(run.spec) if has_classes else None
     means, images, outputs = Means(trainer.processes), 0, list[Tensor]()
@@ -90,16 +81,6 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     if not run.has_loss:
         scores.pop("loss", None)
     return images, scores, evaluation
-
-
-def write(folder: Path, result: dict[str, Any], evaluation: Evaluation | None) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "evaluation.json", json.dumps(result, indent=2) + "\n")
-    if evaluation is None:
-        return
-    write_whole(folder / "mistakes.png", evaluation.draw_mistakes())
-    if picture := evaluation.draw_confusion():
-        write_whole(folder / "confusion.png", picture)
 
 
 if __name__ == "__main__":

@@ -31,28 +31,18 @@ def make(source: Path, target: Path, train_per_class: int = 1000, test_per_class
     sums = ""
     for names, per_class in ((TRAIN_FILES, train_per_class), (TEST_FILES, test_per_class)):
         images, labels = (read_idx(paths[name]) for name in names)
-        chosen = first_of_each_class(labels, per_class)
+        classes = [np.flatnonzero(labels == label)[:per_class] for label in range(len(CLASSES))]
+        for name, indices in zip(CLASSES, classes, strict=True):
+            if len(indices) < per_class:
+                raise DataError(f"{name} has {len(indices)} of {per_class} images; --source must be the full dataset")
+        chosen = np.sort(np.concatenate(classes))
         for name, array in zip(names, (images[chosen], labels[chosen]), strict=True):
-            content = lzma.compress(idx_bytes(array), preset=9 | lzma.PRESET_EXTREME)
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()  # of an IDX file, uint8
+            content = lzma.compress(header + array.tobytes(), preset=9 | lzma.PRESET_EXTREME)
             (target / f"{name}.xz").write_bytes(content)
             sums += f"{hashlib.sha256(content).hexdigest()}  {name}.xz\n"
             print(f"{target / name}.xz: an array of shape {array.shape} in {len(content):,} bytes")
     (target / "SHA256SUMS").write_text(sums)
-    print(f"{target / 'SHA256SUMS'}: their checksums")
-
-
-def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """The indices of the first `count` images of each class, ascending."""
-    chosen = [np.flatnonzero(labels == label)[:count] for label in range(len(CLASSES))]
-    for name, indices in zip(CLASSES, chosen, strict=True):
-        if len(indices) < count:
-            raise DataError(f"{name} has {len(indices)} of {count} images; --source must be the full dataset")
-    return np.sort(np.concatenate(chosen))
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    """The content of an IDX file for a uint8 array."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
 def main() -> None:

@@ -16,19 +16,16 @@ def first_missing(lines: list[str]) -> str | None:
         from packaging.requirements import Requirement
     except ImportError:
         return "packaging, which pytest and matplotlib install"
-    for line in lines:
-        text = line.partition("#")[0].strip()
-        if not text or text.startswith("-"):  # an option of pip, such as --extra-index-url
-            continue
+    texts = [line.partition("#")[0].strip() for line in lines]
+    for text in (text for text in texts if text and not text.startswith("-")):  # an option of pip starts with -
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate():
-            continue
         try:
-            found = version(requirement.name)
+            if requirement.marker is None or requirement.marker.evaluate():
+                found = version(requirement.name)
+                if not requirement.specifier.contains(found, prereleases=True):
+                    return f"{text} (it has {found})"
         except PackageNotFoundError:
             return text
-        if not requirement.specifier.contains(found, prereleases=True):
-            return f"{text} (it has {found})"
     return None
 
 

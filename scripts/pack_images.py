@@ -18,15 +18,12 @@ import os
 import shutil
 import sys
 import zlib
-from contextlib import suppress
-from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout  # comes with torch
-from PIL import Image
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,12 +32,12 @@ from data.errors import DataError, check_choice
 from data.image_folder import ImageFolder
 from data.images.crops import resized, with_shorter_side
 from data.images.decoding import Box, Size
-from data.packed import VERSION, Packed, check_size, damaged, entry_type, shard_name
+from data.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
-SAMPLED = 500  # images of each split from whose sizes that of the pack is estimated
+SAMPLED = 30  # images of each split from which the size of the pack is estimated
 
 
 class StoredImages:
@@ -70,83 +67,58 @@ def whole(size: Size) -> Box:
 
 
 class Packing:
-    """A pack that is being written. Its settings and the list of its finished shards are in unfinished.json.
+    """A pack that is being written. Its settings and its progress are in unfinished.json.
 
-    Raises DataError if the folder has other files in it, or if another process is packing into it.
+    Raises DataError if the folder has other files in it.
     """
 
-    def __init__(self, images: Path, folder: Path, form: str, short_side: int) -> None:
-        self.folder = folder
-        self.splits = {split: ImageFolder(train=split == "train", root=images) for split in SPLITS}
+    def __init__(self, splits: dict[str, ImageFolder], folder: Path, form: str, short_side: int) -> None:
+        self.splits, self.folder = splits, folder
         about: dict[str, Any] = {
             "version": VERSION,
             "format": form,
             "short_side": short_side if form == "raw" else None,
-            "classes": self.splits["train"].classes,
-            "images": {split: fingerprint(data) for split, data in self.splits.items()},
+            "classes": splits["train"].classes,
+            "images": {split: fingerprint(data) for split, data in splits.items()},
         }
         self.about = json.loads(json.dumps(about))  # with lists for tuples, to compare it with a file's content
         # For each finished shard, the number of images up to its end.
         self.done: dict[str, list[int]] = {split: [] for split in SPLITS}
-        self.finished = (folder / "pack.json").exists()
-        if folder.is_file():
-            raise DataError(f"{folder} is a file; give a new folder for the pack")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / ".lock")
-        if not self.finished:
-            try:
-                self._lock.acquire(timeout=0)
-            except Timeout:
-                raise DataError(f"{folder} is being packed by another process; wait for it") from None
-        self._resume()
-
-    def _resume(self) -> None:
-        """Reads which shards an earlier run has finished."""
-        path = self.folder / ("pack.json" if self.finished else "unfinished.json")
+        self.is_finished = (folder / "pack.json").exists()
+        path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
-            try:
-                found = json.loads(path.read_text())
-                same, self.done = {key: found[key] for key in self.about} == self.about, found["done"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise damaged(path, f"{type(error).__name__}: {error}") from error
-            if not same:
-                raise DataError(f"{self.folder} is a pack of other images or settings; give another folder")
-        elif any(entry.name[0] != "." for entry in self.folder.iterdir()):
-            raise DataError(f"{self.folder} is not empty; give a new folder for the pack")
-        if not self.finished:
-            self._remove(".*.bin.*", ".*.npy.*", ".*.json.*")  # temporary files of a killed process
-            for split, done in self.done.items():
-                complete = list(takewhile(partial(self._is_complete, split), range(len(done))))
-                del done[len(complete) :]
+            found = json.loads(path.read_text())
+            if {key: found.get(key) for key in self.about} != self.about:
+                raise DataError(f"{folder} is a pack of other images or settings; give another folder")
+            self.done = found["done"]
+        elif any(entry.name[0] != "." for entry in folder.iterdir()):
+            raise DataError(f"{folder} is not empty; give a new folder for the pack")
+        else:
             self._save_progress()
 
-    def _is_complete(self, split: str, shard: int) -> bool:
-        try:
-            entries = np.load(self._part(split, shard))
-            check_size(self.folder / shard_name(split, shard), int(entries["bytes"].sum()))
-        except (OSError, ValueError):
-            return False
-        return True
-
     def images_done(self, split: str) -> int:
-        return self.done[split][-1] if self.done[split] else 0
+        return max(self.done[split], default=0)
 
     def expected_bytes(self) -> float:
-        """Estimates the size of the pack from the sizes of some images."""
+        """Estimates the size of the pack from some images."""
         total = 0.0
-        for images in self.splits.values():
+        for split, images in self.splits.items():
             some = np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(int).tolist()
-            sizes = [stored_bytes(images.path(index), self.about["short_side"]) for index in some]
-            total += len(images) * float(np.mean(sizes))
+            items = [self._stored(split)[index] for index in some]
+            total += len(images) * float(
+                np.mean([0 if isinstance(item, DataError) else len(item[0]) for item in items])
+            )
         return total
+
+    def _stored(self, split: str) -> StoredImages:
+        return StoredImages(self.splits[split], self.about["format"], self.about["short_side"] or 0)
 
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
         images, done = self.splits[split], self.done[split]
         number = self.images_done(split)  # of the next image
-        stored = StoredImages(images, self.about["format"], self.about["short_side"] or 0)
         settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
-        with WorkerLoader[Any](stored, 8, sampler=range(number, len(images)), **settings) as loader:
+        with WorkerLoader[Any](self._stored(split), 8, sampler=range(number, len(images)), **settings) as loader:
             items = chain.from_iterable(loader)
             while number < len(images):
                 entries = []
@@ -154,7 +126,7 @@ class Packing:
                     while file.tell() < shard_bytes and number < len(images):
                         item = next(items)
                         if not isinstance(item, DataError):
-                            entries.append(self._entry(images, number, file.tell(), len(done), item))
+                            entries.append(entry(images, number, file.tell(), len(done), item))
                             file.write(item[0])
                         elif skip:
                             bar.write(f"left out: {item}")
@@ -162,13 +134,17 @@ class Packing:
                             raise DataError(f"{item}, or leave it out with --skip")
                         number += 1
                         bar.update()
+                names = max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize
                 with replacing(self._part(split, len(done))) as file:
-                    np.save(file, np.array(entries, self._entry_type(images)))
+                    np.save(file, np.array(entries, entry_type(names)))
                 done.append(number)
                 self._save_progress()
 
     def finish(self) -> None:
-        """Joins the parts of each index, and writes pack.json. Raises DataError for a split without images."""
+        """Joins the parts of each index, writes pack.json, and removes what only an unfinished pack needs.
+
+        Raises DataError for a split without images.
+        """
         files = []
         for split, done in self.done.items():
             entries = np.concatenate([np.load(self._part(split, shard)) for shard in range(len(done))])
@@ -184,43 +160,22 @@ class Packing:
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in files if path.suffix == ".npy"}
         about = {**self.about, "done": self.done, "bytes": sizes, "crc32": checksums}
         write_whole(self.folder / "pack.json", json.dumps(about) + "\n")
-
-    def clean(self) -> None:
-        """Removes the files that only an unfinished pack needs."""
-        self._remove("unfinished.json", "*.part.npy", ".lock")
-
-    def __enter__(self) -> Packing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        for pattern in ("unfinished.json", "*.part.npy", ".*"):  # .*: temporary files of a killed process
+            for path in self.folder.glob(pattern):
+                path.unlink()
 
     def _save_progress(self) -> None:
         write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
 
-    def _remove(self, *patterns: str) -> None:
-        for path in chain.from_iterable(map(self.folder.glob, patterns)):
-            path.unlink()
-
     def _part(self, split: str, shard: int) -> Path:
         return self.folder / f"{split}-{shard:05}.part.npy"
 
-    def _entry_type(self, images: ImageFolder) -> np.dtype:
-        return entry_type(max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize)
 
-    def _entry(self, images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
-        (data, height, width), label = item, images.labels[number]
-        name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
-        return offset, shard, len(data), height, width, label, zlib.crc32(data), name
-
-
-def stored_bytes(path: str, short_side: int | None) -> float:
-    """The bytes that an image takes in a pack: those of its resized pixels; without `short_side`, of its file."""
-    if short_side is None:
-        return os.path.getsize(path)
-    with suppress(Exception), Image.open(path) as image:  # pack() reports images that cannot be read
-        return 3 * math.prod(image.size) * min(1.0, short_side / min(image.size)) ** 2
-    return 0
+def entry(images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
+    """The row of an image in the index."""
+    (data, height, width), label = item, images.labels[number]
+    name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
+    return offset, shard, len(data), height, width, label, zlib.crc32(data), name
 
 
 def fingerprint(images: ImageFolder) -> list[int]:
@@ -255,28 +210,29 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = parser.parse_args(arguments)
-    if given.verify and given.images is None:
-        return verify(given.pack)
     if given.verify:
-        raise DataError(f"--verify {given.images} {given.pack}: give only the folder of the pack")
+        return verify(given.pack)
     if given.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
     check_choice("--format", given.format, ("raw", "jpeg"))
     for name, least in (("short_side", 1), ("shard_mb", 1), ("workers", 0)):
         if getattr(given, name) < least:
             raise DataError(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number from {least}")
-    with Packing(given.images, given.pack, given.format, given.short_side) as packing:
-        if not packing.finished:
-            free = shutil.disk_usage(given.pack).free
-            print(
-                f"{given.pack} will take about {packing.expected_bytes() / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free"
-            )
-            total, done = sum(map(len, packing.splits.values())), sum(map(packing.images_done, SPLITS))
-            with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
-                for split in SPLITS:
-                    packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
-            packing.finish()
-        packing.clean()
+    splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
+    given.pack.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(given.pack / ".lock", timeout=0):
+            packing = Packing(splits, given.pack, given.format, given.short_side)
+            if not packing.is_finished:
+                free, taken = shutil.disk_usage(given.pack).free, packing.expected_bytes()
+                print(f"{given.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
+                total, done = sum(map(len, splits.values())), sum(map(packing.images_done, SPLITS))
+                with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
+                    for split in SPLITS:
+                        packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
+                packing.finish()
+    except Timeout:
+        raise DataError(f"{given.pack} is being packed by another process; wait for it") from None
     counts = [f"{len(Packed(train=split == 'train', root=given.pack)):,} {split}" for split in SPLITS]
     print(f"{given.pack} has {' and '.join(counts)} images: python train.py data=packed data.root={given.pack}")
 

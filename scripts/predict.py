@@ -28,7 +28,7 @@ from data.guarded import Guarded, text_of
 from data.image_files import ImageFiles, image_files
 from data.subset import Subset, subset
 from training.config import ConfigError
-from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
+from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
 from training.finished.prepare import Prepare
 
@@ -39,9 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
     options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
-    options.add_argument(
-        "--split", choices=("test", "val", "train"), default="test", help="of a dataset; default: test"
-    )
+    options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
     options.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
     given = options.parse_intermixed_args(arguments)
     overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]

@@ -3,7 +3,6 @@
 import hashlib
 import sys
 
-import numpy as np
 import pytest
 
 from data.errors import DataError
@@ -23,11 +22,6 @@ def test_it_keeps_the_first_images_of_each_class_in_their_order(tmp_path, write_
         labels = read_idx(tmp_path / "mini" / f"{split}-labels-idx1-ubyte.xz")
         assert images[:, 0, 0].tolist() == list(range(count))
         assert labels.tolist() == [i % 10 for i in range(count)]
-
-
-def test_mixed_classes_stay_in_their_order():
-    labels = np.array([3, *range(10), 0, 0])
-    assert make_fashion_mini.first_of_each_class(labels, 1).tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
 def test_it_writes_the_same_bytes_each_time_and_their_checksums(tmp_path, write_fashion):

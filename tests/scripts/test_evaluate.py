@@ -9,7 +9,7 @@ import torch
 
 from data.fashion import CLASSES, FashionMini
 from models.small_cnn import SmallCNN
-from scripts import evaluate, export, predict
+from scripts import evaluate
 from training.config import ConfigError
 from training.data_spec import DataSpec
 from training.finished.evaluation import MISTAKES, Evaluation
@@ -35,13 +35,6 @@ def test_the_accuracy_is_that_of_the_run_and_all_is_written(trained, tmp_path, c
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "precision" in printed and "class 5" in printed and "of 40 images (test)" in printed
-
-
-@pytest.mark.parametrize("script", [evaluate, export, predict])
-def test_without_a_run_only_that_is_named_as_missing(script, capsys):
-    with pytest.raises(SystemExit):
-        script.main([])
-    assert "the following arguments are required: run\n" in capsys.readouterr().err
 
 
 def test_the_table_and_the_mistakes_are_those_of_the_predictions():

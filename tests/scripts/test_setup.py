@@ -122,27 +122,6 @@ def test_changed_requirements_are_installed_into_the_same_venv(fork: Fork):
     assert fork.run().stderr == ""
 
 
-def test_a_failed_install_is_repeated(fork: Fork):
-    assert fork.sentence(INSTALL_FAILS="1").startswith("requirements.txt could not be installed")
-    assert fork.run().returncode == 0
-    assert fork.installs() == ["pip", "pip"]
-
-
-def test_a_venv_that_could_not_be_finished_is_known_as_ours_and_made_again(fork: Fork):
-    assert "python3 could not make" in fork.sentence(VENV_FAILS="1")
-    assert "Making .venv" in fork.run().stderr
-    assert fork.run().stderr == ""
-
-
-def test_a_failed_update_is_repeated_even_when_the_change_is_taken_back(fork: Fork):
-    fork.run()
-    fork.require("torch<2")
-    assert fork.run(INSTALL_FAILS="1").returncode == 1
-    fork.require("torch")
-    assert fork.run().returncode == 0
-    assert fork.installs() == ["pip"] * 3
-
-
 def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
     if not shutil.which("flock"):
         pytest.skip("needs flock")
@@ -154,21 +133,6 @@ def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
         assert "waiting" in second.stderr.readline()
     assert [process.wait(timeout=30) for process in (first, second)] == [0, 0]
     assert fork.installs() == ["pip"]
-
-
-def test_a_venv_that_was_moved_is_made_again(fork: Fork, tmp_path: Path):
-    fork.run()
-    fork.root = fork.root.rename(tmp_path / "moved")
-    assert "Making .venv" in fork.run().stderr
-    assert fork.run().stderr == ""
-
-
-def test_a_venv_whose_python_is_gone_is_made_again_without_the_old_files(fork: Fork):
-    fork.run()
-    (fork.venv / "bin" / "python").unlink()
-    (fork.venv / "old").touch()
-    assert "Making .venv" in fork.run().stderr
-    assert not (fork.venv / "old").exists()
 
 
 def test_a_venv_of_the_users_own_is_used_if_it_fits_and_is_left_as_it_is(fork: Fork):
@@ -207,13 +171,6 @@ def test_a_venv_of_the_users_own_that_does_not_fit_is_refused_and_left_as_it_is(
     assert (fork.venv / "keepsake").exists() and fork.installs() == []
 
 
-def test_a_folder_named_venv_without_a_python_is_refused_and_left_as_it_is(fork: Fork):
-    fork.venv.mkdir()
-    (fork.venv / "thesis.doc").touch()
-    assert ".venv has no bin/python that runs. " in fork.sentence()
-    assert (fork.venv / "thesis.doc").exists()
-
-
 def test_uv_is_used_where_it_is_installed(fork: Fork):
     write_script(fork.bin / "uv", UV)
     fork.add_python("python3", "3.12", no_venv=1)  # uv needs no venv module
@@ -222,14 +179,6 @@ def test_uv_is_used_where_it_is_installed(fork: Fork):
     fork.require("torch\ntimm")
     assert "requirements.txt has changed" in fork.run().stderr
     assert fork.installs() == ["uv", "uv"]
-
-
-def test_a_failed_install_by_uv_is_repeated_by_pip_once_uv_is_gone(fork: Fork):
-    write_script(fork.bin / "uv", UV)
-    assert fork.sentence(INSTALL_FAILS="1").startswith("requirements.txt could not be installed")
-    (fork.bin / "uv").unlink()
-    assert fork.run().returncode == 0
-    assert fork.installs() == ["uv", "pip"]
 
 
 def test_PYTHON_chooses_the_interpreter_and_changes_it(fork: Fork):
@@ -247,22 +196,43 @@ def test_an_old_python3_gives_way_to_a_newer_one_on_the_path(fork: Fork):
     assert "with python3.10:" in fork.run().stderr
 
 
-def test_an_old_python_is_named_with_its_version(fork: Fork):
-    fork.add_python("python3", "3.8")
-    assert fork.sentence().startswith("Python 3.10 or newer is needed, and python3 is 3.8:")
+@pytest.mark.parametrize(
+    ("failure", "sentence"), [("INSTALL_FAILS", "could not be installed"), ("VENV_FAILS", "could not make")]
+)
+def test_a_failed_install_is_repeated(fork: Fork, failure: str, sentence: str):
+    assert sentence in fork.sentence(**{failure: "1"})
+    assert fork.run().returncode == 0
+    assert fork.run().stderr == ""
 
 
-def test_a_missing_python_is_named(fork: Fork):
-    assert "and python3.99 is missing: install one" in fork.sentence(PYTHON="python3.99")
-    (fork.bin / "python3").unlink()
-    assert "and python3 is missing: install one" in fork.sentence()
+def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the_old_files(fork: Fork, tmp_path: Path):
+    fork.run()
+    fork.root = fork.root.rename(tmp_path / "moved")
+    fork.venv = fork.root / ".venv"
+    for missing in ("nothing", "bin/python"):
+        (fork.venv / missing).unlink(missing_ok=True)
+        (fork.venv / "old").touch()
+        assert "Making .venv" in fork.run().stderr
+        assert fork.run().stderr == "" and not (fork.venv / "old").exists()
 
 
-def test_a_missing_venv_module_is_named_with_its_package(fork: Fork):
-    fork.add_python("python3", "3.12", no_venv=1)
-    assert "apt install python3.12-venv" in fork.sentence()
-
-
-def test_a_small_disk_is_refused_before_anything_is_installed(fork: Fork):
-    assert "GB free, and making .venv takes 999999 GB: make room" in fork.sentence(VENV_GB="999999")
+@pytest.mark.parametrize(
+    ("python", "options", "sentence"),
+    [
+        (("3.8",), {}, "Python 3.10 or newer is needed, and python3 is 3.8:"),
+        (("3.12",), {"PYTHON": "python3.99"}, "and python3.99 is missing: install one"),
+        (("3.12", 1), {}, "apt install python3.12-venv"),
+        (("3.12",), {"VENV_GB": "999999"}, "GB free, and making .venv takes 999999 GB: make room"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_is_installed(fork: Fork, python, options, sentence):
+    fork.add_python("python3", *python)
+    assert sentence in fork.sentence(**options)
     assert fork.installs() == []
+
+
+def test_a_folder_named_venv_without_a_python_is_refused_and_left_as_it_is(fork: Fork):
+    fork.venv.mkdir()
+    (fork.venv / "thesis.doc").touch()
+    assert ".venv has no bin/python that runs. " in fork.sentence()
+    assert (fork.venv / "thesis.doc").exists()

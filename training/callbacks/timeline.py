@@ -18,25 +18,15 @@ from training.files import write_whole
 from training.run import Run
 
 PALE = "#8a8a8a"
-COLORS = {
-    "wait": "#d62728",
-    "compute": "#2c7fb8",
-    "read": "#a1d99b",
-    "collate": "#31a354",
-    "copy": "#fdae6b",
-    "transform": "#9e9ac8",
-    "evaluation": "#d9d9d9",
-    "checkpoint": "#969696",
-}
-MEANINGS = {
-    "wait": "waiting for a batch",
-    "compute": "training step",
-    "read": "reading samples",
-    "collate": "collating",
-    "copy": "copying to the device",
-    "transform": "transform",
-    "evaluation": "evaluation",
-    "checkpoint": "saving a checkpoint",
+ACTIVITIES = {  # their meanings and colors
+    "wait": ("waiting for a batch", "#d62728"),
+    "compute": ("training step", "#2c7fb8"),
+    "read": ("reading samples", "#a1d99b"),
+    "collate": ("collating", "#31a354"),
+    "copy": ("copying to the device", "#fdae6b"),
+    "transform": ("transform", "#9e9ac8"),
+    "evaluation": ("evaluation", "#d9d9d9"),
+    "checkpoint": ("saving a checkpoint", "#969696"),
 }
 MOST_STEPS = 24  # in the picture; timeline.json has all
 
@@ -113,60 +103,59 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
 
     consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
     steps = [span for span in spans if span.lane == consumer and span.activity == "compute"][:MOST_STEPS]
-    waits = [span for span in spans if span.lane == consumer and span.activity == "wait"]
-    start = min((span.start for span in [*waits[:1], *steps[:1]]), default=0.0)
+    starts = [span.start for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
+    start = min(starts, default=0.0)
     end = steps[-1].end if steps else start + 1e-3
-    spans = [span for span in spans if span.end > start and span.start < end]
-    lanes = lanes_of(spans)
-    within = [span for span in spans if span.lane == consumer and span.activity in ("copy", "transform")]
-    waiting, preparing = (
-        sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in kind) for kind in (waits, within)
-    )
-    training = waiting + sum(span.end - span.start for span in steps)
-    title = _title(len(steps), (waiting - preparing) / (training or 1.0), preparing / (training or 1.0))
-    figure = new_figure(title, 14, 1.9 + 0.62 * max(1, len(lanes)))
+    spans = [  # their parts in the picture
+        span._replace(start=max(span.start, start), end=min(span.end, end))
+        for span in spans
+        if span.end > start and span.start < end
+    ]
+    lanes, rows = lanes_of(spans), max(1, len(lanes_of(spans)))
+    figure = new_figure(title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + 0.62 * rows)
     axes = figure.subplots()
-    centered: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
+    read: dict[Any, tuple[float, float]] = {}  # when and in which row a batch was read
     for span in spans:
-        row, left = lanes.index(span.lane), max(span.start, start)
-        width = min(span.end, end) - left
-        color, left_ms = COLORS[span.activity], 1000 * (left - start)
-        axes.barh(row, 1000 * width, 0.62, left_ms, color=color, edgecolor="white", linewidth=0.5)
-        if span.batch is not None and span.activity in ("read", "compute") and width > 0.012 * (end - start):
-            middle = 1000 * (left + width / 2 - start)
-            ink = "white" if span.activity == "compute" else INK
-            axes.text(middle, row, str(span.batch[1]), color=ink, **centered)
-    for line in _paths(spans, lanes, consumer, start, end):
-        axes.plot(*line, color=PALE, linewidth=0.7, zorder=0)
+        row, left, right = lanes.index(span.lane), 1000 * (span.start - start), 1000 * (span.end - start)
+        color = ACTIVITIES[span.activity][1]
+        axes.barh(row, right - left, 0.62, left, color=color, edgecolor="white", linewidth=0.5)
+        if span.batch and span.activity in ("read", "compute") and right - left > 12 * (end - start):
+            style = {
+                "color": "white" if span.activity == "compute" else INK,
+                "ha": "center",
+                "va": "center",
+                "fontsize": 8,
+            }
+            axes.text((left + right) / 2, row, str(span.batch[1]), **style)
+        if span.activity in ("read", "collate"):
+            read[span.batch] = right, row + 0.31
+    for step in steps:
+        if step.batch in read:
+            time, below = read[step.batch]
+            ends = [time, 1000 * (step.start - start)], [below, lanes.index(consumer) - 0.31]
+            axes.plot(*ends, color=PALE, linewidth=0.7, zorder=0)
     axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(max(1, len(lanes)) - 0.5, -0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
     axes.set_xlim(0, 1000 * (end - start))
     axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    shown = [activity for activity in COLORS if any(span.activity == activity for span in spans)]
-    handles = [Patch(color=COLORS[activity], label=MEANINGS[activity]) for activity in shown]
+    shown = {span.activity for span in spans}
+    handles = [Patch(color=color, label=text) for name, (text, color) in ACTIVITIES.items() if name in shown]
     handles.append(Patch(facecolor="white", edgecolor=PALE, label="nothing to do"))
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
     return png(figure)
 
 
-def _title(steps: int, waiting: float, preparing: float) -> str:
-    shares = [f"{1 - waiting - preparing:.0%} computing", f"{waiting:.0%} waiting for batches (red)"]
-    if preparing > 0.01:
-        shares.append(f"{preparing:.0%} making them ready")
-    return f"{steps} training steps: {', '.join(shares)}"
-
-
-def _paths(
-    spans: Sequence[Span], lanes: Sequence[str], consumer: str, start: float, end: float
-) -> list[tuple[list[float], list[float]]]:
-    """A line for each batch, from the end of reading to the start of its step: its times in ms, and its rows."""
-    read = {span.batch: span for span in spans if span.activity in ("read", "collate")}
-    paths = []
-    for step in spans:
-        if step.lane == consumer and step.activity == "compute" and step.batch in read:
-            origin = read[step.batch]
-            rows = [lanes.index(origin.lane) + 0.31, lanes.index(consumer) - 0.31]
-            paths.append(([1000 * (max(time, start) - start) for time in (origin.end, step.start)], rows))
-    return paths
+def title_of(spans: Sequence[Span]) -> str:
+    """How many steps there are in the lane of the training loop or of the GPU, and what its time was spent on."""
+    seconds = dict.fromkeys(ACTIVITIES, 0.0)
+    for span in spans:
+        seconds[span.activity] += span.end - span.start
+    steps, preparing = sum(span.activity == "compute" for span in spans), seconds["copy"] + seconds["transform"]
+    total = seconds["wait"] + seconds["compute"] or 1.0  # preparing is a part of the waiting
+    waiting = (seconds["wait"] - preparing) / total
+    title = (
+        f"{steps} training steps: {seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for batches (red)"
+    )
+    return title + (f", {preparing / total:.0%} making them ready" if preparing > 0.01 * total else "")

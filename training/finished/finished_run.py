@@ -6,7 +6,6 @@ The weights, the settings and the DataSpec come from one checkpoint. It cannot r
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,29 +14,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from data.errors import did_you_mean
 from data.subset import split as split_dataset
-from data.subset import subset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
-from loaders.nested import rows
 from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
 from training.data_spec import DataSpec
 from training.datasets import as_samples, build_task, open_dataset
 from training.launch import is_expected, sentence_of
-from training.metrics import Means
 from training.precision import choose_dtype
 from training.processes import Processes
-from training.splitting import split_batch
 from training.targets import build, function_of, reason_of
 from training.trainer import Trainer
 from training.trust import check_config
@@ -45,6 +39,7 @@ from training.trust import check_config
 # The sections and keys of a run's settings that decide what its network computes.
 SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer")
 KEYS = ("seed", "train.batch_size", "train.precision")
+SPLITS = ("test", "val", "train")
 CPU_BATCH = 32  # samples
 
 
@@ -70,7 +65,7 @@ class FinishedRun:
                 f"{self.path} was saved by another version of this repository, and lacks {one_line(error)}: use that "
                 "version, or train again"
             ) from error
-        replaced = [_key(override) for override in overrides]
+        replaced = [override.partition("=")[0] for override in overrides]
         settings = {key: value for key, value in settings.items() if key not in replaced}
         check_config({**settings, "data_spec": {**state["data_spec"], "dataset": None}}, self.path, trusted)
         stored = self.spec.dataset  # its attributes may have any names: no library gets them as arguments
@@ -105,10 +100,10 @@ class FinishedRun:
         network: nn.Module = model.to(self.device, memory_format=torch.channels_last)
         return network.eval()
 
-    def trainer(self, dataset: Any) -> Trainer:
-        """The run's trainer with the trained network, for its evaluation_step on batches of `dataset`.
+    def trainer(self) -> Trainer:
+        """The run's trainer with the trained network, for its evaluation_step.
 
-        If the score of a sample depends on the other samples of its batch, `batch_size` becomes that of the run.
+        `batch_size` becomes that of the run: the score of a sample may depend on the other samples of its batch.
         """
         data = SimpleNamespace(task=self.task, spec=self.spec, transform=self.transform)
         arguments = self.config, data, Processes(self.device), self.config.train.epochs
@@ -118,12 +113,7 @@ class FinishedRun:
         finally:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
-        self.model = trainer.model.eval()
-        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
-        with self.loader(few, num_workers=0) as loader:
-            (batch,) = loader
-        if self.batch_size < self.config.train.batch_size and depends_on_batch(trainer, batch):
-            self.batch_size = self.config.train.batch_size
+        self.model, self.batch_size = trainer.model.eval(), self.config.train.batch_size
         return trainer
 
     def dataset(self, split: str) -> Any:
@@ -165,25 +155,6 @@ class FinishedRun:
         return f"{type(self.model).__name__} of {self.path} (step {self.step})"
 
 
-@torch.inference_mode()
-def depends_on_batch(trainer: Trainer, batch: dict[str, Any]) -> bool:
-    """Whether a loss or a score changes if the batch is split into two, as for a loss over pairs of samples."""
-    try:
-        halves = split_batch(batch, min(2, rows(batch)))
-    except ConfigError:  # a field has no item per sample
-        return True
-    found = []
-    for parts in ([batch], halves):
-        means = Means(trainer.processes)
-        for part in parts:
-            with trainer.autocast:
-                means.add(rows(part), trainer.evaluation_step(part))
-        found.append(means.read())
-    trainer.metrics.forget()
-    whole, mean = found
-    return any(not math.isclose(whole[name], mean[name], rel_tol=1e-4, abs_tol=1e-6) for name in whole)
-
-
 @contextmanager
 def refused_as(what: str) -> Iterator[None]:
     """Turns an error of the run's own code in this block into a sentence: `what` and why."""
@@ -212,34 +183,26 @@ def find(given: Path) -> Path:
 
 def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of conf/, with a run's settings and then `overrides`. Raises ConfigError for a wrong override."""
-    choices = [override for override in overrides if (CONF / _key(override)).is_dir()]
+    choices = [override for override in overrides if (CONF / override.partition("=")[0]).is_dir()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = with_types(compose("config", choices))
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value, merge=False)
     for override in overrides:
         if override not in choices:
-            _override(cfg, override)
+            key, equals, text = override.lstrip("+").partition("=")
+            known = flat(OmegaConf.to_container(cfg))
+            if not equals:
+                raise ConfigError(f"{override}: an override looks like data.root=FOLDER")
+            if key not in known and not override.startswith("+"):
+                raise ConfigError(f"{override}: there is no key {key}; {did_you_mean(key, known)}+{override} adds it")
+            try:
+                OmegaConf.update(cfg, key, yaml.safe_load(text), force_add=override.startswith("+"))
+            except (OmegaConfBaseException, yaml.YAMLError) as error:
+                raise ConfigError(f"{override}: {one_line(error)}") from error
     if "decode_on" in cfg.data:
         cfg.data.decode_on = "workers"  # this machine may have no GPU
     return checked(cfg)
-
-
-def _override(cfg: DictConfig, override: str) -> None:
-    key, equals, text = override.lstrip("+").partition("=")
-    known = flat(OmegaConf.to_container(cfg))
-    if not equals:
-        raise ConfigError(f"{override}: an override looks like data.root=FOLDER")
-    if key not in known and not override.startswith("+"):
-        raise ConfigError(f"{override}: there is no key {key}; {did_you_mean(key, known)}+{override} adds it")
-    try:
-        OmegaConf.update(cfg, key, yaml.safe_load(text), force_add=override.startswith("+"))
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{override}: {one_line(error)}") from error
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0]
 
 
 def parser(about: str | None) -> ArgumentParser:

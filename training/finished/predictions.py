@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,50 +38,29 @@ class Predictions:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(about_path, text)
-        self.path, self.done = path, set[str]()
-        self._tables = []
-        for table, columns in ((path, header), (failed, FAILED)):
-            self.done |= read_whole_rows(table, columns)
-            self._tables.append(table.open("a", newline="", encoding="utf-8", errors="surrogateescape"))
+        tables = (path, header), (failed, FAILED)
+        self.path, self.done = path, set[str]().union(*(read_whole_rows(*table) for table in tables))
+        self._files = [table.open("a", newline="", encoding="utf-8", errors="surrogateescape") for table, _ in tables]
 
     def append(self, rows: Iterable[Sequence[object]], failed: Iterable[Sequence[object]]) -> None:
         """Appends rows to both tables. They are in the files when this returns."""
-        for file, new in zip(self._tables, (rows, failed), strict=True):
-            text = io.StringIO()
-            # Strings are quoted: csv could not read back a name with a carriage return without quotes.
-            csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
-            file.write(text.getvalue())
+        for file, new in zip(self._files, (rows, failed), strict=True):
+            csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
             file.flush()
 
     def __enter__(self) -> Predictions:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._tables:
+        for file in self._files:
             file.close()
 
 
 def read_whole_rows(path: Path, header: Sequence[str]) -> set[str]:
     """Returns the first cells of the rows. Cuts off an incomplete last row; writes the header into an empty file."""
-    names: list[str] = []
-    path.touch()
-    with path.open("rb+") as file:
-        end = read = 0
-        line = b""
-
-        def lines() -> Iterator[str]:
-            nonlocal line, read
-            for line in file:
-                read += len(line)
-                yield line.decode("utf-8", "surrogateescape")
-
-        for row in csv.reader(lines()):  # a quoted name may have several lines
-            if not line.endswith(b"\n") or len(row) != len(header):
-                break
-            names.append(row[0])
-            end = read
-        file.truncate(end)
-        if not names:
-            file.seek(0)
-            file.write(",".join(header).encode() + b"\n")
-    return set(names[1:])
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1] or (",".join(header) + "\n").encode()
+    if whole != content:
+        path.write_bytes(whole)
+    text = io.StringIO(whole.decode("utf-8", "surrogateescape"), newline="")
+    return {row[0] for row in list(csv.reader(text))[1:]}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import statistics
-import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,14 +33,23 @@ class Job:
     def metric(self, key: str) -> float | None:
         """The number under `key` in the summary; None if it is missing or not finite."""
         value = self.summary.get(key)
-        return value if is_number(value) else None
+        return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
-    def quartiles(self) -> tuple[float, float] | None:
-        """The 25th and 75th percentile of the speed over the run, in images/s; None if they were not measured."""
-        value = self.summary.get("images_per_second_quartiles")
-        if isinstance(value, list) and len(value) == 3 and all(map(is_number, value)):
-            return value[0], value[2]
-        return None
+
+class Figure(NamedTuple):
+    """A number in the report, and the ends of its spread."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Figure) -> bool:
+        """Whether neither counts as better.
+
+        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
+        the 20 orders of six numbers), and in 3 % with four.
+        """
+        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,8 @@ class Setting:
 
     @property
     def numbers(self) -> str:
-        """The numbers of the jobs, such as "job 2" or "jobs 0, 3, 6"."""
-        return ("jobs " if len(self.jobs) > 1 else "job ") + ", ".join(str(job.number) for job in self.jobs)
+        """The numbers of the jobs, such as "2" or "0, 3, 6"."""
+        return ", ".join(str(job.number) for job in self.jobs)
 
     @property
     def status(self) -> str:
@@ -74,76 +83,44 @@ class Setting:
         """Whether it trained on cached batches: then its speed is an upper limit, and not a result."""
         return any(job.summary.get("loader") == "cached" for job in self.jobs)
 
-    def values(self, key: str) -> list[float]:
-        """The numbers under `key` in the summaries of its jobs; leaves out what is missing or not finite."""
-        return [value for job in self.jobs if (value := job.metric(key)) is not None]
+    def figure(self, key: str) -> Figure | None:
+        """The median over the repeats, or for a score of the test set the mean, with the lowest and highest value.
 
-    def metric(self, key: str) -> float | None:
-        """The median over the repeats, or for a score of the test set the mean; None without a number."""
-        values, average = self.values(key), statistics.mean if key.startswith("test_") else statistics.median
-        return average(values) if values else None
-
-    def interval(self, key: str) -> tuple[float, float] | None:
-        """The spread: the lowest and highest value of several repeats; with one repeat, the quartiles of its speed.
-
-        Both ends are the value itself if its spread is not known. None without a value.
+        The speed of a single job has the quartiles of its windows instead. None without a number.
         """
-        values = self.values(key)
-        if len(values) == 1 and key == "images_per_second":
-            quartiles = next(job.quartiles() for job in self.jobs if job.metric(key) is not None)
-            return quartiles or (values[0], values[0])
-        return (min(values), max(values)) if values else None
+        values = [value for job in self.jobs if (value := job.metric(key)) is not None]
+        if not values:
+            return None
+        average = statistics.mean if key.startswith("test_") else statistics.median
+        quartiles = self.jobs[0].summary.get(f"{key}_quartiles") if len(self.jobs) == 1 else None
+        spread = [*values, *(quartiles or [])]
+        return Figure(average(values), min(spread), max(spread))
 
-    def equals(self, other: Setting, key: str) -> bool:
-        """Whether the intervals of the two settings overlap, so that neither counts as better.
-
-        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
-        the 20 orders of six numbers), and in 3 % with four.
-        """
-        ours, theirs = self.interval(key), other.interval(key)
-        return ours is not None and theirs is not None and ours[0] <= theirs[1] and theirs[0] <= ours[1]
-
-    def complexity(self) -> tuple[Any, ...]:
+    def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting.
 
-        It compares the loader (SIMPLEST), the number of workers, the numbers in the overrides, how many overrides
-        there are, and the number of the first job.
+        It compares the loader (SIMPLEST), the number of workers, how many overrides there are, and the first job.
         """
-        done = next((job.summary for job in self.jobs if job.summary), {})
-        loader, workers = done.get("loader"), done.get("num_workers")
+        done: dict[str, Any] = next((job.summary for job in self.jobs if job.summary), {})
+        loader, workers = done.get("loader"), done.get("num_workers") or 0
         rank = SIMPLEST.index(loader) if loader in SIMPLEST else len(SIMPLEST)
-        given = (text.partition("=")[2] for text in sorted(self.overrides))
-        numbers = [number(value) for value in given if number(value) is not None]
-        return rank, workers if is_number(workers) else 0, numbers, len(self.overrides), self.jobs[0].number
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and -sys.float_info.max <= value <= sys.float_info.max
-
-
-def number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        return rank, workers, len(self.overrides), self.jobs[0].number
 
 
 def read_job(folder: Path) -> Job:
     """Reads a job from its folder. Files that are missing or damaged make it unfinished or failed."""
-    try:
-        overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):  # the file is incomplete
-        overrides = None
-    job = partial(Job, int(folder.name), list(map(str, overrides)) if isinstance(overrides, list) else [])
+    overrides, number = [], int(folder.name)
+    with suppress(yaml.YAMLError):  # the job is just being started
+        overrides = [str(text) for text in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) or []]
     if (folder / "error.txt").exists():
-        error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace")
-        return job("failed", {}, " ".join(error.split()) or "its error.txt is empty")
+        error = (folder / "error.txt").read_text(errors="replace")
+        return Job(number, overrides, "failed", {}, " ".join(error.split()) or "its error.txt is empty")
     try:
-        return job("done", dict(json.loads((folder / "summary.json").read_text(encoding="utf-8"))))
+        return Job(number, overrides, "done", dict(json.loads((folder / "summary.json").read_text())))
     except FileNotFoundError:
-        return job("unfinished", {}, "it was interrupted, or is still running")
+        return Job(number, overrides, "unfinished", {}, "it was interrupted, or is still running")
     except (ValueError, TypeError, OSError) as error:
-        return job("failed", {}, f"its summary.json cannot be read: {error}")
+        return Job(number, overrides, "failed", {}, f"its summary.json cannot be read: {error}")
 
 
 def settings_of(jobs: list[Job]) -> list[Setting]:

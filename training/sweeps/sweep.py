@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from training.files import write_whole
-from training.sweeps.jobs import Job, Setting, number, read_job, settings_of
-from training.sweeps.plot import Cell, draw_bars, draw_heat_map, percent, spread
+from training.sweeps.jobs import Figure, Setting, read_job, settings_of
+from training.sweeps.plot import draw_bars
 from training.table import table
 
 # The words in the picture for a setting without a number, by its status.
@@ -31,20 +30,13 @@ SPEED, WAITING = "images_per_second", "data_wait_fraction"
 # Sections that change how fast a job runs, but not what it learns.
 SPEED_ONLY = ("loader", "device", "timing", "logger")
 # Keys of summary.json, their headings in the table, and how their values are written there.
-METRICS = (
-    (SPEED, "images/s", "{:,.0f}".format),
-    (WAITING, "waiting", percent),
-    ("first_batch_seconds", "1st batch", "{:.2f} s".format),
-    ("step_ms_p50", "step p50", "{:.1f} ms".format),
-    ("step_ms_p95", "step p95", "{:.1f} ms".format),
-)
-
-
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Shortens each key to its last part, unless two keys have the same last part."""
-    last = {key: key.lstrip("+").rpartition(".")[2] for key in keys}
-    shared = Counter(last.values())
-    return {key: part if shared[part] == 1 else key.lstrip("+") for key, part in last.items()}
+METRICS = {
+    SPEED: ("images/s", "{:,.0f}"),
+    WAITING: ("waiting", "{:.1%}"),
+    "first_batch_seconds": ("1st batch", "{:.2f} s"),
+    "step_ms_p50": ("step p50", "{:.1f} ms"),
+    "step_ms_p95": ("step p95", "{:.1f} ms"),
+}
 
 
 class Sweep:
@@ -65,38 +57,31 @@ class Sweep:
         self.constant = [text for text in dict.fromkeys(given) if all(text in job.overrides for job in self.jobs)]
         self.keys = list(dict.fromkeys(text.partition("=")[0] for text in given if text not in self.constant))
         self.names = short_names(key for key in self.keys if key.lstrip("+") != "seed")
-        self.trains_alike = all(key.split(".")[0] in SPEED_ONLY for key in self.names)
-        only_loaders = all(key.split(".")[0] == "loader" for key in self.names)  # else ceilings differ between jobs
-        free = [setting.metric(SPEED) or 0.0 for setting in self.settings if setting.is_free and only_loaders]
-        self.ceiling: float | None = max(free, default=None)  # images/s with free data
+        sections = {key.lstrip("+").partition(".")[0] for key in self.names}
+        self.trains_alike = sections <= set(SPEED_ONLY)
         done = next((job.summary for job in self.jobs if job.summary), {})
         self.score = str(done.get("score", "test_accuracy"))  # the key in summary.json of a job's score
         self.lower_is_better = bool(done.get("lower_is_better"))
         self.fastest, self.as_fast = self._best(SPEED)
-        # No loader is faster than free data: then other programs slowed down the job with free data.
-        fastest = max([setting.metric(SPEED) or 0.0 for setting in self.as_fast], default=0.0)
-        self.was_disturbed = self.ceiling is not None and fastest > 1.05 * self.ceiling
-        if self.was_disturbed:
-            self.ceiling = None
+        # The images/s with free data, which are comparable if nothing but the loader differs between jobs.
+        free = [setting.figure(SPEED) for setting in self.settings if setting.is_free and sections <= {"loader"}]
+        self.ceiling: float | None = max([figure.value for figure in free if figure], default=None)
 
     def _best(self, key: str) -> tuple[Setting | None, list[Setting]]:
         """The simplest of the settings that are best in `key`, and all of those: the best one and its equals."""
-        candidates = [setting for setting in self.settings if setting.metric(key) is not None and not setting.is_free]
-        if not candidates:
+        given = [(one, figure) for one in self.settings if not one.is_free and (figure := one.figure(key))]
+        if not given:
             return None, []
         sign = -1 if key == self.score and self.lower_is_better else 1
-        best = max(candidates, key=lambda setting: sign * (setting.metric(key) or 0.0))
-        equals = [setting for setting in candidates if setting is best or setting.equals(best, key)]
+        best = max((figure for _, figure in given), key=lambda figure: sign * figure.value)
+        equals = [setting for setting, figure in given if figure.overlaps(best)]
         return min(equals, key=Setting.complexity), equals
 
-    def label(self, one: Job | Setting) -> str:
-        """The values of the keys that vary, such as "loader=torch num_workers=2"; of a job, with its number."""
-        overrides = " ".join(f"{name}={value}" for name, value in values_of(one.overrides, self.names).items())
-        if isinstance(one, Setting):
-            if len(one.jobs) > 1:
-                return f"{overrides} ({len(one.jobs)} runs)" if overrides else f"{len(one.jobs)} runs"
-            one = one.jobs[0]
-        return f"job {one.number} ({overrides})" if overrides else f"job {one.number}"
+    def label(self, setting: Setting) -> str:
+        """The values of the keys that vary, such as "job 2 (loader=torch num_workers=2)"."""
+        overrides = " ".join(f"{name}={value}" for name, value in values_of(setting.overrides, self.names).items())
+        name = f"{len(setting.jobs)} runs" if len(setting.jobs) > 1 else f"job {setting.numbers}"
+        return f"{name} ({overrides})" if overrides else name
 
     def text(self) -> str:
         """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
@@ -106,27 +91,24 @@ class Sweep:
         lines = [f"Sweep {self.folder}", headline, "", *self._table()]
         for sentence, setting in self._advice():
             lines += ["", sentence, f"  {setting.command}"]
-        not_done = [f"{job.status.capitalize()}: {self.label(job)}: {job.error}" for job in self.jobs if job.error]
+        not_done = [
+            f"{job.status.capitalize()}: {self.label(Setting([job]))}: {job.error}" for job in self.jobs if job.error
+        ]
         return "\n".join([*lines, "", *not_done]).rstrip()
 
     def _table(self) -> list[str]:
         """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
-        settings, repeated = self.settings, any(len(setting.jobs) > 1 for setting in self.settings)
-        columns = [["job", *(setting.numbers.split(" ", 1)[1] for setting in settings)]]
+        settings = self.settings
         given = [values_of(setting.overrides, self.names) for setting in settings]
+        columns = [["job", *(setting.numbers for setting in settings)]]
         columns += [[name, *(values.get(name, "-") for values in given)] for name in self.names.values()]
-        if repeated:
-            columns.append(["runs", *(str(len(setting.jobs)) for setting in settings)])
-        score = (self.score, self.score.removeprefix("test_"), "{:.4f}".format)
-        for key, heading, write in (*METRICS, score):
-            values = [setting.metric(key) for setting in settings]
-            if any(value is not None for value in values):
-                columns.append([heading, *("-" if value is None else write(value) for value in values)])
-            spreads = [spread(cell(setting, key)) for setting in settings]
-            if key == SPEED and any(spreads):
-                columns.append(["spread", *(text or "-" for text in spreads)])
-            if key == self.score and any(len(setting.values(key)) > 1 for setting in settings):
-                columns[-1] = [heading, *(with_deviation(setting.values(key)) for setting in settings)]
+        for key, (heading, text) in METRICS.items():
+            figures = [setting.figure(key) for setting in settings]
+            columns.append([heading, *(text.format(figure.value) if figure else "-" for figure in figures)])
+            if key == SPEED:
+                columns.append(["spread", *(half_spread(figure, "±{:,.0f}") or "-" for figure in figures)])
+        columns.append([self.score.removeprefix("test_"), *map(self._score, settings)])
+        columns = [column for column in columns if set(column[1:]) != {"-"}]
         if any(job.status != "done" for job in self.jobs):
             columns.append(["status", *(setting.status for setting in settings)])
         best = [">" if setting is self.fastest else "=" if setting in self.as_fast else " " for setting in settings]
@@ -134,89 +116,67 @@ class Sweep:
 
     def _advice(self) -> Iterator[tuple[str, Setting]]:
         """Sentences on the fastest setting, and on the most accurate one if it is another."""
-        if (best := self.fastest) is not None:
-            speed, waiting = best.metric(SPEED) or 0.0, best.metric(WAITING)
-            sentence = f"{self._named('Fastest', best, self.as_fast)}, {speed:,.0f} images/s"
-            if waiting is not None:
-                sentence += f", {percent(waiting)} of the time spent waiting for data"
+        best, equals = self.fastest, self.as_fast
+        if best is not None and (speed := best.figure(SPEED)):
+            sentence = f"{self._named('Fastest', best, equals)}, {speed.value:,.0f} images/s"
+            if waiting := best.figure(WAITING):
+                sentence += f", {waiting.value:.1%} of the time spent waiting for data"
             if self.ceiling:
-                sentence += f" ({100 * speed / self.ceiling:.0f} % of the speed with free data)"
-            if self.was_disturbed:
-                sentence += ". It cannot be faster than loader=cached: the machine was busy, measure again"
+                sentence += f" ({speed.value / self.ceiling:.0%} of the speed with free data)"
             yield f"{sentence}.", best
         setting, equals = (None, []) if self.trains_alike else self._best(self.score)
         if setting is not None and self.fastest not in equals:
-            score = f"{self.score.replace('_', ' ')} {with_deviation(setting.values(self.score))}"
+            score = f"{self.score.replace('_', ' ')} {self._score(setting)}"
             yield f"{self._named('Most accurate', setting, equals)}, {score}.", setting
 
+    def _score(self, setting: Setting) -> str:
+        figure = setting.figure(self.score)
+        return f"{figure.value:.4f}{half_spread(figure, ' ±{:.4f}')}" if figure else "-"
+
     def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
+        jobs = f"{'job' if len(setting.jobs) == 1 else 'jobs'} {setting.numbers}"
         if len(equals) == 1:
-            return f"{best}: {setting.numbers}"
-        every = "; ".join(self.label(one) for one in equals[:4])
-        if len(equals) > 4:
-            every += f"; and {len(equals) - 4} more"
-        return f"{best}, and equal within their spread: {every}.\nThe simplest of them: {setting.numbers}"
+            return f"{best}: {jobs}"
+        labels = "; ".join(map(self.label, equals))
+        return f"{best}, and equal within their spread: {labels}.\nThe simplest of them: {jobs}"
 
     def markdown(self) -> str:
         heading, picture = f"# Sweep {self.folder.resolve().name}", "![Speed and waiting of each setting](sweep.png)"
-        return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n{self._timelines()}"
-
-    def _timelines(self) -> str:
-        """A table with the timelines of the slowest and of the fastest job, if both have one."""
-        free = {job.number for setting in self.settings if setting.is_free for job in setting.jobs}
-        jobs = [job for job in self.jobs if job.metric(SPEED) is not None and job.number not in free]
-        ends = sorted(jobs, key=lambda job: job.metric(SPEED) or 0.0)[:: max(1, len(jobs) - 1)]
-        if len(ends) < 2 or not all((self.folder / str(job.number) / "timeline.png").exists() for job in ends):
-            return ""
-        headings = [f"{rank}: {self.label(job)}" for rank, job in zip(("Slowest", "Fastest"), ends, strict=True)]
-        pictures = [f"![Timeline of job {job.number}]({job.number}/timeline.png)" for job in ends]
-        return "\n" + "".join(f"| {a} | {b} |\n" for a, b in (headings, ("---", "---"), pictures))
+        return f"{heading}\n\n```\n{self.text()}\n```\n\n{picture}\n"
 
     def csv(self) -> str:
         """A row per job, with the full names of all keys, including the seed."""
-        text, metrics = io.StringIO(), [*(key for key, _, _ in METRICS), self.score]
+        text, metrics = io.StringIO(), [*METRICS, self.score]
         writer = csv.writer(text, lineterminator="\n")
         full = {key: key.lstrip("+") for key in self.keys}
-        quartiles = [f"{SPEED}_q25", f"{SPEED}_q75"]
-        writer.writerow(["job", *full.values(), *metrics, *quartiles, "status", "error"])
+        writer.writerow(["job", *full.values(), *metrics, "status", "error"])
         for job in self.jobs:
             values = map(values_of(job.overrides, full).get, full.values())
-            measured = [*map(job.metric, metrics), *(job.quartiles() or ("", ""))]
-            writer.writerow([job.number, *values, *measured, job.status, job.error])
+            writer.writerow([job.number, *values, *map(job.metric, metrics), job.status, job.error])
         return text.getvalue()
 
     def picture(self) -> bytes:
-        """A PNG: a heat map if two keys vary and their values fill most of a grid, else a bar per setting.
-
-        Free data are shown by a dashed line, or in a heat map by a line of text.
-        """
+        """A PNG with a bar per setting; free data are a dashed line."""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
-        speeds, waiting = ([cell(setting, key) for setting in shown] for key in (SPEED, WAITING))
+        speeds, waiting = (
+            [setting.figure(key) or WORDS.get(setting.status, setting.status) for setting in shown]
+            for key in (SPEED, WAITING)
+        )
         best = shown.index(self.fastest) if self.fastest else None
-        equals = [shown.index(setting) for setting in self.as_fast]
         title = "No job measured its speed" if best is None else f"Fastest: {self.label(shown[best])}"
         if len(self.as_fast) > 1:
             title = f"{len(self.as_fast)} are equally fast; the simplest is {self.label(shown[best or 0])}"
-        if grid := self._grid(shown):
-            return draw_heat_map(title, *grid, speeds, waiting, best, equals, self.ceiling)
-        labels = [self.label(setting) for setting in shown]
-        return draw_bars(title, labels, speeds, waiting, best, equals, self.ceiling)
+        equals = [shown.index(setting) for setting in self.as_fast]
+        return draw_bars(
+            title, [self.label(setting) for setting in shown], speeds, waiting, best, equals, self.ceiling
+        )
 
-    def _grid(self, shown: list[Setting]) -> tuple[list[tuple[str, list[str]]], list[tuple[int, int]]] | None:
-        """The axes of a heat map, and the row and column of each setting; None if they do not fill most of a grid."""
-        given = [values_of(setting.overrides, self.names) for setting in shown]
-        if len(self.names) != 2 or any(len(values) != 2 for values in given):
-            return None
-        axes = []
-        for name in self.names.values():
-            ticks = list(dict.fromkeys(values[name] for values in given))
-            if all(number(tick) is not None for tick in ticks):
-                ticks.sort(key=float)
-            axes.append((name, ticks))
-        (down, rows), (along, columns) = axes
-        places = [(rows.index(values[down]), columns.index(values[along])) for values in given]
-        fills_most = 0.75 * len(rows) * len(columns) <= len(set(places)) == len(places)
-        return (axes, places) if fills_most and min(len(rows), len(columns)) > 1 else None
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Shortens each key to its last part, unless two keys have the same last part."""
+    last = {key: key.lstrip("+").rpartition(".")[2] for key in keys}
+    shared = Counter(last.values())
+    return {key: part if shared[part] == 1 else key.lstrip("+") for key, part in last.items()}
 
 
 def values_of(overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]:
@@ -225,20 +185,9 @@ def values_of(overrides: Iterable[str], names: dict[str, str]) -> dict[str, str]
     return {names[key]: value for key, _, value in given if key in names}
 
 
-def cell(setting: Setting, key: str) -> Cell:
-    """The content of a setting's cell: (value, lowest, highest), or a word if there is no value."""
-    value, interval = setting.metric(key), setting.interval(key)
-    if value is None or interval is None:
-        return WORDS.get(setting.status, setting.status)
-    return value, min(interval[0], value), max(interval[1], value)
-
-
-def with_deviation(values: list[float]) -> str:
-    """The mean of the repeats, and their standard deviation if there are several, as text."""
-    if not values:
-        return "-"
-    mean = f"{statistics.mean(values):.4f}"
-    return f"{mean} ±{statistics.stdev(values):.4f}" if len(values) > 1 else mean
+def half_spread(figure: Figure | None, text: str) -> str:
+    """Half the width of a spread; "" if it is not known."""
+    return text.format((figure.high - figure.low) / 2) if figure and figure.low < figure.high else ""
 
 
 def write_report(folder: str | Path) -> list[Path]:
@@ -250,13 +199,14 @@ def write_report(folder: str | Path) -> list[Path]:
     Returns the paths of the files. Raises ValueError if the folder is not a sweep's, OSError if it is not writable.
     """
     sweep, written = Sweep(folder), ""
+    paths = [sweep.folder / name for name in ("sweep.csv", "sweep.md", "sweep.png")]
     while sweep.csv() != written:
         written = sweep.csv()
-        write_whole(sweep.folder / "sweep.csv", written)
-        write_whole(sweep.folder / "sweep.md", sweep.markdown())
-        write_whole(sweep.folder / "sweep.png", sweep.picture())
+        write_whole(paths[0], written)
+        write_whole(paths[1], sweep.markdown())
+        write_whole(paths[2], sweep.picture())
         sweep = Sweep(folder)
-    return [sweep.folder / name for name in ("sweep.csv", "sweep.md", "sweep.png")]
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ Hydra's callback in conf/callbacks/standard/sweep.yaml.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ class SweepTable(Callback):
 
 def print_sweep(folder: Path) -> None:
     """Writes a sweep's report and prints it."""
-    try:
+    with suppress(ValueError):  # no job has started
         write_report(folder)
         print(Sweep(folder).text())
-    except ValueError:  # no job has started
-        return

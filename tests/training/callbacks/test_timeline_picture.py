@@ -70,11 +70,6 @@ def test_only_the_first_steps_of_a_long_recording_are_drawn(drawn):
     assert drawn[0].axes[0].get_xlim() == (0.0, 1000.0 * MOST_STEPS)
 
 
-def test_an_empty_recording_gives_a_picture_too():
-    assert draw_timeline([]).startswith(b"\x89PNG")
-    assert json.loads(trace([]))["traceEvents"] == []
-
-
 def test_a_timeline_shows_evaluations_and_checkpoints():
     picture = TimelinePicture()
     picture.add_phase("evaluation", 0.0, 1.0)

@@ -8,7 +8,7 @@ from scripts import evaluate, predict
 from tests.configs import composed
 from train import run
 from training.config import ConfigError
-from training.finished.finished_run import CPU_BATCH, FinishedRun
+from training.finished.finished_run import CPU_BATCH
 from training.tasks import Classification
 from training.trainer import Trainer
 
@@ -45,16 +45,6 @@ class Failing(Margins):
 class Raw(Margins):
     def training_step(self, batch):
         return self.model(batch["image"]).square().mean()
-
-
-class Needy(Trainer):
-    """Its constructor needs the training set, which evaluate.py does not open."""
-
-    def __init__(self, config, data, *others):
-        super().__init__(config, data, *others)
-        self.length = len(data.train)
-
-    evaluation_step = Margins.evaluation_step
 
 
 class Share:
@@ -95,22 +85,16 @@ def evaluated(folder):
     return evaluate.main([str(folder), "loader.num_workers=0", "--trust", HERE, "device=cpu"])
 
 
-def test_all_scores_and_the_loss_are_those_of_the_run_though_batches_are_smaller(tmp_path):
+def test_all_scores_and_the_loss_are_those_of_the_run(tmp_path):
     metrics = f"+task.metrics.share._target_={HERE}.Share"
     summary, result = trained(tmp_path, metrics), evaluated(tmp_path)
     for name in ("loss", "accuracy", "share"):
         assert result[name] == pytest.approx(summary[f"test_{name}"], rel=1e-5), name
-    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
-    network.trainer(network.dataset("test"))
-    assert network.batch_size == CPU_BATCH
 
 
-def test_where_the_loss_depends_on_the_batch_the_runs_batch_size_is_used(tmp_path):
+def test_a_loss_that_depends_on_the_batch_is_that_of_the_run(tmp_path):
     summary, result = trained(tmp_path, f"task._target_={HERE}.Pairs"), evaluated(tmp_path)
     assert result["loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
-    network = FinishedRun(tmp_path, ["loader.num_workers=0"], [HERE])
-    network.trainer(network.dataset("test"))
-    assert network.batch_size == 2 * CPU_BATCH
 
 
 def test_balanced_weights_which_need_the_training_set_leave_out_the_loss(tmp_path):
@@ -129,12 +113,6 @@ def test_the_scores_are_those_of_the_runs_own_evaluation_step(tmp_path):
     summary, result = trained(tmp_path, *overrides), evaluated(tmp_path)
     assert result["margin"] == pytest.approx(summary["test_margin"], rel=1e-5)
     assert "accuracy" not in result and "classes" not in result
-
-
-def test_a_run_whose_trainer_needs_more_ends_in_a_sentence(tmp_path):
-    trained(tmp_path, f"trainer._target_={HERE}.Needy", "task.metric=margin")
-    with pytest.raises(ConfigError, match=r"no attribute 'train' \(.*HYDRA_FULL_ERROR=1 shows the traceback\)$"):
-        evaluated(tmp_path)
 
 
 def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
@@ -159,11 +137,4 @@ def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
 def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sentence):
     trained(tmp_path, *overrides)
     with pytest.raises(ConfigError, match=sentence):
-        predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
-
-
-def test_with_hydras_variable_the_traceback_is_shown(tmp_path, monkeypatch):
-    trained(tmp_path, f"task._target_={HERE}.Wordless")
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(NotImplementedError):
         predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])

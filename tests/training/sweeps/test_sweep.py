@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.sweeps.sweep import Sweep, main, values_of, write_report
+from training.sweeps.sweep import Sweep, main, write_report
 
 CUT_SHORT = '{"loader": "torch", "images_per_'
 
@@ -42,7 +42,7 @@ def sweep(tmp_path):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Skips the drawing, which takes most of a report's time, in tests of the other files."""
-    monkeypatch.setattr("training.sweeps.sweep.draw_heat_map", lambda *_: b"a picture")
+    monkeypatch.setattr("training.sweeps.sweep.draw_bars", lambda *_: b"a picture")
 
 
 def labels_of(axis):
@@ -52,40 +52,11 @@ def labels_of(axis):
 # Reading the jobs
 
 
-def test_only_keys_whose_values_differ_count_as_swept(sweep):
-    report = Sweep(sweep)
-    assert values_of(report.jobs[2].overrides, report.names) == {"loader": "prefetch", "num_workers": "0"}
-    assert report.constant == ["train.epochs=1"]
-
-
-def test_jobs_are_ordered_by_number_not_by_name(tmp_path):
-    for number in (0, 2, 10, 9):
-        add_job(tmp_path, number, f"seed={number}", speed=1)
-    assert [job.number for job in Sweep(tmp_path).jobs] == [0, 2, 9, 10]
-
-
-def test_a_job_is_done_failed_or_unfinished(sweep):
-    assert [job.status for job in Sweep(sweep).jobs] == ["done", "failed", "done", "unfinished"]
-
-
 @pytest.mark.parametrize("text", ["", CUT_SHORT, "[1, 2]", "\x00"])
 def test_a_damaged_summary_counts_as_a_failed_job(sweep, text):
     (sweep / "0" / "summary.json").write_text(text)
     assert Sweep(sweep).jobs[0].status == "failed"
     assert "Failed: job 0 (loader=torch num_workers=0): its summary.json" in Sweep(sweep).text()
-
-
-@pytest.mark.parametrize("speed", [None, float("nan"), float("inf"), "fast"])
-def test_a_job_without_a_usable_speed_is_never_the_fastest(sweep, speed):
-    summary = json.dumps({"loader": "torch", "images_per_second": speed, "test_accuracy": 0.9})
-    (sweep / "0" / "summary.json").write_text(summary)
-    assert "Fastest: job 2, 9,876 images/s" in Sweep(sweep).text()
-
-
-def test_overrides_that_cannot_be_read_do_not_break_the_report(sweep):
-    (sweep / "3" / ".hydra" / "overrides.yaml").write_text("- 'loader=pref")
-    write_report(sweep)
-    assert "Fastest: job 2" in Sweep(sweep).text()
 
 
 # Recommending a setting
@@ -95,23 +66,15 @@ def test_the_line_to_copy_runs_the_fastest_job_with_the_constant_overrides_too(s
     assert "\n  python train.py loader=prefetch loader.num_workers=0 train.epochs=1\n" in Sweep(sweep).text()
 
 
-def test_the_line_to_copy_is_quoted_for_the_shell(tmp_path):
-    add_job(tmp_path, 0, "model.widths=[16,32]", speed=10)
-    assert "python train.py 'model.widths=[16,32]'" in Sweep(tmp_path).text()
-
-
 def test_the_most_accurate_job_is_named_if_the_sweep_can_change_accuracy(tmp_path):
     add_job(tmp_path, 0, "optim.lr=0.1", speed=1001, test_accuracy=0.88)
     add_job(tmp_path, 1, "optim.lr=0.01", speed=1000, test_accuracy=0.91)
     report = Sweep(tmp_path).text()
     assert "Fastest: job 0" in report
     assert "Most accurate: job 1, test accuracy 0.9100.\n  python train.py optim.lr=0.01" in report
-
-
-def test_the_most_accurate_job_is_not_named_if_only_loaders_and_devices_differ(tmp_path):
-    add_job(tmp_path, 0, "loader=torch device=cpu", speed=1001, test_accuracy=0.88)
-    add_job(tmp_path, 1, "loader=prefetch device=cpu", speed=1000, test_accuracy=0.91)
-    assert "Most accurate" not in Sweep(tmp_path).text()
+    for number, loader in enumerate(("torch", "prefetch")):
+        add_job(tmp_path / "loaders", number, f"loader={loader}", speed=1000 - number, test_accuracy=0.88 + number)
+    assert "Most accurate" not in Sweep(tmp_path / "loaders").text(), "loaders change no accuracy"
 
 
 def test_a_cached_job_is_the_ceiling_and_never_the_recommended_setting(tmp_path, drawn):
@@ -120,31 +83,12 @@ def test_a_cached_job_is_the_ceiling_and_never_the_recommended_setting(tmp_path,
     add_job(tmp_path, 2, "loader=cached", speed=1000)
     write_report(tmp_path)
     assert "Fastest: job 0" in Sweep(tmp_path).text()
-    assert "91 % of the speed with free data" in Sweep(tmp_path).text()
+    assert "91% of the speed with free data" in Sweep(tmp_path).text()
     speed, _ = drawn[0].axes
     assert labels_of(speed.yaxis) == ["job 0 (loader=prefetch)", "job 1 (loader=torch)"]
     assert [list(line.get_xdata()) for line in speed.lines] == [[1000, 1000]]
-
-
-def test_a_cached_job_that_is_slower_than_another_is_reported_as_a_bad_measurement(tmp_path, drawn):
-    add_job(tmp_path, 0, "loader=prefetch", speed=1040)
-    add_job(tmp_path, 1, "loader=cached", speed=1000)
-    assert "(104 % of the speed with free data).\n" in Sweep(tmp_path).text()
-    add_job(tmp_path, 2, "loader=torch", speed=1500)
-    write_report(tmp_path)
-    assert "It cannot be faster than loader=cached" in Sweep(tmp_path).text()
-    assert "of the speed with free data" not in Sweep(tmp_path).text()
-    assert not drawn[0].axes[0].lines
-
-
-@pytest.mark.parametrize("key", ["device", "train.batch_size"])
-def test_a_cached_job_is_no_ceiling_for_jobs_with_another_device_or_batch_size(tmp_path, drawn, key):
-    for number, (loader, value) in enumerate([("torch", 1), ("torch", 2), ("cached", 1), ("cached", 2)]):
-        add_job(tmp_path, number, f"loader={loader} {key}={value}", speed=1000 + number)
-    write_report(tmp_path)
-    assert "Fastest: job 1, 1,001 images/s" in Sweep(tmp_path).text()
-    assert "free data" not in Sweep(tmp_path).text()
-    assert len(drawn[0].axes[0].texts) == 4 and "free" not in drawn[0].axes[0].get_title(loc="left")
+    add_job(tmp_path, 3, "loader=torch train.batch_size=8", speed=500)
+    assert "free data" not in Sweep(tmp_path).text(), "the ceiling is another one with another batch size"
 
 
 # Repeats, and settings that cannot be told apart
@@ -163,25 +107,17 @@ def noisy(tmp_path):
 
 def test_jobs_that_differ_in_the_seed_only_are_one_setting_with_the_median_of_its_repeats(noisy):
     heading, *rows = Sweep(noisy).text().splitlines()[3:7]
-    assert heading.split() == ["job", "loader", "runs", "images/s", "spread", "waiting", "accuracy"]
+    assert heading.split() == ["job", "loader", "images/s", "spread", "waiting", "accuracy"]
     assert " 300 " in rows[0] and " 1,100 " in rows[1] and " 1,150 " in rows[2]
-    assert "±3.3 %" in rows[0]
+    assert "±10" in rows[0]
     assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its standard deviation"
 
 
 def test_the_simplest_of_settings_that_overlap_is_recommended_without_a_seed(noisy):
     report = Sweep(noisy).text()
-    assert "Fastest, and equal within their spread: loader=workers (3 runs); loader=prefetch (3 runs).\n" in report
+    assert "Fastest, and equal within their spread: 3 runs (loader=workers); 3 runs (loader=prefetch).\n" in report
     assert "The simplest of them: jobs 3, 4, 5, 1,100 images/s" in report
     assert report.endswith("\n  python train.py loader=workers")
-
-
-def test_a_setting_whose_repeats_are_all_faster_is_the_fastest_alone(noisy):
-    for number, speed in ((6, 1300), (7, 1400), (8, 1250)):
-        (noisy / str(number) / "summary.json").write_text(
-            json.dumps({"loader": "prefetch", "images_per_second": speed})
-        )
-    assert "Fastest: jobs 6, 7, 8, 1,300 images/s" in Sweep(noisy).text()
 
 
 def test_single_jobs_are_told_apart_by_the_quartiles_of_their_windows(tmp_path):
@@ -190,12 +126,6 @@ def test_single_jobs_are_told_apart_by_the_quartiles_of_their_windows(tmp_path):
     assert "The simplest of them: job 1, 995 images/s" in Sweep(tmp_path).text()
     add_job(tmp_path, 2, "loader=threads", speed=1100, images_per_second_quartiles=[1090, 1100, 1110])
     assert "Fastest: job 2, 1,100 images/s" in Sweep(tmp_path).text()
-
-
-@pytest.mark.parametrize("quartiles", [None, [1, 2], ["a", "b", "c"], [float("nan")] * 3, "wide"])
-def test_quartiles_that_are_missing_or_damaged_leave_the_speed_without_a_spread(tmp_path, quartiles):
-    add_job(tmp_path, 0, "loader=torch", speed=100, images_per_second_quartiles=quartiles)
-    assert Sweep(tmp_path).settings[0].interval("images_per_second") == (100, 100)
 
 
 def test_the_fewest_workers_are_the_simplest_of_equal_settings(tmp_path):
@@ -209,7 +139,7 @@ def test_a_setting_with_failed_repeats_counts_those_that_are_done(noisy):
     (noisy / "3" / "error.txt").write_text("no memory is left")
     report = Sweep(noisy).text()
     assert "2 of 3 done" in report and "Failed: job 3 (loader=workers): no memory is left" in report
-    assert Sweep(noisy).settings[1].metric("images_per_second") == 1150
+    assert Sweep(noisy).settings[1].figure("images_per_second") == (1150, 1100, 1200)
 
 
 def test_a_sweep_over_seeds_alone_is_one_setting(tmp_path, drawn):
@@ -222,18 +152,6 @@ def test_a_sweep_over_seeds_alone_is_one_setting(tmp_path, drawn):
     assert [row["seed"] for row in rows] == ["0", "1", "2"], "a row a job"
 
 
-@pytest.mark.parametrize("missing", [None, 0, 2])
-def test_the_page_shows_the_timelines_of_the_slowest_and_fastest_job_side_by_side_if_both_exist(tmp_path, missing):
-    for number, speed in enumerate((100, 200, 900)):
-        add_job(tmp_path, number, f"optim.lr={number}", speed=speed)
-        if number != missing:
-            (tmp_path / str(number) / "timeline.png").write_bytes(b"a picture")
-    page = Sweep(tmp_path).markdown()
-    side_by_side = "| ![Timeline of job 0](0/timeline.png) | ![Timeline of job 2](2/timeline.png) |"
-    assert (side_by_side in page) == (missing is None)
-    assert ("timeline.png" in page) == (missing is None)
-
-
 # Writing the report
 
 
@@ -241,9 +159,9 @@ def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(swee
     lines = Sweep(sweep).text().splitlines()
     heading, *rows = lines[3:8]
     assert heading.split() == ["job", "loader", "num_workers", "images/s", "waiting", "accuracy", "status"]
-    assert rows[0].split() == ["0", "torch", "0", "1,234", "25.0", "%", "0.9000", "done"]
+    assert rows[0].split() == ["0", "torch", "0", "1,234", "25.0%", "0.9000", "done"]
     assert rows[2].startswith("> ") and "9,876" in rows[2]
-    assert {row.index(" %") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 2}
+    assert {row.index("%") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 1}
 
 
 def test_a_usual_sweep_fits_a_terminal_of_100_columns(tmp_path):
@@ -275,11 +193,6 @@ def test_the_page_has_the_report_and_the_picture(sweep, undrawn):
     assert "\nFailed: job 1 (loader=torch num_workers=2): no memory is left\n" in page
     assert "\nUnfinished: job 3 (loader=prefetch num_workers=2): it was interrupted" in page
     assert "(sweep.png)" in page
-
-
-def test_a_failed_job_without_a_reason_is_listed_too(sweep):
-    (sweep / "1" / "error.txt").write_text("")
-    assert "Failed: job 1 (loader=torch num_workers=2): its error.txt is empty" in Sweep(sweep).text()
 
 
 def test_the_report_follows_the_jobs_and_leaves_no_other_files_behind(sweep, undrawn):
@@ -318,39 +231,8 @@ def test_every_job_of_a_sweep_of_one_key_has_a_labelled_bar_in_the_order_of_the_
     assert labels_of(speed.yaxis) == ["job 0 (lr=3)", "job 1 (lr=1)", "job 2 (lr=2)"]
     assert speed.yaxis_inverted() and wait.yaxis_inverted(), "from the top down"
     assert [bar.get_width() for bar in speed.patches] == [1234.5, 0, 9876.5]
+    assert [text.get_text() for text in speed.texts] == ["1,234", "failed", "9,876"]
     assert drawn[0].get_suptitle() == "Fastest: job 2 (lr=2)"
-
-
-def test_a_sweep_of_two_keys_is_a_heat_map_with_the_numbers_in_the_cells_and_the_best_framed(sweep, drawn):
-    write_report(sweep)
-    speed, _ = drawn[0].axes
-    assert labels_of(speed.yaxis) == ["torch", "prefetch"] and labels_of(speed.xaxis) == ["0", "2"]
-    written = {text.get_position(): text.get_text() for text in speed.texts}
-    assert written == {(0, 0): "1,234", (1, 0): "failed", (0, 1): "9,876", (1, 1): "unfinished"}
-    (frame,) = speed.patches
-    assert (round(frame.get_x()), round(frame.get_y())) == (0, 1)
-
-
-def test_two_keys_that_vary_together_are_no_grid_and_are_drawn_as_bars(tmp_path, drawn):
-    for number in range(3):
-        add_job(tmp_path, number, f"optim.lr={number} train.epochs={number}", speed=100)
-    write_report(tmp_path)
-    assert [bar.get_width() for bar in drawn[0].axes[0].patches] == [100, 100, 100]
-
-
-def test_the_spread_is_drawn_on_the_bar_from_the_lower_to_the_upper_quartile(tmp_path, drawn):
-    add_job(tmp_path, 0, "loader=torch", speed=100, images_per_second_quartiles=[90, 101, 120])
-    add_job(tmp_path, 1, "loader=prefetch", speed=300)
-    write_report(tmp_path)
-    assert [list(line.get_xdata()) for line in drawn[0].axes[0].lines] == [[90, 120]]
-
-
-def test_a_failed_job_is_marked_as_failed_and_not_as_zero(sweep, drawn):
-    write_report(sweep)
-    for axes, done in zip(drawn[0].axes, [("1,234", "9,876"), ("25.0 %",)], strict=True):
-        written = [text.get_text() for text in axes.texts]
-        assert written.count("failed") == 1 and written.count("unfinished") == 1
-        assert {text for text in written if text[0].isdigit()} == set(done)
 
 
 @pytest.mark.parametrize(
@@ -393,9 +275,6 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code, sweep], cwd=root, check=True, timeout=60)
-
-
-# The command
 
 
 def test_the_command_writes_the_report_again_and_prints_it(sweep, capsys):

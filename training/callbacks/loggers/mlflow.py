@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from training.callbacks.loggers.logger import Logger, Place, numbers
+from training.callbacks.loggers.logger import Logger, numbers
 from training.config import flat
 from training.run import Run
 
@@ -20,39 +20,36 @@ class MLflow(Logger):
     package = "mlflow"
 
     def __init__(self, experiment: str | None = None) -> None:
-        super().__init__()
-        self._experiment = experiment
+        super().__init__(experiment=experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default")
 
     def start(self, run: Run) -> None:
         # By default each call waits minutes for a server that is down. mlflow reads these at each request.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from filelock import FileLock  # torch depends on it
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        self._metric, place = Metric, Place(run, self.name)
-        folder = place.sweep or place.folder
-        if set("?#%") & set(str(folder)) and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ValueError(f"mlflow.db cannot be in a folder with ?, # or % in its name, such as {folder}")
+        name, folder = self.options["experiment"], self.sweep or self.folder
         with FileLock(folder / ".mlflow.lock"):  # jobs of a sweep may create the tables at the same time
             self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
-            name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
             found = self._client.get_experiment_by_name(name)
-            identifier = found.experiment_id if found else self._client.create_experiment(name)
-        if earlier := place.earlier_id():
-            self._id = earlier
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
+        if self.earlier_id:
+            self._id = self.earlier_id
             self._client.update_run(self._id, status="RUNNING")
-            return
-        tags = {"sweep": place.sweep.name} if place.sweep else {}
-        self._id = self._client.create_run(identifier, run_name=place.name, tags=tags).info.run_id
-        place.save_id(self._id)
-        params = [Param(key, str(value)) for key, value in flat(place.config).items()]
-        self._client.log_batch(self._id, params=params)
+        else:
+            tags = {"sweep": self.sweep.name} if self.sweep else {}
+            self._id = self._client.create_run(experiment, run_name=self.run_name, tags=tags).info.run_id
+            self.save_id(self._id)
+            params = [Param(key, str(value)) for key, value in flat(self.config).items()]
+            self._client.log_batch(self._id, params=params)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
         now = int(time.time() * 1000)
-        self._client.log_batch(self._id, [self._metric(key, value, now, step) for key, value in values.items()])
+        self._client.log_batch(self._id, [Metric(key, value, now, step) for key, value in values.items()])
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         self.metrics(0, numbers(summary or {}, "summary/"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.callbacks.loggers.logger import Logger, Place, numbers
+from training.callbacks.loggers.logger import Logger, numbers
 from training.config import flat
 from training.run import Run
 
@@ -17,12 +17,8 @@ class TensorBoard(Logger):
     def start(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = Place(run, self.name)
-        self._config = {
-            key: value if isinstance(value, (int, float)) else str(value) for key, value in flat(place.config).items()
-        }
         # From purge_step on, TensorBoard hides what the run wrote in this folder before it was interrupted.
-        self._writer = SummaryWriter(str(place.folder), purge_step=run.trainer.step + 1, **self.options)
+        self._writer = SummaryWriter(str(self.folder), purge_step=run.trainer.step + 1, **self.options)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         for key, value in values.items():
@@ -31,5 +27,6 @@ class TensorBoard(Logger):
     def finish(self, summary: dict[str, Any] | None) -> None:
         if summary is not None:
             self._writer.flush()  # add_hparams starts a new file, and TensorBoard reads the files in order
-            self._writer.add_hparams(self._config, numbers(summary, "summary/"), run_name=".")
+            settings = {key: v if isinstance(v, (int, float)) else str(v) for key, v in flat(self.config).items()}
+            self._writer.add_hparams(settings, numbers(summary, "summary/"), run_name=".")
         self._writer.close()

@@ -7,10 +7,10 @@ import os
 from typing import Any
 from uuid import uuid4
 
-from training.callbacks.loggers.logger import Logger, Place
+from training.callbacks.loggers.logger import Logger
 from training.run import Run
 
-UPLOAD_SECONDS = 60  # the longest that a finished run waits for an upload
+UPLOAD_SECONDS = 60  # the longest that a finished run waits for an upload; `wandb sync` uploads the rest later
 log = logging.getLogger(__name__)
 
 
@@ -22,28 +22,18 @@ class WandB(Logger):
     def start(self, run: Run) -> None:
         import wandb
 
-        place, options = Place(run, self.name), self.options
+        identifier, group = self.earlier_id or uuid4().hex, self.sweep and self.sweep.name
+        options: dict[str, Any] = {"name": self.run_name, "group": group, "config": self.config, **self.options}
         has_mode = "mode" in options or "WANDB_MODE" in os.environ
         if not has_mode and not wandb.login(prompt=False, verify=False):  # wandb.init would prompt
-            options = {"mode": "offline", **options}
-            log.warning(
-                "logger=wandb: there is no login, so the run stays on this machine; `wandb login`, then "
-                "`wandb sync %s/wandb/offline-run-*` uploads it",
-                place.folder,
-            )
-        # console: train.log has the terminal's lines. finish_timeout: the rest can be uploaded by `wandb sync` later.
-        settings = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
-        identifier = place.earlier_id() or uuid4().hex
-        self._run = wandb.init(
-            id=identifier,
-            resume="allow",
-            reinit="finish_previous",
-            dir=place.folder,
-            config=place.config,
-            settings=settings,
-            **{"name": place.name, "group": place.sweep and place.sweep.name, **options},
-        )
-        place.save_id(identifier)
+            options["mode"] = "offline"
+            upload = f"`wandb login`, then `wandb sync {self.folder}/wandb/offline-run-*` uploads it"
+            log.warning("logger=wandb: there is no login, so the run stays on this machine; %s", upload)
+        options |= {"id": identifier, "resume": "allow", "reinit": "finish_previous", "dir": self.folder}
+        # console: train.log has the terminal's lines.
+        options["settings"] = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
+        self._run = wandb.init(**options)
+        self.save_id(identifier)
         # wandb's step counter never decreases: it would drop the steps that a resumed run repeats.
         self._run.define_metric("*", step_metric="step")
 

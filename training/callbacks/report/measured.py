@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -50,54 +49,27 @@ class Measured:
     waiting: float = 0.0  # in next(), without the copy and the transform of the training thread there
     copy: float = 0.0  # in the training thread
     transform: float = 0.0  # in the training thread
-    free: Interval | None = None  # a whole step with free data, while no worker runs; None: not measured
-    one_thread: Interval | None = None  # the same, computed with one CPU thread
-    sizes: tuple[int, int] = (1, 1)  # numbers in the smallest and in the largest batch, of a few
-    others: float = 0.0  # share of the cores that other programs kept from the run
-    cpu: float = 0.0  # CPU time of all threads of the training process
-    num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
-    workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
     # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
     ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    free: Interval | None = None  # a whole step with free data, while no worker runs; None: not measured
+    sizes: tuple[int, int] = (1, 1)  # numbers in the smallest and in the largest batch, of a few
+    others: float = 0.0  # share of the cores that other programs kept from the run
+    num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
+    workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
     in_memory: bool = False  # whether the dataset can be resident
-    collates: bool = False  # whether there is a data.collate
-    augments: bool = False  # whether any of augment.* is on
-
-    @property
-    def computing(self) -> float:
-        return self.step - self.seen
 
     @property
     def seen(self) -> float:
         """What the training thread spends on data."""
         return self.waiting + self.copy + self.transform
 
+    @property
+    def computing(self) -> float:
+        return self.step - self.seen
+
     def of_batch(self, key: str) -> float:
         """A worker's seconds for one batch; key: busy (all of it), cpu, queued (for a core) or collate."""
         return float(self.workers.get(f"worker_{key}_seconds", 0.0)) / max(1, self.workers.get("read_batches", 0))
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of a worker's seconds for a batch, without the wait for a core."""
-        squares = float(self.workers.get("worker_busy_squares", 0.0)) / max(1, self.workers.get("read_batches", 0))
-        return math.sqrt(max(0.0, squares - (self.of_batch("busy") - self.of_batch("queued")) ** 2))
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether worker threads and the training thread together use about one core: they wait for the GIL."""
-        return self.loader.name == "threads" and 0.6 * self.step < self.cpu < 1.4 * self.step
-
-    @property
-    def is_slowed(self) -> bool:
-        """Whether computing took clearly longer than in steps with free data."""
-        return self.free is not None and self.computing > DISAGREE * self.free.high
-
-    @property
-    def cores_gain(self) -> float:
-        """How many times as fast the run would be if all cores were busy with its work all the time."""
-        workers = 0.0 if self.loader.name == "threads" else self.of_batch("cpu")  # self.cpu includes threads
-        work = (self.cpu + workers) / self.cores
-        return self.step / work if work else math.inf
 
     @property
     def idle(self) -> float:
@@ -105,14 +77,14 @@ class Measured:
         return max(0.0, 1 - self.of_batch("busy") / (self.num_workers * self.step))
 
     @property
-    def contention(self) -> float:
-        """How much longer a step takes because of its own threads: 0 unless each repetition with one was faster.
+    def computes(self) -> bool:
+        """Whether workers compute for most of their time, and do not wait for a disk, a network or one another."""
+        return self.of_batch("cpu") > 0.5 * (self.of_batch("busy") - self.of_batch("queued"))
 
-        Both were measured on the same batch, one right after the other, so other programs disturbed them alike.
-        """
-        if self.free is None or self.one_thread is None or self.one_thread.high >= self.free.low:
-            return 0.0
-        return min(self.free.middle, self.step) - self.one_thread.middle
+    @property
+    def is_slowed(self) -> bool:
+        """Whether computing took clearly longer than in steps with free data."""
+        return self.free is not None and self.computing > DISAGREE * self.free.high
 
     @property
     def obstacle(self) -> str:

@@ -6,7 +6,6 @@ import logging
 import resource
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import psutil
@@ -18,7 +17,7 @@ from loaders.machine import available_cores
 from loaders.timing import Window
 from training.callbacks.report.load import Load
 from training.callbacks.report.measured import Measured
-from training.callbacks.report.trial import Trials, changed_train_loader
+from training.callbacks.report.trial import Trials
 from training.callbacks.report.verdict import Verdict, candidates, diagnose
 from training.clock import FILE_MAKING
 from training.config import Keys, check_least
@@ -50,12 +49,11 @@ class Report:
     def __init__(self) -> None:
         self._memory, self._active_workers = 0, None  # bytes; number of workers that read
         self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
-        self._load = Load()
         self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
     def on_start(self, run: Run) -> None:
-        self.run, self._config, self._load = run, run.config, Load()
+        self.run, self._load = run, Load()
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
@@ -63,11 +61,9 @@ class Report:
             return
         total = run.processes.total(run.timer.run())
         if total.steps:
-            seconds = min(self._config.timing.trial_seconds, total.seconds / 5)
-            make = partial(changed_train_loader, self._config.loader, run.make_train_loader, run.train_loader)
-            trials = Trials(run.trainer, run.signals, seconds, make)
             if summary is not None:
                 run.results.finish(**summary, **self.summary())  # the run is complete even if a trial fails
+            trials = Trials(run, min(run.config.timing.trial_seconds, total.seconds / 5))
             self.finish(total, run.train_loader, None if summary is None else trials)
         if summary is not None:
             summary |= self.summary()
@@ -84,22 +80,15 @@ class Report:
         total: the run's timed steps, of all processes. loader: the training loader, which is closed here. trials: None
         after a signal, to measure nothing more.
         """
-        self._memory, phases = peak_memory(), self.phases()
-        if loader.device.type == "cuda":
-            self._device_memory = torch.cuda.max_memory_allocated(loader.device)
-        stats = loader.stats()
-        self._active_workers = stats.get("workers", {}).get("active_workers")
-        step, others = total.seconds / total.steps, self._load.of_others()
-        threads = torch.get_num_threads() if loader.device.type == "cpu" else 1
-        free: dict[str, Any] = {"sizes": trials.keep_batch(loader)} if trials else {}
+        measured, step = self._measured(total, loader), total.seconds / total.steps
+        if trials:
+            measured = replace(measured, sizes=trials.keep_batch(loader))
         loader.close()  # its workers would slow down the measurements
         if trials:
-            load = Load()
-            free["free"] = trials.free(step)
-            free["one_thread"] = trials.free(step, threads=1) if free["free"] and threads > 1 else None
-            others = max(others, load.of_others())
-        measured = self._measured(total, stats, loader, phases, num_threads=threads, others=others, **free)
+            load, free = Load(), trials.free(step)
+            measured = replace(measured, free=free, others=max(measured.others, load.of_others()))
         verdict = diagnose(measured)
+        step = measured.free.middle if verdict.bottleneck == "step" and measured.free else step
         for changes in candidates(verdict.bottleneck, measured):
             if trials is None:
                 break
@@ -114,7 +103,7 @@ class Report:
         """The entries of summary.json about time, memory and the verdict."""
         verdict = self._verdict
         return {
-            "seconds": {phase: round(seconds, 3) for phase, seconds in self.phases().items()},
+            "seconds": {phase: round(seconds, 3) for phase, seconds in self._phases().items()},
             "memory_bytes": self._memory,
             "device_memory_bytes": self._device_memory,
             "active_workers": self._active_workers,
@@ -124,36 +113,39 @@ class Report:
             "try": verdict and list(verdict.changes),
         }
 
-    def _measured(
-        self, total: Window, stats: dict[str, Any], loader: Preloader, phases: dict[str, float], **trials: Any
-    ) -> Measured:
-        dataset, collate = loader.dataset, self._config.data.get("collate")
-        steps, workers = max(1, self.run.timer.whole().steps), stats.get("workers", {})
-        per_batch = {key: stats["preloader"][f"{key}_seconds"] / steps for key in ("loader_wait", "copy", "transform")}
-        if loader.device.type == "cpu":  # there is no other device to copy to
-            per_batch["transform"] += per_batch["copy"]
-            per_batch["copy"] = 0.0
-        inline = per_batch if loader.depth == 0 else dict.fromkeys(per_batch, 0.0)  # in the training thread
+    def _measured(self, total: Window, loader: Preloader) -> Measured:
+        """What is known before anything more is measured."""
+        self._memory, stats, dataset = peak_memory(), loader.stats(), loader.dataset
+        on_cpu = loader.device.type == "cpu"
+        if loader.device.type == "cuda":
+            self._device_memory = torch.cuda.max_memory_allocated(loader.device)
+        workers, config = stats.get("workers", {}), self.run.config
+        self._active_workers, steps = workers.get("active_workers"), max(1, self.run.timer.whole().steps)
+        keys = ("loader_wait", "copy", "transform")
+        ahead, copy, transform = (stats["preloader"][f"{key}_seconds"] / steps for key in keys)
+        if on_cpu:  # there is no other device to copy to
+            copy, transform = 0.0, copy + transform
+        is_inline = loader.depth == 0  # then the training thread does these
+        waiting = total.wait_seconds / total.steps - (copy + transform if is_inline else 0.0)
+        no_policy = config.data.get("collate") is None and getattr(dataset, "policy", None) is None
         return Measured(
-            loader=self._config.loader,
+            loader=config.loader,
             cores=available_cores(),
+            num_threads=torch.get_num_threads() if on_cpu else 1,
             steps=steps,
-            phases=phases,
+            phases=self._phases(),
             step=total.seconds / total.steps,
-            waiting=max(0.0, total.wait_seconds / total.steps - inline["copy"] - inline["transform"]),
-            copy=inline["copy"],
-            transform=inline["transform"],
-            cpu=self.run.clock.cpu_seconds / steps,
+            waiting=max(0.0, waiting),
+            copy=copy if is_inline else 0.0,
+            transform=transform if is_inline else 0.0,
+            ahead=(0.0, 0.0, 0.0) if is_inline else (ahead, copy, transform),
+            others=self._load.of_others(),
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
-            ahead=(0.0, 0.0, 0.0) if loader.depth == 0 else tuple(per_batch.values()),
-            in_memory=offers(dataset, "arrays") and collate is None and getattr(dataset, "policy", None) is None,
-            collates=collate is not None,
-            augments=any(self._config.augment.values()),
-            **trials,
+            in_memory=offers(dataset, "arrays") and no_policy,
         )
 
-    def phases(self) -> dict[str, float]:
+    def _phases(self) -> dict[str, float]:
         """The seconds of each phase until now. The wait for the first batch counts as start-up, not as training."""
         return self.run.clock.phases(self.run.timer.first_batch_seconds)
 
@@ -165,7 +157,11 @@ class Report:
             memory += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
         lines = [*self._run_table(measured), "", *self._step_table(), "", memory]
         if measured.workers:
-            lines.append(self._workers_line(measured))
+            busy, cpu, queued = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued"))
+            lines.append(
+                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; {busy:.1f} ms for a "
+                f"batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core"
+            )
         return "\n".join([*lines, verdict.sentence])
 
     def _run_table(self, measured: Measured) -> list[str]:
@@ -185,14 +181,11 @@ class Report:
         }
         total = sum(phases.values())
         rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        rare = (FILE_MAKING, "waiting for the copy")
-        rows = {name: seconds for name, seconds in rows.items() if name not in rare or seconds}
-        columns = [
-            ["phase", *rows],
-            ["seconds", *(f"{seconds:.1f}" for seconds in rows.values())],
-            ["share", *(f"{100 * seconds / total:.0f} %" for seconds in rows.values())],
+        shown = [
+            name for name, seconds in rows.items() if seconds or name not in (FILE_MAKING, "waiting for the copy")
         ]
-        return table(columns)
+        seconds = ["seconds", *(f"{rows[name]:.1f}" for name in shown)]
+        return table([["phase", *shown], seconds, ["share", *(f"{rows[name] / total:.0%}" for name in shown)]])
 
     def _step_table(self) -> list[str]:
         """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
@@ -202,16 +195,6 @@ class Report:
         for heading, values in zip(("median", "95 %", "worst"), percentiles, strict=True):
             columns.append([heading, *(f"{value:.1f}" for value in values)])
         return table(columns)
-
-    def _workers_line(self, measured: Measured) -> str:
-        busy, cpu, queued, collate = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued", "collate"))
-        reader = f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; a worker"
-        if self._config.loader.num_workers == 0:
-            reader = "The training process reads: it"
-        return (
-            f"{reader} takes {busy:.1f} ms for a batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core; "
-            f"collating takes {collate:.1f} ms of it"
-        )
 
 
 def peak_memory() -> int:

@@ -10,8 +10,8 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice, pairwise, repeat
 from typing import Any
@@ -24,8 +24,7 @@ from loaders.machine import available_cores
 from loaders.nested import tensors
 from training.callbacks.report.measured import Interval
 from training.config import CONF
-from training.stopping import StopSignals
-from training.trainer import Trainer
+from training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +38,10 @@ WORKER_TIMEOUT = 5.0  # seconds: a worker of a changed loader that takes longer 
 
 
 class Trials:
-    """Measures the seconds of a training step, for about `seconds` each time.
+    """Measures the seconds of a training step of the run, for about `seconds` each time."""
 
-    make_loader(overrides): gives a training loader with changed settings, and how many batches it loads ahead.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        signals: StopSignals,
-        seconds: float,
-        make_loader: Callable[[tuple[str, ...]], AbstractContextManager[tuple[Any, int]]],
-    ) -> None:
-        self._trainer, self._signals, self._seconds, self._make = trainer, signals, seconds, make_loader
+    def __init__(self, run: Run, seconds: float) -> None:
+        self._run, self._trainer, self._seconds = run, run.trainer, seconds
         self._batch: Any = None
 
     def keep_batch(self, loader: Preloader) -> tuple[int, int]:
@@ -60,33 +50,27 @@ class Trials:
         They are counted in the next MOST_BATCHES batches, or in those that arrive within the seconds of a measurement.
         """
         sizes, until = [], time.perf_counter() + self._seconds
-        try:
+        with self._apart_from_the_run():
             for batch in islice(loader, MOST_BATCHES if self._seconds else 0):
                 self._batch = batch if self._batch is None else self._batch
                 sizes.append(sum(tensor.numel() for tensor in tensors(batch)))
                 if time.perf_counter() > until:
                     break
-        except Exception as error:  # the run itself is complete
-            self._ignore(error, "no batch could be kept")
         return min(sizes, default=1), max(sizes, default=1)
 
-    def free(self, step_seconds: float, threads: int | None = None) -> Interval | None:
+    def free(self, step_seconds: float) -> Interval | None:
         """Returns the seconds per step on free data: on the batch that was kept, which is on the device.
 
-        step_seconds: those of the run. threads: CPU threads that compute; None: those of the run. None is returned if
-        the measurement would take too long, fails, or is stopped by a signal.
+        step_seconds: those of the run. None is returned if the measurement would take too long, fails, or is stopped
+        by a signal.
         """
-        if self._takes_too_long(WARM_UP_STEPS + REPETITIONS, 0 if threads else step_seconds):
-            return None
-        try:
-            with self._uncounted_steps(), num_threads(threads):
+        found = None
+        if not self._takes_too_long(WARM_UP_STEPS + REPETITIONS, step_seconds):
+            with self._apart_from_the_run():
                 found = self._measure(repeat(self._batch), WARM_UP_STEPS, 1)
                 if found is not None and found != NEVER:  # now it is known how many steps fill the seconds
                     steps = self._steps(max(self._trainer.processes.gather(found.middle)))
                     found = found if steps == 1 else self._measure(repeat(self._batch), WARM_UP_STEPS, steps)
-        except Exception as error:
-            self._ignore(error, "a step with free data could not be measured")
-            return None
         return None if found == NEVER else found
 
     def change(self, overrides: tuple[str, ...], step_seconds: float) -> Interval | None:
@@ -94,44 +78,53 @@ class Trials:
 
         None if the measurement would take too long; NEVER if the loader cannot be used, or after a signal.
         """
-        if self._signals.received:
-            return NEVER
         if self._trainer.processes.world_size > 1:  # an error in one process would leave the others waiting
             return None
-        try:
-            with (
-                self._uncounted_steps(),
-                _loaders_log_errors_only(),
-                warnings.catch_warnings(),
-                self._make(overrides) as (loader, ahead),
-            ):
-                warnings.simplefilter("ignore")  # torch warns of many workers, which the user did not choose
-                batches, warm_up = _endless(loader), WARM_UP_STEPS + ahead
-                # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
-                steps = max(self._steps(step_seconds), -(-ahead // REPETITIONS))
-                if self._takes_too_long(warm_up + max(REPETITIONS, ahead), step_seconds):
-                    return None
-                started = time.perf_counter() + min(START_SECONDS, self._seconds)
-                while time.perf_counter() < started and not self._signals.received:  # workers are still starting
-                    self._trainer.train_step(next(batches))
-                return self._measure(batches, warm_up, steps)
-        except Exception as error:  # the run itself is complete
-            log.debug("%s could not be tried: %s", " ".join(overrides), error)
-            return NEVER
+        found: Interval | None = NEVER
+        if not self._run.signals.received:
+            with self._apart_from_the_run(), self._changed_loader(overrides) as (loader, ahead):
+                found = self._measure_loader(loader, ahead, step_seconds)
+        return found
 
-    def _ignore(self, error: Exception, what: str) -> None:
-        if self._trainer.processes.world_size > 1:  # the other processes wait for this one's steps
-            raise error
-        log.debug("%s: %s", what, error)
+    def _measure_loader(self, loader: Preloader, ahead: int, step_seconds: float) -> Interval | None:
+        batches, warm_up = _endless(loader), WARM_UP_STEPS + ahead
+        if self._takes_too_long(warm_up + max(REPETITIONS, ahead), step_seconds):
+            return None
+        started = time.perf_counter() + min(START_SECONDS, self._seconds)
+        while time.perf_counter() < started and not self._run.signals.received:  # workers are still starting
+            self._trainer.train_step(next(batches))
+        # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
+        return self._measure(batches, warm_up, max(self._steps(step_seconds), -(-ahead // REPETITIONS)))
 
     @contextmanager
-    def _uncounted_steps(self) -> Iterator[None]:
-        """Steps in this block do not count as steps of the run."""
-        step = self._trainer.step
+    def _apart_from_the_run(self) -> Iterator[None]:
+        """Does not count the steps in this block, hides warnings of settings that are tried, and ends at an error."""
+        step, loaders = self._trainer.step, logging.getLogger("loaders")
+        level = loaders.level
+        loaders.setLevel(logging.ERROR)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as error:  # the run itself is complete
+            if self._trainer.processes.world_size > 1:  # the other processes wait for this one's steps
+                raise
+            log.debug("a measurement after the run failed: %s", error)
         finally:
             self._trainer.step = step
+            loaders.setLevel(level)
+
+    @contextmanager
+    def _changed_loader(self, overrides: tuple[str, ...]) -> Iterator[tuple[Preloader, int]]:
+        """A training loader with changed settings, and how many batches it loads ahead."""
+        workers = self._run.train_loader.stats().get("workers", {}).get("active_workers")
+        changed, threads = changed_config(self._run.config.loader, overrides, workers), torch.get_num_threads()
+        torch.set_num_threads(1 if "train.num_threads=1" in overrides else threads)
+        try:
+            with self._run.make_train_loader(changed) as loader:
+                yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
+        finally:
+            torch.set_num_threads(threads)
 
     def _takes_too_long(self, steps: int, step_seconds: float) -> bool:
         return not self._seconds or steps * step_seconds > LONGEST * self._seconds
@@ -150,37 +143,13 @@ class Trials:
                     torch.cuda.synchronize(trainer.device)
                 ends.append(time.perf_counter())
             is_late = self._takes_too_long(1, time.perf_counter() - began)
-            signal, is_late_anywhere = trainer.processes.agree(self._signals.received, int(is_late))
+            signal, is_late_anywhere = trainer.processes.agree(self._run.signals.received, int(is_late))
             if signal or is_late_anywhere:
                 return NEVER if signal else None
         return Interval.of((end - began) / steps for began, end in pairwise(ends))
 
 
-@contextmanager
-def changed_train_loader(
-    config: LoaderConfig,
-    make: Callable[[LoaderConfig], Preloader],
-    train_loader: Preloader,
-    overrides: tuple[str, ...],
-) -> Iterator[tuple[Preloader, int]]:
-    """A training loader with changed settings, and how many batches it loads ahead; train_loader: the run's own."""
-    changed = changed_loader(config, overrides, train_loader.stats().get("workers", {}).get("active_workers"))
-    with make(changed) as loader, num_threads(1 if "train.num_threads=1" in overrides else None):
-        yield loader, int(changed.num_workers) * int(changed.prefetch_factor) + changed.preload_depth
-
-
-@contextmanager
-def num_threads(count: int | None) -> Iterator[None]:
-    """In this block torch computes with `count` CPU threads; None: with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:
+def changed_config(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:
     """Returns the loader's config with overrides such as loader=prefetch and loader.num_workers=4.
 
     Another loader keeps the number of workers, if both loaders have workers. `num_workers=auto` becomes `workers`, or
@@ -188,28 +157,15 @@ def changed_loader(loader: LoaderConfig, overrides: Iterable[str], workers: int 
     """
     values = asdict(loader)
     for key, _, text in (override.partition("=") for override in overrides):
-        value = yaml.safe_load(text)
         if key == "loader":
-            preset = yaml.safe_load((CONF / "loader" / f"{value}.yaml").read_text())
+            preset = yaml.safe_load((CONF / "loader" / f"{text}.yaml").read_text())
             keeps = preset["num_workers"] and values["num_workers"]
             values = preset | ({"num_workers": values["num_workers"]} if keeps else {})
         elif key.startswith("loader."):
-            values[key.removeprefix("loader.")] = value
+            values[key.removeprefix("loader.")] = yaml.safe_load(text)
     numbers = {"num_workers": workers or available_cores(), "prefetch_factor": 4}
     values |= {key: number for key, number in numbers.items() if values[key] == "auto"}
     return LoaderConfig(**values | {"timeout": WORKER_TIMEOUT})
-
-
-@contextmanager
-def _loaders_log_errors_only() -> Iterator[None]:
-    """Silences the loaders' warnings: the user did not choose the settings that are tried."""
-    loaders = logging.getLogger("loaders")
-    level = loaders.level
-    loaders.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        loaders.setLevel(level)
 
 
 def _endless(loader: Any) -> Iterator[Any]:

@@ -94,15 +94,6 @@ def test_without_a_login_wandb_stays_offline_and_asks_nothing(tmp_path, monkeypa
     assert "mode" not in wandb.init, "wandb reads WANDB_MODE itself"
 
 
-def test_the_runs_of_a_sweep_are_a_group(tmp_path, wandb):
-    (tmp_path / "DATE").mkdir()
-    (tmp_path / "DATE" / "multirun.yaml").touch()  # Hydra writes it at the start of a sweep
-    LoggedRun(tmp_path / "DATE" / "3", config("logger=wandb"))
-    assert (wandb.init["group"], wandb.init["name"]) == ("DATE", "DATE/3")
-    LoggedRun(tmp_path / "alone", config("logger=wandb"))
-    assert (wandb.init["group"], wandb.init["name"]) == (None, "alone")
-
-
 def test_a_resumed_run_continues_its_own_and_a_new_run_in_its_folder_does_not(tmp_path, wandb):
     ids = []
     for step in (0, 5, 0):

@@ -14,7 +14,6 @@ from tests.test_train import compose_small
 from training.callbacks.report import report as module
 from training.callbacks.report.measured import Interval
 from training.callbacks.report.report import Report, peak_memory
-from training.callbacks.report.trial import WORKER_TIMEOUT, changed_loader
 from training.callbacks.report.verdict import Verdict
 from training.clock import Clock
 from training.config import checked
@@ -43,7 +42,7 @@ TEN = Interval.of([10.0])
 def finished(monkeypatch):
     """Finishes a run of ten steps of 0.1 s, in which `changes` are tried: seconds a step, by override."""
     found, closed = [], []
-    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("decoding", "found", TEN))
+    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("reading", "found", TEN))
     monkeypatch.setattr(module, "candidates", lambda *_: [("a=1",), ("b=2",), ("c=3",)])
     monkeypatch.setattr(Report, "_text", lambda *_: "the report")
     spent = {f"{what}_seconds": 0.0 for what in ("loader_wait", "copy", "transform")}
@@ -54,7 +53,7 @@ def finished(monkeypatch):
         report = report_of()
         trials = changes and SimpleNamespace(
             keep_batch=lambda of: (3, 4) if of is loader and not closed else pytest.fail("the loader is closed"),
-            free=lambda step, threads=2: Interval.of([step / threads]),
+            free=lambda step: Interval.of([step / 2]),
             change=lambda keys, _: seconds if (seconds := changes[keys[0]]) is None else Interval.of([seconds]),
         )
         report.finish(Window(10, 100, 1.0, 0.9), loader, trials)
@@ -79,7 +78,7 @@ def finished(monkeypatch):
 def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(finished, changes, tried, gain):
     summary = finished(changes)
     assert (summary["try"], summary["gain"]) == (tried, pytest.approx(gain))
-    assert (summary["bottleneck"], summary["active_workers"]) == ("decoding", 3)
+    assert (summary["bottleneck"], summary["active_workers"]) == ("reading", 3)
 
 
 def test_the_peak_of_memory_counts_what_is_in_use_now():
@@ -87,14 +86,6 @@ def test_the_peak_of_memory_counts_what_is_in_use_now():
     held = torch.ones((past + (256 << 20)) // 4)
     assert peak_memory() > before + (200 << 20)
     del held
-
-
-def test_a_changed_loader_is_that_of_its_preset_with_the_runs_workers():
-    config = checked(compose_small("loader=torch", "loader.num_workers=3", "loader.timeout=9")).loader
-    changed = changed_loader(config, ["loader=prefetch", "loader.prefetch_factor=5"])
-    assert (changed.name, changed.num_workers, changed.prefetch_factor, changed.preload_depth) == ("prefetch", 3, 5, 2)
-    assert changed_loader(config, ["loader=resident"]).num_workers == 0
-    assert changed_loader(config, ["loader.num_workers=8"]).timeout == WORKER_TIMEOUT
 
 
 class Timer:
@@ -119,7 +110,8 @@ def finish(clock, depth: int) -> Report:
     seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}
     loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None, dataset=[])
     loader.stats = lambda: {"workers": workers, "preloader": seconds}
-    trials = SimpleNamespace(free=lambda step, threads=None: Interval.of([0.05]), keep_batch=lambda _: (1, 1))
+    measure = {"free": lambda step: Interval.of([0.05]), "change": lambda *_: Interval.of([math.inf])}
+    trials = SimpleNamespace(keep_batch=lambda _: (1, 1), **measure)
     report.finish(Window(100, 3200, 10.0, 3.0), loader, trials)
     return report
 
@@ -132,7 +124,7 @@ def test_waiting_transforming_and_computing_add_up_to_the_step(clock, monkeypatc
     assert measured.step == 0.1 and measured.transform == pytest.approx(0.0075)  # on a CPU a copy is a part of it
     assert measured.copy == 0.0 and measured.waiting == pytest.approx(0.03 - 0.0075)
     assert measured.waiting + measured.transform + measured.computing == pytest.approx(measured.step)
-    assert (measured.cpu, measured.num_workers, measured.free.middle) == (0.06, 3, 0.05)
+    assert (measured.num_workers, measured.free.middle) == (3, 0.05)
     assert measured.ahead == (0.0, 0.0, 0.0) and measured.num_threads == torch.get_num_threads()
 
 
