@@ -9,7 +9,6 @@ import numpy as np
 
 from data.errors import DataError
 from data.images.crops import CroppedDataset
-from data.images.decoders import choose
 from data.images.decoding import image_errors
 
 log = logging.getLogger(__name__)
@@ -21,19 +20,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    decoder: "auto", or the first of the decoders to try (decoders.choose). For the samples and the arguments in
-    `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the EXIF orientation of photographs.
-    It ignores hidden files, and files without one of SUFFIXES.
+    For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
+    the EXIF orientation of photographs. It ignores hidden files, and files without one of SUFFIXES.
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:
             raise DataError(
                 f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"
             )
-        self._decoders = choose(decoder)
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):

@@ -15,9 +15,10 @@ from torch.utils.data import Dataset, default_collate
 from data.augment import Augment
 from data.errors import DataError
 from data.samples import CHANNELS, Samples
-from data.subset import offers, split
+from data.subset import split
 from data.transform import Normalize
 from loaders import Random, WorkerLoader
+from loaders.workers.reader import offers
 from training.config import Config, ConfigError
 from training.data_spec import DataSpec
 from training.preprocessing import mean_and_std, with_preprocessing

@@ -1,12 +1,10 @@
 import pickle
 import sys
 import threading
-import time
 
 import pytest
 import torch
 
-from data import synthetic
 from data.errors import DataError
 from data.synthetic import COSTS, Synthetic
 
@@ -45,14 +43,6 @@ def test_mean_and_std_are_roughly_those_of_the_images():
     assert pixels.std((0, 1, 2)).tolist() == pytest.approx(dataset.std, abs=0.03)
 
 
-@pytest.mark.parametrize("cost", ["python", "native"])
-def test_a_cost_in_cpu_time_is_spent_by_the_reading_thread(cost):
-    dataset = Synthetic(train=True, cost=cost, cost_ms=5)
-    start = time.thread_time()
-    dataset[0]
-    assert time.thread_time() - start >= 0.005
-
-
 def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
     paid = []
     monkeypatch.setitem(COSTS, "wait", paid.append)
@@ -87,25 +77,13 @@ def test_only_python_code_holds_the_gil(cost, holds):
     "arguments, words",
     [
         ({"cost": "nativ"}, "data.cost=nativ: did you mean native? it is one of python, native, wait"),
-        ({"cost": "xyz"}, "data.cost=xyz: it is one of python, native, wait"),
         ({"cost_ms": -1}, "data.cost_ms=-1"),
-        ({"cost_ms": float("nan")}, "data.cost_ms=nan"),
         ({"length": 0}, "data.length=0"),
         ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),
-        ({"test_length": 0}, "data.test_length=0"),
-        ({"image_size": 0}, "data.image_size=0"),
         ({"channels": 0}, "data.channels=0"),
-        ({"num_classes": 0}, "data.num_classes=0"),
-        ({"seed": -1}, "data.seed=-1"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_key(arguments, words):
     with pytest.raises(DataError) as caught:
         Synthetic(train=True, **arguments)
     assert str(caught.value).startswith(words)
-
-
-def test_the_sum_of_bands_and_noise_never_overflows():
-    dataset = Synthetic(train=True)
-    assert int(dataset._rows.max()) + int(dataset._noise.max()) <= 255
-    assert dataset._noise.size >= 32 * 32 * 3 + synthetic.OFFSETS - 1

@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from data.errors import did_you_mean
+from data.subset import Subset
 from data.subset import split as split_dataset
-from data.subset import subset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from loaders.nested import rows
@@ -119,7 +119,7 @@ class FinishedRun:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
         self.model = trainer.model.eval()
-        few = subset(dataset, np.arange(min(len(dataset), self.batch_size)))
+        few = Subset(dataset, np.arange(min(len(dataset), self.batch_size)))
         with self.loader(few, num_workers=0) as loader:
             (batch,) = loader
         if self.batch_size < self.config.train.batch_size and depends_on_batch(trainer, batch):

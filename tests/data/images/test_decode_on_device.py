@@ -14,10 +14,9 @@ from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decode_on_device
 from data.images.crops import resize, resized_as_floats
-from data.images.decode_on_device import DecodeOnDevice
+from data.images.decode_on_device import DecodeOnDevice, EncodedImages
 from data.images.decoders import upright
-from data.images.encoded import EncodedImages
-from data.subset import subset
+from data.subset import Subset
 from loaders import Preloader, WorkerLoader
 from tests.configs import NO_TRIALS, composed
 from training.config import checked
@@ -100,7 +99,7 @@ def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
         if plain:
             expected, ours = expected.without_augmentation(), ours.without_augmentation()
         decoder, rows = CpuDecoder(), np.array([0, 2, 3, 5])
-        assert_equal(batches(subset(ours, rows), decoder), batches(subset(expected, rows)))
+        assert_equal(batches(Subset(ours, rows), decoder), batches(Subset(expected, rows)))
         assert decoder.files == 2
 
 
@@ -145,7 +144,7 @@ def test_a_damaged_file_is_named_and_one_that_is_missing_can_be_skipped(images):
     damaged.write_bytes(damaged.read_bytes()[:-200])
     sentence = r"baseline.jpg cannot be read as an image \(.*truncated.*replace or remove it"
     with pytest.raises(DataError, match=sentence):
-        batches(subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
+        batches(Subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
 
 
 def test_a_device_without_memory_is_not_taken_for_files_that_it_cannot_read(images):
@@ -177,7 +176,7 @@ def config_of(images: Path, *overrides: str) -> DictConfig:
 
 
 def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode_on_device, "check_run", lambda device, loader: None)
+    monkeypatch.setattr(ImageFolder, "check_run", lambda section, device, loader: None)
     decoder = CpuDecoder()
     monkeypatch.setattr(decode_on_device, "decoder_of_gpu", lambda: decoder)
     runs = [
@@ -192,7 +191,7 @@ def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monk
 @pytest.mark.parametrize(
     ("overrides", "has_gpu", "sentence"),
     [
-        ([], False, "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"),
+        ([], False, "data.decode_on=device needs a GPU, but this run uses the CPU: use data.decode_on=workers"),
         (["device=cpu"], True, "data.decode_on=device needs a GPU"),
         (
             ["loader=resident"],
