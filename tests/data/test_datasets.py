@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pickle
-import re
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 import yaml
 from reading import assert_equal_batches, read_batch
-from torch._utils import ExceptionWrapper
 
 from data.cifar import CIFAR10
 from data.errors import DataError
@@ -20,6 +18,7 @@ from data.fashion import FashionMini, FashionMNIST
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
 from loaders import WorkerLoader
+from loaders.randomness import Random
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
 NAMES = [path.stem for path in CONFIGS]
@@ -98,26 +97,33 @@ def test_getitem_prepares_its_images(make, monkeypatch):
             use()
 
 
-def test_a_training_sample_depends_only_on_torchs_default_generator(make):
-    dataset = make(True)
-    torch.manual_seed(1)
-    first = [dataset[1]["image"] for _ in range(4)]
-    torch.manual_seed(1)
-    assert all(torch.equal(image, dataset[1]["image"]) for image in first)
-
-
-def test_an_error_from_a_worker_keeps_its_type_and_message(tmp_path, write_images):
-    dataset = ImageFolder(train=False, root=write_images(tmp_path))
-    broken = tmp_path / "val" / "cat" / "0.jpg"
-    broken.write_bytes(b"")
+@pytest.mark.parametrize("policy", [None, "trivial", "rand"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(make, train, policy):
     try:
-        dataset[0]
-    except DataError:
-        caught = ExceptionWrapper(
-            where="in a worker"
-        )  # a DataLoader's worker sends this to its parent, which raises the error
-    with pytest.raises(DataError, match=re.escape(str(broken))):
-        pickle.loads(pickle.dumps(caught)).reraise()
+        dataset = make(train) if policy is None else make(train, policy=policy)
+    except TypeError:
+        pytest.skip("it does not augment")
+    indices, positions = np.array([3, 0, 3, 1]), np.arange(4)
+    batch = read_batch(dataset, indices, Random(7, 0, positions, indices))
+    for row in (slice(number, number + 1) for number in range(4)):
+        alone = read_batch(dataset, indices[row], Random(7, 0, positions[row], indices[row]))
+        assert_equal_batches({name: field[row] for name, field in batch.items()}, alone)
+
+    class FromTorch:
+        def uniform(self, k):
+            return torch.rand(1, k).double().numpy()
+
+    torch.manual_seed(5)  # a sample depends on nothing else
+    sample = dataset[3]
+    torch.manual_seed(5)
+    alone = read_batch(dataset, [3], FromTorch())
+    assert_equal_batches({name: field[None] for name, field in sample.items()}, alone)
+
+
+def test_an_error_from_a_worker_keeps_its_type_and_message():
+    error = pickle.loads(pickle.dumps(DataError("a.jpg is damaged")))
+    assert isinstance(error, DataError) and str(error) == "a.jpg is damaged"
 
 
 def defaults(cls):
@@ -134,14 +140,6 @@ def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment
     module, _, name = config.pop("_target_").rpartition(".")
     assert config == defaults(getattr(importlib.import_module(module), name))
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
-
-
-def test_read_batch_writes_the_pixels_of_the_samples(make):
-    dataset = make(False)
-    batch = read_batch(dataset, 4)
-    for row in range(4):
-        for name, field in dataset[row].items():
-            assert torch.equal(batch[name][row], field)
 
 
 SOURCES = {

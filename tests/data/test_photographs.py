@@ -29,16 +29,13 @@ def test_photographs_are_made_at_first_use_and_not_again(tmp_path, few_photograp
     assert len(train) == 20 and len(test) == 10 and len(train.classes) == 10
 
 
-def test_photographs_are_as_large_as_real_ones_and_no_two_are_the_same(few_photographs):
+def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time_the_same(few_photographs, tmp_path):
+    photographs.make(tmp_path / "again")
     files = files_of(few_photographs)
+    assert files_of(tmp_path / "again") == files
     assert len(set(files.values())) == 30
     assert all(50_000 < len(data) < photographs.BYTES for data in files.values())
     assert all(Image.open(few_photographs / name).size == (500, 375) for name in files)
-
-
-def test_photographs_that_are_made_again_are_the_same_files(few_photographs, tmp_path):
-    photographs.make(tmp_path / "again")
-    assert files_of(tmp_path / "again") == files_of(few_photographs)
 
 
 def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_again(tmp_path, monkeypatch):
