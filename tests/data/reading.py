@@ -32,3 +32,10 @@ def read_batch(dataset: Any, indices: Any, random: Any = None) -> dict[str, torc
 def assert_equal_batches(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Kolmogorov and Smirnov's distance between the distributions of two samples, 0 to 1."""
+    values = np.unique(np.concatenate([ours, theirs]))
+    shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (ours, theirs)]
+    return float(np.abs(shares[0] - shares[1]).max())

@@ -9,12 +9,12 @@ import pytest
 import torch
 from later import Later
 from PIL import ExifTags, Image, ImageOps, features
-from reading import Given, read_batch
+from reading import Given, distance, read_batch
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decoding
-from data.images.crops import CROP_ATTEMPTS, DRAWS, random_crop, resize
+from data.images.crops import CROP_ATTEMPTS, random_crop, resize
 
 v2 = Later("torchvision.transforms.v2")
 
@@ -182,31 +182,30 @@ def test_training_crops_have_the_distribution_of_torchvisions(size):
     theirs = numbers([[box["left"], box["top"], box["width"], box["height"]] for box in theirs])
     ours = [random_crop(size, 0.08, torch.rand(4 * CROP_ATTEMPTS).tolist()) for _ in range(4000)]
     ours = numbers([[left, top, right - left, bottom - top] for left, top, right, bottom in ours])
-    for samples in zip(ours, theirs, strict=True):
-        values = np.unique(samples)
-        shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in samples]
-        assert np.abs(shares[0] - shares[1]).max() < 0.05  # Kolmogorov-Smirnov: by chance once in 10,000 times
+    assert all(
+        distance(*samples) < 0.05 for samples in zip(ours, theirs, strict=True)
+    )  # by chance once in 10,000 times
 
 
-@pytest.mark.parametrize("content", ["empty", "truncated", "cut short", "text", "vanished", "folder", "forbidden"])
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_a_file_that_cannot_be_read_is_named(one_image, content, suffix):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-200]),
+        lambda path: path.write_bytes(path.read_bytes()[:30]),
+        lambda path: path.write_bytes(b"<html>404</html>"),
+        Path.unlink,
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(one_image, spoil, suffix):
     dataset = one_image(noisy_image(60, 40), True, f"b.{suffix}", image_size=32)
-    path = dataset.folder / "cat" / f"b.{suffix}"
-    data = path.read_bytes()
-    contents = {"empty": b"", "truncated": data[:-200], "cut short": data[:30], "text": b"<html>404</html>"}
-    if content == "forbidden":
-        path.chmod(0)
-        if os.access(path, os.R_OK):
-            pytest.skip("this user may read everything")
-    elif content in contents:
-        path.write_bytes(contents[content])
-    else:
-        path.unlink()
-        if content == "folder":
-            path.mkdir()
-    for read in (lambda: dataset[0], lambda: read_batch(dataset, [0], Given([0.5] * DRAWS))):
-        with pytest.raises(DataError, match=re.escape(f"{path} cannot be read as an image (") + r".+\); replace"):
+    spoil(Path(dataset.path(0)))
+    for read in (lambda: dataset[0], lambda: read_batch(dataset, 1)):
+        with pytest.raises(
+            DataError, match=re.escape(f"{dataset.path(0)} cannot be read as an image (") + ".+; replace"
+        ):
             read()
 
 
