@@ -1,7 +1,4 @@
-"""ArrayDataset: images in memory, randomly cropped and mirrored.
-
-The images are padded once, in the constructor. After that a crop is a slice, which costs almost nothing.
-"""
+"""ArrayDataset: images in memory, randomly cropped and mirrored. They are padded once, so that a crop is a slice."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -28,9 +28,7 @@ class ImageFolder(CroppedDataset):
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:
-            raise DataError(
-                f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"
-            )
+            raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):
@@ -44,9 +42,8 @@ class ImageFolder(CroppedDataset):
             raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
         # Arrays, because forked workers share them but end up copying lists. Names are bytes, which any encoding fits.
         files = [image_names(self.folder / name) for name in present]
-        labels = [self.classes.index(name) for name in present]
         self.files = np.concatenate(files)
-        self.labels = np.repeat(labels, [len(names) for names in files])
+        self.labels = np.repeat([self.classes.index(name) for name in present], list(map(len, files)))
 
     def path(self, index: int) -> str:
         return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"
