@@ -1,17 +1,14 @@
-"""ArrayDataset: images in memory, randomly cropped and mirrored.
-
-The images are padded once, in the constructor. After that a crop is a slice, which costs almost nothing.
-"""
+"""ArrayDataset: images in memory, randomly cropped and mirrored. They are padded once, so that a crop is a slice."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 
+from data.augment import Policy
 from data.errors import DataError
-from data.fitting import fit
-from data.policy import Policy
 
 
 class ArrayDataset:
@@ -20,7 +17,7 @@ class ArrayDataset:
     images: uint8 (N, H, W, C); labels: integers (N,), indices into `classes`.
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
-    flip: whether samples are mirrored. policy: "trivial" or "rand" (data.policy), or None.
+    flip: whether samples are mirrored. policy: "trivial" or "rand" (data.augment.Policy), or None.
     With train=False samples are not augmented: the attributes `pad`, `flip` and `policy` are then 0, False and None.
     The attribute `images` has the padded images. Raises DataError if the arguments do not fit together.
     """
@@ -54,8 +51,9 @@ class ArrayDataset:
         self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
         chosen = None if policy is None else Policy(policy)
         self.pad, self.flip, self.policy = (pad, flip, chosen) if train else (0, False, None)
-        border = (self.pad, self.pad)
-        self.images = np.pad(images, ((0, 0), border, border, (0, 0)), mode="reflect")
+        # The random numbers that a sample needs: for the crop's place, for mirroring, and for the policy.
+        self._draws = 3 + (self.policy.draws if self.policy else 0) if self.pad or self.flip or self.policy else 0
+        self.images = np.pad(images, ((0, 0), (self.pad, self.pad), (self.pad, self.pad), (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64)
 
     def __len__(self) -> int:
@@ -76,28 +74,25 @@ class ArrayDataset:
         image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
         """
         height, width, _ = self.image_shape
-        return fit(image, height, width)
+        return resized_middle(image, height, width)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
 
         Augments as `__getitem__` does, with numbers from `random.uniform`: float64 (B, 3), or more for a policy.
         """
+        np.take(self.labels, indices, out=out["label"].numpy())  # raises IndexError if one is out of range
         images = out["image"].numpy()
         if self._draws:
             for row, (index, draws) in enumerate(zip(indices, random.uniform(self._draws).tolist(), strict=True)):
                 images[row] = self._augmented(self.images[index], *draws)
         else:
-            if len(indices) and not -len(self) <= indices.min() <= indices.max() < len(self):
-                raise IndexError(f"there are {len(self)} images, and one of the indices {indices} is out of range")
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
-        np.take(self.labels, indices, out=out["label"].numpy())
 
     def without_augmentation(self) -> "ArrayDataset":
         """Returns a dataset of the same images and labels, as with train=False."""
-        height, width, _ = self.image_shape
-        images = self.images[:, self.pad : self.pad + height, self.pad : self.pad + width]
-        return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
+        about: dict[str, Any] = {"classes": self.classes, "mean": self.mean, "std": self.std}
+        return ArrayDataset(self._unpadded(self.images), self.labels, train=False, **about)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""
@@ -114,8 +109,7 @@ class ArrayDataset:
             return batch
         images, (height, width, _) = batch["image"], self.image_shape
         if random is None:
-            middle = images[:, self.pad : self.pad + height, self.pad : self.pad + width]
-            return {**batch, "image": middle.contiguous()}
+            return {**batch, "image": self._unpadded(images).contiguous()}
         down, right, mirror = random.uniform(3).T
         top, left = ((draws * (2 * self.pad + 1)).astype(np.int64) for draws in (down, right))
         mirrored = self.flip & (mirror < 0.5)
@@ -132,12 +126,9 @@ class ArrayDataset:
         crops = images.flatten(0, 2).index_select(0, pixels.flatten())
         return {**batch, "image": crops.view(-1, *self.image_shape)}
 
-    @property
-    def _draws(self) -> int:
-        """How many random numbers a sample needs."""
-        if self.policy is not None:
-            return 3 + self.policy.draws
-        return 3 if self.pad or self.flip else 0
+    def _unpadded(self, images: Any) -> Any:
+        height, width, _ = self.image_shape
+        return images[:, self.pad : self.pad + height, self.pad : self.pad + width]
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
         """Crops, mirrors and augments a padded image. The other arguments are random numbers in [0, 1)."""
@@ -149,3 +140,19 @@ class ArrayDataset:
             return image
         planes = torch.from_numpy(image.transpose(2, 0, 1).copy())
         return self.policy(planes, policy).permute(1, 2, 0).numpy()
+
+
+def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Cuts the largest part of aspect ratio width:height out of the middle of `image`, and resizes it to that size.
+
+    image: uint8 (H, W, C), C at least 1. Returns uint8 (height, width, C): bilinear and antialiased, as in Pillow.
+    An image that has the size is returned as it is.
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    (rows, columns), ratio = image.shape[:2], width / height
+    tall, wide = min(rows, round(columns / ratio)), min(columns, round(rows * ratio))
+    top, left = (rows - tall) // 2, (columns - wide) // 2
+    part = torch.from_numpy(image[top : top + tall, left : left + wide].copy()).permute(2, 0, 1)
+    resized = interpolate(part[None], (height, width), mode="bilinear", antialias=True)[0]
+    return resized.permute(1, 2, 0).contiguous().numpy()

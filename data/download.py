@@ -1,9 +1,7 @@
 """Downloads a public dataset with torchvision, or says what to do if there is no network."""
 
-import os
 import tarfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from filelock import FileLock  # comes with torch
 from data.errors import DataError
 
 DEFAULT_ROOT = "downloads"  # in the current folder
-LOCK = ".download.lock"
 
 
 def download(dataset: type[Any], root: Path, files: str) -> None:
@@ -20,18 +17,12 @@ def download(dataset: type[Any], root: Path, files: str) -> None:
 
     Raises DataError if that fails. Its sentence asks the user to put `files` into `root`.
     """
-    new = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
         # The first process on a machine downloads. The others wait for it, and then find its files.
-        with FileLock(root / LOCK):
+        with FileLock(root / ".download.lock"):
             dataset(root, download=True)
     except (OSError, RuntimeError, EOFError, tarfile.TarError, zlib.error) as error:
-        if new:  # remove the folders made above
-            (root / LOCK).unlink(missing_ok=True)
-            for folder, *_ in os.walk(new[-1], topdown=False):
-                with suppress(OSError):  # it is not empty
-                    os.rmdir(folder)
         reason = " ".join(str(error).split())
         raise DataError(
             f"{dataset.__name__} could not be downloaded ({reason}); put {files} into "

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError, did_you_mean
-from data.images.crops import CroppedDataset
-from data.images.decoders import choose
+from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
-from data.labels import class_indices
 
-INTEGERS = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
-STRINGS = {"string", "large_string"}
+LABELS = {"bool", "string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
 
 class HuggingFace(CroppedDataset):
@@ -30,7 +27,7 @@ class HuggingFace(CroppedDataset):
     train_split, test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation.
     image, label: columns; None: those with the features Image and ClassLabel. A column of integers or strings may have
     the labels too: its values in the training split, sorted, are the classes.
-    `decoder` is as in ImageFolder; for the other arguments and the samples see CroppedDataset.
+    For the other arguments and the samples see CroppedDataset.
 
     Raises DataError if the package is not installed, the dataset cannot be loaded, or its columns do not fit, and when
     it reads an image that is damaged.
@@ -45,16 +42,9 @@ class HuggingFace(CroppedDataset):
         test_split: str | None = None,
         image: str | None = None,
         label: str | None = None,
-        decoder: str = "auto",
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
-        if not path:
-            raise DataError(
-                "data.path is not set; set it to a dataset of the Hugging Face hub, such as ylecun/mnist, or to a "
-                "folder of parquet, arrow or image files"
-            )
-        self._decoders = choose(decoder)
         splits = load(str(path), name)
         train_rows = rows = choose_rows(splits, "data.train_split", train_split, ("train",))
         if not train:
@@ -73,10 +63,8 @@ class HuggingFace(CroppedDataset):
         try:
             self._rows = rows.select_columns([image]).cast_column(image, encoded)
         except NotImplementedError as error:
-            raise DataError(
-                f"data.image={image}: this column of {path} has no images, but {rows.features[image]}; "
-                "choose another one"
-            ) from error
+            reason = f"this column of {path} has no images, but {rows.features[image]}"
+            raise DataError(f"data.image={image}: {reason}; choose another one") from error
 
     def path(self, index: int) -> str:
         return f"{self._where}, row {index}"
@@ -102,50 +90,32 @@ def load(path: str, name: str | None) -> dict[str, Any]:
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
         raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
     try:
-        if not folder.is_dir():
-            return datasets.load_dataset(path, name)
-        with_bars = not datasets.are_progress_bars_disabled()
-        datasets.disable_progress_bars()
-        try:
-            if not any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
-                return datasets.load_dataset(str(folder.resolve()), name)
+        if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
-        finally:
-            if with_bars:
-                datasets.enable_progress_bars()
+        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name)
     except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
-        raise DataError(f"data.path={path} cannot be loaded: {reason_and_remedy(error)}") from error
-
-
-def reason_and_remedy(error: Exception) -> str:
-    """Why the package could not load a dataset, and what to do about it."""
-    reason = str(error).strip().split("\n")[0].rstrip(".")
-    kind = type(error).__name__
-    if "gated" in reason or "authenticated" in reason:
-        return f"{reason}; ask for access on its page on the hub, then log in with `hf auth login`"
-    if isinstance(error, ConnectionError) or kind in ("OfflineModeIsEnabled", "LocalEntryNotFoundError"):
-        return f"{reason}; connect to the network, or set data.path to a local folder"
-    if "onfig" in reason:  # the name of a configuration is missing or unknown
-        return f"{' '.join(str(error).split())}; set data.name"
-    if kind == "DatasetNotFoundError":
-        return f"{reason}; check its name, or set data.path to a local folder"
-    return f"{kind}: {reason}"
+        reason, kind = " ".join(str(error).split()), type(error).__name__
+        remedies = {
+            "gated": "ask for access on its page on the hub, then log in with `hf auth login`",
+            "onfig": "set data.name",  # the name of a configuration is missing or unknown
+            "": "check the name and the network, or set data.path to a local folder",
+        }
+        remedy = next(remedy for word, remedy in remedies.items() if word in reason)
+        raise DataError(f"data.path={path} cannot be loaded: {kind}: {reason}; {remedy}") from error
 
 
 def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:
     """The rows of the split `given`, in the package's syntax; without it, of the first of `usual` that exists."""
     chosen = given or next((split for split in usual if split in splits), None)
-    known = f"the dataset has the splits {', '.join(splits)}"
+    remedy = f"the dataset has the splits {', '.join(splits)}; set {key} to one, or to a part, such as train[90%:]"
     if chosen is None:
-        raise DataError(f"{key} is not set, and {known}; set it to one, or to a part of one, such as train[90%:]")
+        raise DataError(f"{key} is not set, and {remedy}")
     datasets = importlib.import_module("datasets")
     try:
         parts = datasets.ReadInstruction.from_spec(chosen).to_absolute({name: len(splits[name]) for name in splits})
     except ValueError as error:
-        raise DataError(
-            f"{key}={chosen}: {known}; set {key} to one, or to a part of one, such as train[90%:]"
-        ) from error
+        raise DataError(f"{key}={chosen}: {remedy}") from error
     rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
     if not rows:
         raise DataError(f"{key}={chosen} has no rows; set {key} to another split")
@@ -166,10 +136,9 @@ def choose_column(features: dict[str, Any], key: str, given: str | None, kind: s
 def read_labels(rows: Any, label: str, where: str) -> np.ndarray:
     """The labels (N,), integers or strings, without reading images."""
     kind = getattr(rows.features[label], "dtype", rows.features[label])
-    if kind not in INTEGERS | STRINGS:
-        raise DataError(
-            f"data.label={label}: {where} has {kind} in this column, not integers or strings; set it to another column"
-        )
+    if kind not in LABELS:
+        reason = f"{where} has {kind} in this column, not integers or strings"
+        raise DataError(f"data.label={label}: {reason}; set it to another column")
     values = rows.select_columns([label])[:][label]
     if None in values:
         row = values.index(None)

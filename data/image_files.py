@@ -1,4 +1,7 @@
-"""ImageFiles: any image files, prepared for a trained network as its dataset prepares images."""
+"""ImageFiles: any image files, prepared for a trained network as its dataset prepares images.
+
+BlackIfDamaged: the images of a dataset or of such files, some of which may be damaged.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +14,7 @@ import torch
 from data.errors import DataError
 from data.image_folder import SUFFIXES
 from data.images.decoders import choose
-from data.images.decoding import decode, image_errors
+from data.images.decoding import decode, image_errors, whole
 
 GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # Pillow's weights of red, green and blue, times 65536
 
@@ -39,15 +42,53 @@ class ImageFiles:
     def __getitem__(self, index: int) -> dict[str, Any]:
         path = self.path(index)
         with image_errors(path):
-            pixels = decode(Path(path).read_bytes(), lambda size: (0, 0, *size), decoders=self._decoders)
-            if self._channels == 1:
-                pixels = ((pixels.int() * GREY).sum(0, keepdim=True) + 32768 >> 16).to(torch.uint8)
+            pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
+        if self._channels == 1:
+            pixels = ((pixels.int() * GREY).sum(0, keepdim=True) + 32768 >> 16).to(torch.uint8)
         try:
             return {"image": self._prepare(pixels.permute(1, 2, 0).contiguous().numpy())}
         except DataError:
             raise
         except Exception as error:
             raise DataError(f"prepare(image) raised {type(error).__name__} for {path}: {error}") from error
+
+
+class BlackIfDamaged:
+    """The images of `dataset`, uint8 of `shape` (H, W, C), without labels. Those that cannot be read are black.
+
+    A batch of B images has "image", "index", int64 (B,), and "reason", a list: why an image cannot be read, or "".
+    """
+
+    def __init__(self, dataset: Any, shape: tuple[int, ...]) -> None:
+        self.dataset, self.shape = dataset, tuple(shape)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"image": (self.shape, torch.uint8), "index": ((), torch.int64)}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into the tensors of `out`, and adds the reasons."""
+        out["index"].numpy()[:] = indices
+        out["reason"] = [""] * len(indices)
+        for row, index in enumerate(indices.tolist()):
+            try:
+                out["image"][row] = self._image(index)
+            except Exception as error:  # whatever the dataset raises: the other images may be readable
+                out["image"][row] = 0
+                out["reason"][row] = " ".join(str(error).split()) or type(error).__name__
+
+    def _image(self, index: int) -> torch.Tensor:
+        """Reads an image. Raises DataError if it has another shape or dtype, which writing it would convert."""
+        sample = self.dataset[index]
+        image = torch.as_tensor(sample["image"] if isinstance(sample, dict) else sample[0])
+        if image.dtype != torch.uint8 or tuple(image.shape) != self.shape:
+            raise DataError(
+                f"the network takes images of torch.uint8 {self.shape}, and the dataset made {image.dtype} "
+                f"{tuple(image.shape)} of this one"
+            )
+        return image
 
 
 def image_files(inputs: Sequence[str]) -> list[str]:
@@ -63,11 +104,9 @@ def image_files(inputs: Sequence[str]) -> list[str]:
             paths = [path for path in files if path.lower().endswith(SUFFIXES) and "/." not in path[len(given) :]]
         elif not os.path.exists(given):
             raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
-        elif given.endswith(".txt"):
-            lines = Path(given).read_text(errors="surrogateescape").split("\n")
-            paths = [line for line in lines if line.strip()]
         else:
-            paths = [given]
+            lines = Path(given).read_text(errors="surrogateescape").split("\n") if given.endswith(".txt") else [given]
+            paths = [line for line in lines if line.strip()]
         if not paths:
             raise DataError(f"{given} names no images ({', '.join(SUFFIXES)}): give other files or folders")
         found += paths

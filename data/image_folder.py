@@ -9,7 +9,6 @@ import numpy as np
 
 from data.errors import DataError
 from data.images.crops import CroppedDataset
-from data.images.decoders import choose
 from data.images.decoding import image_errors
 
 log = logging.getLogger(__name__)
@@ -21,19 +20,15 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
-    decoder: "auto", or the first of the decoders to try (decoders.choose). For the samples and the arguments in
-    `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies the EXIF orientation of photographs.
-    It ignores hidden files, and files without one of SUFFIXES.
+    For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
+    the EXIF orientation of photographs. It ignores hidden files, and files without one of SUFFIXES.
     Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
     """
 
-    def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:
-            raise DataError(
-                f"data.root is not set; set it to the folder of the images, which must have the layout {LAYOUT}"
-            )
-        self._decoders = choose(decoder)
+            raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         for folder in (root, root / "train", self.folder):
@@ -47,9 +42,8 @@ class ImageFolder(CroppedDataset):
             raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
         # Arrays, because forked workers share them but end up copying lists. Names are bytes, which any encoding fits.
         files = [image_names(self.folder / name) for name in present]
-        labels = [self.classes.index(name) for name in present]
         self.files = np.concatenate(files)
-        self.labels = np.repeat(labels, [len(names) for names in files])
+        self.labels = np.repeat([self.classes.index(name) for name in present], list(map(len, files)))
 
     def path(self, index: int) -> str:
         return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"

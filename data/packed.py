@@ -17,7 +17,6 @@ import torch
 
 from data.errors import DataError
 from data.images.crops import CroppedDataset
-from data.images.decoders import choose
 from data.images.decoding import Crop
 
 VERSION = 1
@@ -40,14 +39,14 @@ def shard_name(split: str, number: int) -> str:
 class Packed(CroppedDataset):
     """The training or the validation images of the pack in `root`.
 
-    For the samples and the arguments in `crops` see CroppedDataset; `decoder` is for packs of unchanged files, as in
-    ImageFolder. Each process verifies an image's checksum when it reads the image for the first time. Raises DataError
-    if the pack is missing, unfinished or damaged.
+    For the samples and the arguments in `crops` see CroppedDataset; `decoder` is for packs of unchanged files. Each
+    process verifies an image's checksum when it reads the image for the first time. Raises DataError if the pack is
+    missing, unfinished or damaged.
     """
 
     advice = "make a new pack"
 
-    def __init__(self, train: bool, root: str | Path | None = None, decoder: str = "auto", **crops: Any) -> None:
+    def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
@@ -61,12 +60,9 @@ class Packed(CroppedDataset):
             raise damaged(index, "its checksum is wrong")
         self._entries = np.load(index)
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
-        self._decoders = () if self._entries["height"].all() else choose(decoder)  # pixels need none
         if self.decode_on == "device" and self._entries["height"].any():
-            raise DataError(
-                f"data.decode_on=device: {self.folder} has pixels, which need no decoding; use "
-                "data.decode_on=workers, or make a pack with --format jpeg"
-            )
+            remedy = "use data.decode_on=workers, or make a pack with --format jpeg"
+            raise DataError(f"data.decode_on=device: {self.folder} has pixels, which need no decoding; {remedy}")
         self._shards: dict[int, np.ndarray] = {}  # by number, as this process maps them
         self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
 
@@ -74,42 +70,36 @@ class Packed(CroppedDataset):
         entry = self._entries[index]
         if not entry["height"]:
             return super().read(index, crop, enough)
-        pixels = self._verified_data(index).reshape(entry["height"], entry["width"], 3)
+        pixels = self.verified(index).reshape(entry["height"], entry["width"], 3)
         left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
         return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         name = self._entries[index]["name"].decode(errors="backslashreplace")
-        return self._verified_data(index).tobytes(), f"{name} in {self.folder}"
+        return self.verified(index).tobytes(), f"{name} in {self.folder}"
 
-    def verify(self, index: int) -> None:
-        """Raises DataError if an image's bytes have changed since it was packed."""
+    def verified(self, index: int) -> np.ndarray:
+        """The bytes of an image, uint8 (N,), read-only. Raises DataError if they have changed since it was packed."""
         entry = self._entries[index]
-        if zlib.crc32(self._data(index).data) != entry["crc32"]:
-            path, name = self.folder / shard_name(self._split, entry["shard"]), entry["name"]
-            raise damaged(path, f"the checksum of {name.decode(errors='backslashreplace')} is wrong")
-        self._verified[index] = True
-
-    def _verified_data(self, index: int) -> np.ndarray:
-        if not self._verified[index]:
-            self.verify(index)
-        return self._data(index)
-
-    def _data(self, index: int) -> np.ndarray:
-        """The bytes of an image, uint8 (N,), read-only."""
-        entry = self._entries[index]
-        shard = int(entry["shard"])
+        shard, start = int(entry["shard"]), int(entry["offset"])
         if shard not in self._shards:
-            path = self.folder / shard_name(self._split, shard)
-            try:
-                self._shards[shard] = np.memmap(path, np.uint8, "r")
-            except (OSError, ValueError) as error:
-                raise damaged(path, str(error)) from error
-        start = int(entry["offset"])
-        return self._shards[shard][start : start + int(entry["bytes"])]
+            self._shards[shard] = mapped(self.folder / shard_name(self._split, shard))
+        data = self._shards[shard][start : start + int(entry["bytes"])]
+        if not self._verified[index] and zlib.crc32(data.data) != entry["crc32"]:
+            name = entry["name"].decode(errors="backslashreplace")
+            raise damaged(self.folder / shard_name(self._split, shard), f"the checksum of {name} is wrong")
+        self._verified[index] = True
+        return data
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # pickling a mapped file would copy it
+
+
+def mapped(path: Path) -> np.ndarray:
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -119,17 +109,12 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = json.loads(path.read_text())
     except FileNotFoundError:
         if (folder / "unfinished.json").exists():
-            raise DataError(
-                f"{folder} is an unfinished pack; run the command that began it again: "
-                "`python scripts/pack_images.py IMAGES PACK`"
-            ) from None
+            raise DataError(f"{folder} is an unfinished pack; run the command that began it again") from None
         raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}") from None
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(about, dict) or about.get("version") != VERSION:
         raise damaged(path, f"it does not have version {VERSION}")
-    if missing := {"classes", "bytes", "crc32"} - set(about):
-        raise damaged(path, f"it has no {min(missing)}")
     return about
 
 

@@ -5,14 +5,10 @@ A photograph shows several garments of one class, scaled, turned and coloured, i
 """
 
 import logging
-import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from data.download import DEFAULT_ROOT
 from data.errors import DataError
 from data.fashion import CLASSES, FashionMini
 from data.image_folder import ImageFolder
+from loaders.machine import available_cores
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +31,6 @@ GARMENTS = 5  # in each photograph; in val each shipped test image is used about
 SIZE = (500, 375)  # pixels: width, height
 BYTES = 100_000  # of a file, at most
 QUALITY = 92  # of the JPEG
-
-Task = tuple[Path, list[np.ndarray], int]  # the file to write, its garments, its seed
 
 
 class Photographs(ImageFolder):
@@ -70,35 +65,26 @@ def make(root: Path) -> None:
             if root.exists():
                 return
             log.info("making %s photographs, once: up to %d MB in %s", f"{count:,}", count * BYTES // 10**6, root)
-            if (free := shutil.disk_usage(root.parent).free) < count * BYTES:
-                raise OSError(f"{count * BYTES // 10**6} MB are needed, and {free // 10**6} MB are free")
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was interrupted
             try:
                 write_all(partial, count)
                 partial.rename(root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except (OSError, BrokenProcessPool) as error:
-        raise DataError(
-            f"the photographs could not be made in {root.resolve()} ({error}); "
-            "set data.root=FOLDER to a new folder on a disk with enough space"
-        ) from error
+    except OSError as error:
+        remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
+        raise DataError(f"the photographs could not be made in {root.resolve()} ({error}); {remedy}") from error
 
 
 def write_all(folder: Path, count: int) -> None:
-    """Writes the files with a progress bar, in as many processes as this one may use cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # A process with threads cannot be forked safely: they may hold locks, which nobody releases in the child.
-    method = "spawn" if threading.active_count() > 1 or not hasattr(os, "fork") else "fork"
-    with (
-        ProcessPoolExecutor(min(cores, 16), get_context(method)) as pool,
-        tqdm(total=count, desc="making photographs", unit="image", leave=False, disable=None) as bar,
-    ):
-        for _ in pool.map(write, tasks(folder), chunksize=8):  # raises BrokenProcessPool if one is killed
-            bar.update()
+    """Writes the files with a progress bar, in as many threads as this process may use cores: Pillow frees the GIL."""
+    with ThreadPoolExecutor(available_cores()) as pool:
+        made = pool.map(lambda task: write(*task), tasks(folder))
+        for _ in tqdm(made, "making photographs", count, unit="image", leave=False, disable=None):
+            pass
 
 
-def tasks(folder: Path) -> Iterator[Task]:
+def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray], int]]:
     """For each photograph its file, its garments, and its number as the seed, so that it is always the same."""
     number = 0
     for split, count in COUNTS.items():
@@ -113,8 +99,7 @@ def tasks(folder: Path) -> Iterator[Task]:
                 number += 1
 
 
-def write(task: Task) -> None:
-    path, garments, seed = task
+def write(path: Path, garments: list[np.ndarray], seed: int) -> None:
     photograph(garments, np.random.default_rng(seed)).save(path, quality=QUALITY)
 
 

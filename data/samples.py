@@ -50,77 +50,55 @@ class Samples:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        where = f"{self.name}[{index}]"
         try:
             sample = self.dataset[index]
         except DataError:
             raise
         except Exception as error:
-            said = f"{self.name}[{index}] raised {type(error).__name__}: {error}"
-            raise (DataError(said) if isinstance(error, OSError) else RuntimeError(said)) from error
-        return self.checked(sample, index)
-
-    def checked(self, sample: Any, index: int) -> dict[str, Any]:
-        where, names = f"{self.name}[{index}]", self.names
-        if not isinstance(sample, dict | tuple | list) and len(names) == 1:
-            sample = (sample,)
-        if isinstance(sample, tuple | list):
-            if self.has_collate and 1 < len(sample) < len(names):
-                names = *names[: len(sample) - 1], names[-1]
-            if len(sample) != len(names):
-                raise DataError(f"{where} has {len(sample)} parts: return ({', '.join(names)}), or a dict of these")
-            sample = dict(zip(names, sample, strict=True))
-        if not isinstance(sample, dict):
-            raise DataError(f"{where} is {_kind(sample)}: return ({', '.join(names)}), or a dict of these")
-        if self.has_collate:
-            names = tuple(name for name in names if name in sample)
-        if missing := [name for name in (*names, self.names[-1]) if name not in sample]:
-            raise DataError(
-                f"{where} has no field {missing[0]!r}, only {', '.join(map(str, sample))}: rename one, or set "
-                "task.inputs and task.label"
-            )
+            kind = DataError if isinstance(error, OSError) else RuntimeError
+            raise kind(f"{where} raised {type(error).__name__}: {error}") from error
+        sample = self._named(where, sample)
+        names = [name for name in self.names if name in sample]
         for name, value in sample.items():
             if value is None:
                 raise DataError(f"{where} has None as {name!r}: return a tensor")
         for name in names[:-1] if self.has_label else names:
             _check_input(where, name, sample[name])
-        if self.has_label:
-            self._check_label(where, names[-1], sample[names[-1]])
+        if self.has_label and self.num_classes is not None:
+            _check_label(f"{where} has {names[-1]!r}", sample[names[-1]], self.num_classes)
         if not self.has_collate:
-            self._check_shapes(where, [getattr(sample[name], "shape", ()) for name in names])
+            self._check_shapes(where, [tuple(getattr(sample[name], "shape", ())) for name in names])
         changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}
         return {**sample, **changed} if changed else sample
 
-    def _check_shapes(self, where: str, shapes: list[tuple[int, ...]]) -> None:
-        if self._first is None:
-            self._first = where, shapes
-        first, wanted = self._first
-        if shapes != wanted:
-            number = next(number for number, shape in enumerate(shapes) if shape != wanted[number])
-            raise DataError(
-                f"{where} has {self.names[number]!r} of shape {tuple(shapes[number])}, and {first} of shape "
-                f"{tuple(wanted[number])}: give all samples one shape, or pad them with "
-                "'data.collate={_target_: data.collate.pad}'"
-            )
+    def _named(self, where: str, sample: Any) -> dict[str, Any]:
+        """The sample as a dict, with all fields that it needs."""
+        names, wanted = self.names, f"return ({', '.join(self.names)}), or a dict of these"
+        if not isinstance(sample, dict):
+            if not isinstance(sample, tuple | list) and len(names) > 1:
+                raise DataError(f"{where} is of type {type(sample).__name__}: {wanted}")
+            parts = sample if isinstance(sample, tuple | list) else (sample,)
+            if self.has_collate and 1 < len(parts) < len(names):
+                names = *names[: len(parts) - 1], names[-1]
+            if len(parts) != len(names):
+                raise DataError(f"{where} has {len(parts)} parts: {wanted}")
+            sample = dict(zip(names, parts, strict=True))
+        for name in self.names[-1:] if self.has_collate else self.names:
+            if name not in sample:
+                fields = ", ".join(map(str, sample))
+                remedy = "rename one, or set task.inputs and task.label"
+                raise DataError(f"{where} has no field {name!r}, only {fields}: {remedy}")
+        return sample
 
-    def _check_label(self, where: str, name: str, label: Any) -> None:
-        if self.num_classes is None:
-            return
-        is_tensor = isinstance(label, torch.Tensor | np.ndarray | np.generic)
-        if is_tensor and math.prod(label.shape) != 1:
-            raise DataError(
-                f"{where} has {name!r} of shape {tuple(label.shape)}: give the number of its class, or choose "
-                "task=multilabel"
-            )
-        if isinstance(label, str):
-            raise DataError(f"{where} has {name!r} {label!r}: give its number, 0 to {self.num_classes - 1}")
-        number = label.item() if is_tensor else label
-        if not isinstance(number, int):
-            raise DataError(f"{where} has {name!r} {number!r}: give an integer, or choose task=regression")
-        if not 0 <= number < self.num_classes:
-            raise DataError(
-                f"{where} has {name!r} {number}: give 0 to {self.num_classes - 1}, as there are {self.num_classes} "
-                "classes"
-            )
+    def _check_shapes(self, where: str, shapes: list[tuple[int, ...]]) -> None:
+        self._first = self._first or (where, shapes)
+        for name, found, first in zip(self.names, shapes, self._first[1], strict=True):
+            if found != first:
+                raise DataError(
+                    f"{where} has {name!r} of shape {found}, and {self._first[0]} of shape {first}: give all samples "
+                    "one shape, or pad them with 'data.collate={_target_: data.collate.pad}'"
+                )
 
 
 def _for_torch(value: Any) -> Any:
@@ -132,31 +110,37 @@ def _for_torch(value: Any) -> Any:
     return value
 
 
+def _check_label(found: str, label: Any, num_classes: int) -> None:
+    if math.prod(getattr(label, "shape", ())) != 1:
+        shape = tuple(label.shape)
+        raise DataError(f"{found} of shape {shape}: give the number of its class, or choose task=multilabel")
+    number, numbers = label.item() if hasattr(label, "item") else label, f"0 to {num_classes - 1}"
+    if isinstance(number, str):
+        raise DataError(f"{found} {number!r}: give its number, {numbers}")
+    if not isinstance(number, int):
+        raise DataError(f"{found} {number!r}: give an integer, or choose task=regression")
+    if not 0 <= number < num_classes:
+        raise DataError(f"{found} {number}: give {numbers}, as there are {num_classes} classes")
+
+
 def _check_input(where: str, name: str, value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value)) if value.dtype.kind in "uifb" else value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "uifb":
+        value = torch.from_numpy(np.ascontiguousarray(value))
     if name != "image" and isinstance(value, int | float | np.number):
         return
     if not isinstance(value, torch.Tensor):
-        hint = f", such as torch.from_numpy(np.array({name}))" if "PIL" in type(value).__module__ else ""
-        raise DataError(f"{where} has {_kind(value)} as {name!r}: return a tensor{hint}")
-    if value.is_floating_point() and value.dtype != torch.float32:
-        raise DataError(
-            f"{where} has {str(value.dtype).removeprefix('torch.')} values as {name!r}: return them as float32"
-        )
+        kind, hint = type(value).__name__, f", such as torch.from_numpy(np.array({name}))"
+        is_pillow = "PIL" in type(value).__module__
+        raise DataError(f"{where} has {name!r} of type {kind}: return a tensor{hint if is_pillow else ''}")
+    shape, kind = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    if value.is_floating_point() and kind != "float32":
+        raise DataError(f"{where} has {kind} values as {name!r}: return them as float32")
     if name != "image":
         return
-    shape = tuple(value.shape)
-    if value.dtype != torch.uint8 and not value.is_floating_point():
-        raise DataError(f"{where} has an image of {value.dtype}: return uint8 (H, W, C) or float (C, H, W)")
-    channels, height, order = (-1, 0, "(H, W, C)") if value.dtype == torch.uint8 else (0, -1, "(C, H, W)")
+    if kind not in ("uint8", "float32"):
+        raise DataError(f"{where} has an image of {kind}: return uint8 (H, W, C) or float (C, H, W)")
+    channels, height, order = (-1, 0, "(H, W, C)") if kind == "uint8" else (0, -1, "(C, H, W)")
     if len(shape) != 3:
-        raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images have three dimensions, {order}")
+        raise DataError(f"{where} has an image of shape {shape}: {kind} images have three dimensions, {order}")
     if shape[channels] not in CHANNELS and shape[height] in CHANNELS:
-        raise DataError(f"{where} has an image of shape {shape}: {value.dtype} images are {order}; use permute")
-
-
-def _kind(value: Any) -> str:
-    kind = type(value)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+        raise DataError(f"{where} has an image of shape {shape}: {kind} images are {order}; use permute")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.array_dataset import resized_middle
 from data.errors import DataError, check_choice
-from data.fitting import fit
 
 BANDS = 8  # of colour, side by side in an image
 OFFSETS = 65_536  # of one long array of noise, at which the noise of an image may begin
@@ -44,12 +44,9 @@ class Synthetic:
         seed: int = 0,
     ) -> None:
         counts = {"length": length, "test_length": test_length, "image_size": image_size}
-        counts |= {"channels": channels, "num_classes": num_classes}
-        for key, value in counts.items():
+        for key, value in (counts | {"channels": channels, "num_classes": num_classes}).items():
             if not isinstance(value, int) or value < 1:
                 raise DataError(f"data.{key}={value} must be a whole number, at least 1")
-        if seed < 0:
-            raise DataError(f"data.seed={seed} must be at least 0")
         if not 0 <= cost_ms < float("inf"):
             raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
         check_choice("data.cost", cost, COSTS)
@@ -82,7 +79,7 @@ class Synthetic:
         image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
         """
         height, width, _ = self.image_shape
-        return fit(image, height, width)
+        return resized_middle(image, height, width)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).

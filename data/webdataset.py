@@ -20,10 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from data.errors import DataError
-from data.images.crops import CroppedDataset
-from data.images.decoders import choose
+from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
-from data.labels import class_indices
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
@@ -36,7 +34,7 @@ class WebDataset(CroppedDataset):
     of them. A label is the text of KEY.cls, a number or a name, or else "label" in KEY.json.
     classes: their names, or a file with a name per line; None: the labels in `urls`, sorted. If classes are given, a
     label that is a number is an index of them.
-    `decoder` is as in ImageFolder; for the other arguments and the samples see CroppedDataset.
+    For the other arguments and the samples see CroppedDataset.
 
     Raises DataError for urls that are not local, for shards that are missing, compressed or damaged, for keys without
     an image or a label, and when it reads an image that is damaged.
@@ -48,11 +46,9 @@ class WebDataset(CroppedDataset):
         urls: str | Sequence[str] | None = None,
         test_urls: str | Sequence[str] | None = None,
         classes: str | Sequence[str] | None = None,
-        decoder: str = "auto",
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
-        self._decoders = choose(decoder)
         shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
         indices = read_indices(shards)
         self.shards, self._entries = np.array(shards), np.concatenate(indices)
@@ -110,8 +106,6 @@ def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
         names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
     except (OSError, UnicodeError) as error:
         raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
-    if not names:
-        raise DataError(f"data.classes={classes} has no names; set it to a file or a list with some, or to null")
     return tuple(str(name).strip() for name in names)
 
 
@@ -131,13 +125,12 @@ def read_indices(shards: list[str]) -> list[np.ndarray]:
 
 def read_index(shard: str) -> np.ndarray:
     """Reads a shard's index from the file beside it. If that is missing, outdated or damaged, scans the shard."""
-    cached = Path(shard).with_name(f".{Path(shard).name}.index.npz")
+    cached, found = Path(shard).with_name(f".{Path(shard).name}.index.npz"), os.stat(shard)
+    stamp = np.array([found.st_size, found.st_mtime_ns])
+    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(cached) as saved:
+        if np.array_equal(saved["stamp"], stamp):
+            return saved["index"]
     try:
-        found = os.stat(shard)
-        stamp = np.array([found.st_size, found.st_mtime_ns])
-        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(cached) as saved:
-            if np.array_equal(saved["stamp"], stamp):
-                return saved["index"]
         index = scan(shard)
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
@@ -156,12 +149,10 @@ def scan(shard: str) -> np.ndarray:
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, tarfile.TarInfo] = {}
     with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-        for member in tar:
+        for member in filter(tarfile.TarInfo.isreg, tar):  # not a folder, or a link to another file
             folder, name = os.path.split(member.name)
             stem, _, kind = name.partition(".")
             key = os.path.join(folder, stem)
-            if not member.isreg():  # a folder, or a link to another file
-                continue
             if kind.lower() in IMAGES:
                 if key in images:
                     raise DataError(f"{shard} has two images with the key {key}; rename or remove one")
@@ -171,16 +162,15 @@ def scan(shard: str) -> np.ndarray:
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
-        if lone := images.keys() ^ labels.keys():
-            key = min(lone)
+        for key in sorted(images.keys() ^ labels.keys()):
             missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
             raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
         if not images:
             raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
         texts = [read_label(file.fileno(), shard, labels[key]) for key in images]
     names = [os.fsencode(image.name) for image in images.values()]
+    places = [(image.offset_data, image.size) for image in images.values()]
     fields = [("offset", "<u8"), ("bytes", "<u8"), ("label", np.array(texts).dtype), ("name", np.array(names).dtype)]
-    places = ((image.offset_data, image.size) for image in images.values())
     return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
 
 
@@ -191,7 +181,6 @@ def read_label(file: int, shard: str, member: tarfile.TarInfo) -> bytes:
         label = json.loads(content)["label"] if member.name.endswith(".json") else content.decode().strip()
         if not isinstance(label, int | str) or label == "":
             raise ValueError(f"it has {label!r}")
-        return str(label).encode()
     except (ValueError, TypeError, KeyError) as error:
-        reason = f"there is no {error}" if isinstance(error, KeyError) else error
-        raise DataError(f"{shard}: {member.name} has no label ({reason}); write a number or a name into it") from error
+        raise DataError(f"{shard}: {member.name} has no label ({error}); write a number or a name into it") from error
+    return str(label).encode()

@@ -192,7 +192,7 @@ def verify(folder: Path) -> None:
     with tqdm(total=total, desc="verifying", unit="image", disable=None) as bar:
         for packed in splits:
             for index in range(len(packed)):
-                packed.verify(index)
+                packed.verified(index)
                 bar.update()
     print(f"{folder}: the checksums of all {total:,} images are correct")
 

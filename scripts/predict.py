@@ -24,9 +24,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.guarded import Guarded, text_of
-from data.image_files import ImageFiles, image_files
-from data.subset import Subset, subset
+from data.image_files import BlackIfDamaged, ImageFiles, image_files
+from data.subset import Subset
 from training.config import ConfigError
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
@@ -60,17 +59,19 @@ def main(arguments: list[str] | None = None) -> None:
         todo = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
         if len(todo) < len(names):
             print(f"{len(names) - len(todo):,} of {len(names):,} images are in {given.out} already")
-        failed = predict(run, Guarded(dataset, shape), names, todo, predictions) if len(todo) else 0
+        failed = predict(run, BlackIfDamaged(dataset, shape), names, todo, predictions) if len(todo) else 0
     print(f"{len(todo) - failed:,} predictions of {run}: {given.out}")
     if failed:
         print(f"{failed:,} images could not be read: {given.out.with_name(f'{given.out.stem}_failed.csv')}")
 
 
-def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarray, predictions: Predictions) -> int:
+def predict(
+    run: FinishedRun, images: BlackIfDamaged, names: list[str], todo: np.ndarray, predictions: Predictions
+) -> int:
     """Writes the predictions for the images at the indices `todo`. Returns how many could not be read."""
     failed, size = 0, run.batch_size
     write, folder = getattr(run.task, "write_prediction", None), predictions.path.with_suffix("")
-    with run.loader(subset(images, todo), name="prefetch", on_error="skip") as loader:
+    with run.loader(Subset(images, todo), name="prefetch", on_error="skip") as loader:
         bar = tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None)
         for number, batch in enumerate(bar):
             with refused_as(f"{run} cannot be used for predictions"):
@@ -78,10 +79,10 @@ def predict(run: FinishedRun, images: Guarded, names: list[str], todo: np.ndarra
                 rows = predicted if write else cells(run, predicted)
             # An image that is missing from the batch has crashed its worker: on_error=skip leaves it out.
             good, bad = [], dict.fromkeys(todo[number * size : (number + 1) * size].tolist(), CRASHED)
-            for index, reason, row in zip(batch["index"].tolist(), batch["reason"].cpu(), rows, strict=True):
+            for index, reason, row in zip(batch["index"].tolist(), batch["reason"], rows, strict=True):
                 bad.pop(index)
-                if reason[0]:
-                    bad[index] = text_of(reason)
+                if reason:
+                    bad[index] = reason
                 else:
                     good.append([names[index], *(write(row, names[index], folder) if write else row)])
             predictions.append(good, [[names[index], bad[index]] for index in sorted(bad)])

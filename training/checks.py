@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, default_collate
 
 from data.errors import DataError, check_choice
 from data.samples import Samples
-from data.subset import offers
 from loaders import Random
 from loaders.nested import move
+from loaders.workers.reader import offers
 from training.config import ConfigError, one_line
 from training.tasks import Task
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from data.augment import Augment
 from data.errors import DataError
 from data.samples import CHANNELS
-from data.subset import offers, split
+from data.subset import split
 from data.transform import Normalize
 from loaders import WorkerLoader
+from loaders.workers.reader import offers
 from models.pretrained import Preprocessing
 from training.checks import as_checked, check_dataset, check_methods
 from training.config import Config, ConfigError

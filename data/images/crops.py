@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from data.augment import Policy
 from data.errors import DataError, check_choice
-from data.images.decoding import Box, Crop, Decoder, Size, cut, decode, image_errors
-from data.policy import Policy
+from data.images.decoders import choose
+from data.images.decoding import Box, Crop, Size, cut, decode, image_errors
 
 RATIOS = (3 / 4, 4 / 3)  # width divided by height, of the narrowest and of the widest training crop
 CROP_ATTEMPTS = 10
@@ -37,20 +37,20 @@ class CroppedDataset:
 
     A training sample is a random crop of at least `min_area` (0..1) of the image, resized (Szegedy et al.,
     arXiv:1409.4842; torchvision's RandomResizedCrop), mirrored half of the time if `flip` is true, and then augmented
-    by `policy` (data.policy). A test sample is the middle of the image: the shorter side is resized to
+    by `policy` (data.augment.Policy). A test sample is the middle of the image: the shorter side is resized to
     image_size / test_crop, and then a square of image_size is cut out. `interpolation` is bilinear or bicubic, with
     antialiasing. None stands for image_size=224, interpolation="bilinear" and test_crop=0.875.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
-    array (N,), and defines `encoded`, or `read`. With decode_on="device" `read_batch` only reads the files, and
-    data/images/decode_on_device.py decodes them. Raises DataError for a value out of range.
+    array (N,), and defines `encoded`, or `read`. decoder: "auto", or the first of the decoders to try
+    (decoders.choose). With decode_on="device" `read_batch` only reads the files, and data/images/decode_on_device.py
+    decodes them. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
     classes: tuple[str, ...]
     labels: np.ndarray
     advice = "replace or remove it"  # what to do about an image that cannot be read
-    _decoders: Sequence[Decoder] = ()
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class CroppedDataset:
         policy: str | None = None,
         interpolation: str | None = None,
         test_crop: float | None = None,
+        decoder: str = "auto",
         decode_on: str = "workers",
     ) -> None:
         image_size = 224 if image_size is None else image_size
@@ -74,10 +75,9 @@ class CroppedDataset:
         self.interpolation = interpolation or "bilinear"
         check_choice("data.interpolation", self.interpolation, RESIZE)
         check_choice("data.decode_on", decode_on, ("workers", "device"))
-        self.decode_on = decode_on
+        self.decode_on, self._decoders = decode_on, choose(decoder)
         self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
-        chosen = None if policy is None else Policy(policy)
-        self.policy = chosen if train else None
+        self.policy = Policy(policy) if train and policy is not None else None
 
     def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
         """Reads the box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
@@ -111,7 +111,7 @@ class CroppedDataset:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = torch.empty((1, *self.shape), dtype=torch.uint8)
-        self._write(index, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist() if self.train else ())
+        self.write(partial(self.read, index), image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist())
         return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
@@ -122,7 +122,7 @@ class CroppedDataset:
         image: RGB, uint8 (H, W, 3). Returns uint8 (image_size, image_size, 3).
         """
         pixels, sample = torch.from_numpy(image).permute(2, 0, 1), torch.empty((1, *self.shape), dtype=torch.uint8)
-        self._write_test_sample(lambda crop, _: cut(pixels, crop), sample.permute(0, 3, 1, 2))
+        self.write(partial(cut, pixels), sample.permute(0, 3, 1, 2), ())
         return sample[0]
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
@@ -132,41 +132,37 @@ class CroppedDataset:
         With decode_on="device", out["image"] becomes EncodedImages.
         """
         np.take(self.labels, indices, out=out["label"].numpy())
-        draws = random.uniform(self._draws) if self.train else np.empty((len(indices), 0))
+        draws = random.uniform(self._draws)
         if self.decode_on == "device":
-            files = [self.encoded(index) for index in indices.tolist()]
-            out["image"] = self._decoding_on_device().EncodedImages.from_files(files, draws)
+            from data.images.decode_on_device import EncodedImages  # here, because a fork may have deleted it
+
+            out["image"] = EncodedImages.from_files([self.encoded(index) for index in indices.tolist()], draws)
             return
         images = out["image"].permute(0, 3, 1, 2)
         for row, (index, of_row) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
-            self._write(index, images[row : row + 1], of_row)
+            self.write(partial(self.read, index), images[row : row + 1], of_row)
 
     @classmethod
     def check_run(cls, section: dict[str, Any], device: str, loader: str) -> None:
         """Raises DataError if the settings of the section `data` do not fit a run on `device` with loader=`loader`."""
-        if section.get("decode_on") == "device":
-            cls._decoding_on_device().check_run(device, loader)
+        if section.get("decode_on") != "device":
+            return
+        if device == "cpu" or not torch.cuda.is_available():
+            raise DataError("data.decode_on=device needs a GPU, but this run uses the CPU: use data.decode_on=workers")
+        if loader in ("resident", "torch"):
+            raise DataError(f"data.decode_on=device: loader={loader} needs decoded images: use loader=prefetch")
 
     def transform_on_device(self, then: Callable[..., Any]) -> Callable[..., Any]:
         """The transform of batches on the device: `then`, with decode_on="device" after decoding."""
-        return then if self.decode_on == "workers" else self._decoding_on_device().DecodeOnDevice(self, then)
+        if self.decode_on == "workers":
+            return then
+        from data.images.decode_on_device import DecodeOnDevice
 
-    @staticmethod
-    def _decoding_on_device() -> Any:
-        """The module data/images/decode_on_device.py, which a fork may have deleted."""
-        try:
-            return import_module("data.images.decode_on_device")
-        except ModuleNotFoundError as error:
-            raise DataError(
-                "data.decode_on=device needs data/images/decode_on_device.py: restore it, or use workers"
-            ) from error
+        return DecodeOnDevice(self, then)
 
     @property
     def _draws(self) -> int:
-        return DRAWS if self.policy is None else DRAWS + self.policy.draws
-
-    def _write(self, index: int, image: torch.Tensor, draws: Sequence[float]) -> None:
-        self.write(partial(self.read, index), image, draws)
+        return 0 if not self.train else DRAWS + (self.policy.draws if self.policy else 0)
 
     def write(self, read: Read, image: torch.Tensor, draws: Sequence[float]) -> None:
         """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order, on any device.
@@ -174,7 +170,12 @@ class CroppedDataset:
         `read(crop, enough)` is `self.read` for this sample, onto that device. For a test sample `draws` is empty.
         """
         if not draws:
-            self._write_test_sample(read, image)
+            shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118
+            pixels = read(middle, TEST_GAP * shorter)
+            size = with_shorter_side((pixels.shape[2], pixels.shape[1]), shorter)
+            pixels = resized(pixels, size, self.interpolation)
+            top, left = (round((side - self.image_size) / 2) for side in pixels.shape[1:])
+            image.copy_(pixels[None, :, top : top + self.image_size, left : left + self.image_size])
             return
         pixels = read(lambda size: random_crop(size, self.min_area, draws[1:DRAWS]), self.image_size)
         resize(pixels, image, self.interpolation)
@@ -182,14 +183,6 @@ class CroppedDataset:
             image.copy_(image.flip(3))
         if self.policy is not None:
             image[0] = self.policy(image[0], draws[DRAWS:])
-
-    def _write_test_sample(self, read: Read, image: torch.Tensor) -> None:
-        shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118
-        pixels = read(middle, TEST_GAP * shorter)
-        height, width = pixels.shape[1:]
-        pixels = resized(pixels, with_shorter_side((width, height), shorter), self.interpolation)
-        top, left = (round((side - self.image_size) / 2) for side in pixels.shape[1:])
-        image.copy_(pixels[None, :, top : top + self.image_size, left : left + self.image_size])
 
 
 def random_crop(size: Size, min_area: float, uniforms: Sequence[float]) -> Box:
@@ -250,3 +243,18 @@ def resized_as_floats(pixels: torch.Tensor, size: Sequence[int], interpolation: 
     for step in ((pixels.shape[2], size[1]), (size[0], size[1])):
         resized = interpolate(resized, step, mode=interpolation, antialias=True).round_().clamp_(0, 255)
     return resized
+
+
+def class_indices(values: np.ndarray, classes: np.ndarray, path: Callable[[int], str], remedy: str) -> np.ndarray:
+    """The index in `classes` (K,) of each of `values` (N,), the samples' labels: int64 (N,).
+
+    Raises DataError for a label that is not a class: a sentence with the sample's `path(index)` that ends in `remedy`.
+    """
+    if values.dtype.kind != classes.dtype.kind:  # a number matches the name that has its digits
+        values, classes = values.astype(str), classes.astype(str)
+    order = np.argsort(classes)
+    nearest = order[np.searchsorted(classes, values, sorter=order).clip(max=len(classes) - 1)]
+    for unknown in np.flatnonzero(classes[nearest] != values).tolist():
+        reason = f"has the label {values[unknown]}, which is not one of the {len(classes)} classes"
+        raise DataError(f"{path(unknown)} {reason}; {remedy}")
+    return nearest

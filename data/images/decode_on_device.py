@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from data.errors import DataError
 from data.images.crops import CroppedDataset
-from data.images.decoders import import_torchcodec, upright
-from data.images.decoding import Crop, cut
-from data.images.encoded import EncodedImages
+from data.images.decoders import END, import_torchcodec, upright
+from data.images.decoding import cut, jpeg_header, whole
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +34,41 @@ GROUP = 64  # images that are decoded together: they take 2.3 GB on the device i
 DecodeJpegs = Callable[[list[Tensor], list[int], torch.device], list[Tensor]]
 
 
-def check_run(device: str, loader: str) -> None:
-    """Raises DataError for a run without a GPU, and for a loader that needs decoded images."""
-    if device == "cpu" or not torch.cuda.is_available():
-        raise DataError("data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers")
-    if loader in ("resident", "torch"):
-        raise DataError(f"data.decode_on=device: loader={loader} needs decoded images: use loader=prefetch")
+@dataclass
+class EncodedImages:
+    """A batch of B image files as they were read, and the random numbers for their crops."""
+
+    data: Tensor  # uint8 (bytes,): the files one after another
+    draws: Tensor  # float64 (B, D): the `draws` of CroppedDataset.write, a row per file
+    sizes: list[int]  # bytes of each file
+    names: list[str]  # for errors
+    orientations: list[int]  # see jpeg_orientation
+
+    @classmethod
+    def from_files(cls, files: Sequence[tuple[bytes, str]], draws: np.ndarray) -> EncodedImages:
+        """files: the content and the name of each. draws: float64 (B, D)."""
+        contents, names = [data for data, _ in files], [name for _, name in files]
+        data = torch.from_numpy(np.frombuffer(bytearray().join(contents), np.uint8))
+        sizes, orientations = list(map(len, contents)), list(map(jpeg_orientation, contents))
+        return cls(data, torch.from_numpy(draws), sizes, names, orientations)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __add__(self, other: EncodedImages) -> EncodedImages:
+        data, draws = torch.cat([self.data, other.data]), torch.cat([self.draws, other.draws])
+        names, orientations = self.names + other.names, self.orientations + other.orientations
+        return EncodedImages(data, draws, self.sizes + other.sizes, names, orientations)
+
+    def to(self, *_: Any, **__: Any) -> EncodedImages:
+        """Stays on the host when the batch is moved to a device: decoders read files from there."""
+        return self
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """The EXIF orientation (1 to 8) of a complete JPEG of grey or coloured pixels; 0 for other files."""
+    header = jpeg_header(data) if data.endswith(END) else None
+    return header[1] if header else 0
 
 
 class DecodeOnDevice:
@@ -50,14 +81,8 @@ class DecodeOnDevice:
     Raises DataError if no GPU decoder works, and for a damaged file.
     """
 
-    def __init__(
-        self,
-        dataset: CroppedDataset,
-        then: Callable[[dict[str, Any], Any], dict[str, Any]],
-        decode: DecodeJpegs | None = None,
-    ) -> None:
-        self.dataset, self.then = dataset, then
-        self.decode = decode or decoder_of_gpu()
+    def __init__(self, dataset: CroppedDataset, then: Callable[..., Any], decode: DecodeJpegs | None = None) -> None:
+        self.dataset, self.then, self.decode = dataset, then, decode or decoder_of_gpu()
         self._logged = False
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
@@ -66,48 +91,33 @@ class DecodeOnDevice:
         return self.then(batch, random)
 
     def _samples(self, images: EncodedImages, device: torch.device) -> Tensor:
-        side = self.dataset.image_size
-        samples = torch.empty((len(images), side, side, 3), dtype=torch.uint8, device=device)
-        rows = list(zip(images.data.split(images.sizes), images.orientations, images.names, strict=True))
+        samples = torch.empty((len(images), *self.dataset.shape), dtype=torch.uint8, device=device)
+        files = list(zip(images.data.split(images.sizes), images.orientations, images.names, strict=True))
         draws = images.draws.tolist()
-        for start in range(0, len(rows), GROUP):
-            group = rows[start : start + GROUP]
-            jpegs = [(file, orientation) for file, orientation, _ in group if orientation]
-            pixels = iter(self._decoded(jpegs, device))
-            for row, (file, orientation, name) in enumerate(group, start):
-                read = partial(self._read, next(pixels) if orientation else None, file, name, device)
-                self.dataset.write(read, samples[row : row + 1].permute(0, 3, 1, 2), draws[row])
+        for start in range(0, len(files), GROUP):
+            for row, pixels in enumerate(self._decoded(files[start : start + GROUP], device), start):
+                self.dataset.write(partial(cut, pixels), samples[row : row + 1].permute(0, 3, 1, 2), draws[row])
         return samples
 
-    def _decoded(self, jpegs: list[tuple[Tensor, int]], device: torch.device) -> list[Tensor | None]:
-        """Decodes JPEGs, given with their orientations. None stands for one that `decode` cannot read."""
-        if not jpegs:
-            return []
+    def _decoded(self, files: list[tuple[Tensor, int, str]], device: torch.device) -> list[Tensor]:
+        """Decodes files, given with their orientations and names, on the CPU if `decode` cannot."""
+        jpegs, turns = [file for file, turn, _ in files if turn], [turn for _, turn, _ in files if turn]
         try:
-            return list(self.decode([file for file, _ in jpegs], [turn for _, turn in jpegs], device))
+            images = iter(self.decode(jpegs, turns, device) if jpegs else ())
+            return [next(images) if turn else self._on_cpu(file, name).to(device) for file, turn, name in files]
         except torch.OutOfMemoryError:  # a RuntimeError too, but not about a file
             raise
         except RuntimeError:
-            if len(jpegs) == 1:
-                return [None]
-            return [pixels for jpeg in jpegs for pixels in self._decoded([jpeg], device)]
+            if len(files) > 1:
+                return [self._decoded([file], device)[0] for file in files]
+            ((file, _, name),) = files
+            return [self._on_cpu(file, name).to(device)]
 
-    def _read(
-        self,
-        pixels: Tensor | None,
-        file: Tensor,
-        name: str,
-        device: torch.device,
-        crop: Crop,
-        enough: float,
-    ) -> Tensor:
-        """Crops `pixels`, the decoded image; if that is None, decodes the file on the CPU. See crops.Read."""
-        if pixels is not None:
-            return cut(pixels, crop)
+    def _on_cpu(self, file: Tensor, name: str) -> Tensor:
         if not self._logged:
             self._logged = True
             log.info("data.decode_on=device: the CPU decodes %s, and each other file that the GPU cannot read", name)
-        return self.dataset.decoded(file.numpy().tobytes(), name, crop, enough).to(device)
+        return self.dataset.decoded(file.numpy().tobytes(), name, whole, math.inf)
 
 
 def with_torchcodec(files: list[Tensor], orientations: list[int], device: torch.device) -> list[Tensor]:

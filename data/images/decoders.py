@@ -29,7 +29,6 @@ END = b"\xff\xd9"  # the last bytes of JPEGs that are complete
 HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1")
 NARROWEST = 16  # pixels; libjpeg-turbo smooths colours differently at the edges of a box that is one pixel wide
 _thread_local = threading.local()
-_import_lock = threading.Lock()
 
 
 def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
@@ -37,9 +36,8 @@ def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
     header = jpeg_header(data)
     if header is None or not data.endswith(END):  # Pillow raises the error for a truncated file
         return None
-    (width, height), orientation = header
-    box = crop((height, width) if orientation > 4 else (width, height))
-    left, top, right, bottom = box_as_stored(box, (width, height), orientation)
+    size, orientation = header
+    left, top, right, bottom = box_as_stored(crop(size), size, orientation)
     if right - left < NARROWEST:
         return None
     codec = import_nvimgcodec()
@@ -76,13 +74,12 @@ def cut_from_whole(data: bytes, crop: Crop, read: Callable[[torch.Tensor], torch
 
 
 def box_as_stored(box: Box, size: Size, orientation: int) -> Box:
-    """Converts a box of the upright image to the image as it is stored, which has `size` (width, height)."""
+    """Converts a box of the upright image, which has `size` (width, height), to the image as it is stored."""
     left, top, right, bottom = box
-    width, height = size[::-1] if orientation > 4 else size
     if orientation in (2, 3, 6, 7):
-        left, right = width - right, width - left
+        left, right = size[0] - right, size[0] - left
     if orientation in (3, 4, 7, 8):
-        top, bottom = height - bottom, height - top
+        top, bottom = size[1] - bottom, size[1] - top
     return (top, left, bottom, right) if orientation > 4 else (left, top, right, bottom)
 
 
@@ -104,7 +101,7 @@ def import_nvimgcodec() -> Any:
     if package is None or package.origin is None:
         raise ImportError("pip install nvidia-nvimgcodec-cu13")
     (library,) = Path(package.origin).parent.glob("extensions/libjpeg_turbo_ext.so*")
-    with _import_lock, TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         os.symlink(library, Path(folder, library.name))
         variables = {"NVIMGCODEC_EXTENSIONS_PATH": folder, "PYNVIMGCODEC_VERBOSITY": "0"}
         before = {name: os.environ.get(name) for name in variables}

@@ -170,6 +170,5 @@ def few_photographs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "photographs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
-        patch.setattr(photographs.threading, "active_count", lambda: 1)  # fork: a spawned process imports torch
         photographs.make(folder)
     return folder

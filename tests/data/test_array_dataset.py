@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from reading import Given, read_batch
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
@@ -57,24 +58,6 @@ def test_arguments_that_do_not_fit_together_are_refused_with_a_reason(arguments,
         make(**arguments)
 
 
-class Given:
-    """A loader's `random` with given numbers."""
-
-    def __init__(self, numbers):
-        self.numbers = numbers
-
-    def uniform(self, k):
-        return self.numbers
-
-
-def test_the_samples_of_read_batch_are_all_crops_and_their_mirror_images_and_nothing_else():
-    dataset = make(pad=1, flip=True)
-    out = {"image": torch.zeros(500, 5, 4, 3, dtype=torch.uint8), "label": torch.zeros(500, dtype=torch.int64)}
-    dataset.read_batch(np.ones(500, np.int64), out, Given(np.random.default_rng(0).random((500, 3))))
-    assert {image.numpy().tobytes() for image in out["image"]} == seen(dataset, 1)
-    assert set(out["label"].tolist()) == {0}
-
-
 def gathered(dataset, indices):
     return {name: torch.from_numpy(array[indices]) for name, array in dataset.arrays().items()}
 
@@ -84,9 +67,8 @@ def gathered(dataset, indices):
 def test_augment_batch_gives_the_samples_of_read_batch(augmentation, device):
     dataset = make(**augmentation)
     indices = np.arange(300) % 2
-    random = Given(np.random.default_rng(0).random((300, 3)))
-    out = {"image": torch.zeros(300, 5, 4, 3, dtype=torch.uint8), "label": torch.zeros(300, dtype=torch.int64)}
-    dataset.read_batch(indices, out, random)
+    random = Given(*np.random.default_rng(0).random((300, 3)))
+    out = read_batch(dataset, indices, random)
     rows = {name: field.to(device) for name, field in gathered(dataset, indices).items()}
     batch = dataset.augment_batch(rows, random)
     assert batch.keys() == out.keys()
@@ -98,12 +80,6 @@ def test_augment_batch_without_random_numbers_gives_the_unpadded_images():
         batch = dataset.augment_batch(gathered(dataset, [1, 0]), None)
         assert np.array_equal(batch["image"], IMAGES[[1, 0]])
         assert batch["label"].tolist() == [0, 1]
-
-
-def test_an_augmented_batch_may_be_empty():
-    dataset = make(pad=1, flip=True)
-    batch = dataset.augment_batch(gathered(dataset, []), Given(np.empty((0, 3))))
-    assert batch["image"].shape == (0, 5, 4, 3)
 
 
 def test_augment_batch_refuses_a_policy():

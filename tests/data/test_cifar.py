@@ -24,9 +24,3 @@ def test_without_a_network_the_file_and_its_folder_are_named(tmp_path, no_networ
     with pytest.raises(DataError, match=r"no network in tests.*cifar-10-python\.tar\.gz") as caught:
         CIFAR10(train=True, root=tmp_path)
     assert str(tmp_path) in str(caught.value)
-
-
-def test_a_folder_that_does_not_exist_is_not_made_in_vain(tmp_path, no_network):
-    with pytest.raises(DataError, match="no network in tests"):
-        CIFAR10(train=True, root=tmp_path / "no" / "such" / "folder")
-    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pickle
-import re
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch._utils import ExceptionWrapper
+from reading import assert_equal_batches, read_batch
 
 from data.cifar import CIFAR10
 from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
+from loaders import WorkerLoader
+from loaders.randomness import Random
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
 NAMES = [path.stem for path in CONFIGS]
@@ -64,17 +65,15 @@ def test_samples_match_the_spec(make, train):
     assert len(dataset.mean) == len(dataset.std) == channels
 
 
-def test_reading_past_the_end_raises_index_error(make):
-    dataset = make(False)
+def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(make):
+    dataset, before = make(False), torch.get_rng_state()
+    original = dataset[1]["image"].clone()
+    dataset[1]["image"].fill_(7)  # changes the sample, and not the dataset
+    assert torch.equal(dataset[1]["image"], original)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["image"], original)
     with pytest.raises(IndexError):
         dataset[len(dataset)]
-
-
-def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(make):
-    dataset = make(False)
-    before = torch.get_rng_state()
-    assert torch.equal(dataset[1]["image"], dataset[1]["image"])
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_new_images_are_prepared_to_the_size_of_a_sample(make):
@@ -91,50 +90,40 @@ def test_new_images_are_prepared_to_the_size_of_a_sample(make):
 def test_getitem_prepares_its_images(make, monkeypatch):
     dataset = make(False)
     kind = next(kind for kind in type(dataset).__mro__ if "prepare" in vars(kind))
-    name = (
-        "_write_test_sample" if kind.__name__ == "CroppedDataset" else "prepare"
-    )  # the first is all that prepare does
+    name = "write" if kind.__name__ == "CroppedDataset" else "prepare"  # the first is all that prepare does
     monkeypatch.setattr(kind, name, lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        dataset[0]
-    with pytest.raises(ZeroDivisionError):
-        dataset.prepare(np.zeros((50, 50, 3), np.uint8))
+    for use in (lambda: dataset[0], lambda: dataset.prepare(np.zeros((50, 50, 3), np.uint8))):
+        with pytest.raises(ZeroDivisionError):
+            use()
 
 
-def test_a_training_sample_depends_only_on_torchs_default_generator(make):
-    dataset = make(True)
-    torch.manual_seed(1)
-    first = [dataset[1]["image"] for _ in range(4)]
-    torch.manual_seed(1)
-    assert all(torch.equal(image, dataset[1]["image"]) for image in first)
-
-
-def test_changing_a_sample_in_place_does_not_change_the_dataset(make):
-    dataset = make(False)
-    original = dataset[0]["image"].clone()
-    dataset[0]["image"].fill_(7)
-    assert torch.equal(dataset[0]["image"], original)
-
-
-def test_a_pickled_copy_of_a_dataset_that_was_read_reads_the_same(make):
-    dataset = make(False)
-    expected = dataset[1]["image"]
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == len(dataset) and torch.equal(copy[1]["image"], expected)
-
-
-def test_an_error_from_a_worker_keeps_its_type_and_message(tmp_path, write_images):
-    dataset = ImageFolder(train=False, root=write_images(tmp_path))
-    broken = tmp_path / "val" / "cat" / "0.jpg"
-    broken.write_bytes(b"")
+@pytest.mark.parametrize("policy", [None, "trivial", "rand"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(make, train, policy):
     try:
-        dataset[0]
-    except DataError:
-        caught = ExceptionWrapper(
-            where="in a worker"
-        )  # a DataLoader's worker sends this to its parent, which raises the error
-    with pytest.raises(DataError, match=re.escape(str(broken))):
-        pickle.loads(pickle.dumps(caught)).reraise()
+        dataset = make(train) if policy is None else make(train, policy=policy)
+    except TypeError:
+        pytest.skip("it does not augment")
+    indices, positions = np.array([3, 0, 3, 1]), np.arange(4)
+    batch = read_batch(dataset, indices, Random(7, 0, positions, indices))
+    for row in (slice(number, number + 1) for number in range(4)):
+        alone = read_batch(dataset, indices[row], Random(7, 0, positions[row], indices[row]))
+        assert_equal_batches({name: field[row] for name, field in batch.items()}, alone)
+
+    class FromTorch:
+        def uniform(self, k):
+            return torch.rand(1, k).double().numpy()
+
+    torch.manual_seed(5)  # a sample depends on nothing else
+    sample = dataset[3]
+    torch.manual_seed(5)
+    alone = read_batch(dataset, [3], FromTorch())
+    assert_equal_batches({name: field[None] for name, field in sample.items()}, alone)
+
+
+def test_an_error_from_a_worker_keeps_its_type_and_message():
+    error = pickle.loads(pickle.dumps(DataError("a.jpg is damaged")))
+    assert isinstance(error, DataError) and str(error) == "a.jpg is damaged"
 
 
 def defaults(cls):
@@ -153,25 +142,26 @@ def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
 
 
-def read_batch(dataset, indices, draws=None):
-    """The batch that read_batch writes; `draws` are its random numbers."""
-
-    class Random:
-        def uniform(self, k):
-            return draws
-
-    spec = dataset.sample_spec()
-    out = {name: torch.zeros((len(indices), *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
-    dataset.read_batch(np.array(indices), out, Random())
-    return out
+SOURCES = {
+    "packed": ("Packed", "write_pack", lambda made: {"root": made}),
+    "webdataset": ("WebDataset", "write_shards", lambda made: made),
+    "huggingface": ("HuggingFace", "save_images", lambda made: {"path": made}),
+}
 
 
-def test_read_batch_writes_the_pixels_of_the_samples(make):
-    dataset = make(False)
-    if not hasattr(dataset, "read_batch"):
-        pytest.skip("reads samples only")
-    indices = [3, 0, 3, len(dataset) - 1]
-    batch = read_batch(dataset, indices)
-    for row, index in enumerate(indices):
-        for name, field in dataset[index].items():
-            assert torch.equal(batch[name][row], field)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_of_image_files_gives_the_batches_of_the_folder_in_workers_too(tmp_path, request, name):
+    module = pytest.importorskip(f"data.{name}", reason="a fork may have deleted it")
+    if name == "huggingface":
+        pytest.importorskip("datasets")
+    kind, write, arguments = SOURCES[name]
+    made = request.getfixturevalue(write)(tmp_path, *(["--format", "jpeg"] if name == "packed" else []))
+    for train in (True, False):
+        ours = getattr(module, kind)(train, **arguments(made), image_size=24)
+        folder = ImageFolder(train, tmp_path / "images", image_size=24)
+        assert (ours.classes, ours.labels.tolist()) == (folder.classes, folder.labels.tolist())
+        expected = read_batch(folder, 4)
+        assert_equal_batches(read_batch(ours, 4), expected)
+        assert b"JFIF" not in pickle.dumps(ours)
+        with WorkerLoader(ours, 4, seed=0, num_workers=1, shuffle=False) as loader:
+            assert_equal_batches(next(iter(loader)), expected)

@@ -1,15 +1,13 @@
-"""ImageFiles prepares files as the datasets of the networks did, and Guarded raises for none."""
+"""ImageFiles prepares files as the datasets of the networks did, and BlackIfDamaged raises for none."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from data.array_dataset import ArrayDataset
+from data.array_dataset import ArrayDataset, resized_middle
 from data.errors import DataError
-from data.fitting import largest_middle
-from data.guarded import Guarded, text_of
-from data.image_files import ImageFiles, image_files
+from data.image_files import BlackIfDamaged, ImageFiles, image_files
 from data.image_folder import ImageFolder
 
 
@@ -46,19 +44,26 @@ def test_other_images_are_resized_from_their_largest_middle_part_and_coloured_on
     assert np.array_equal(image, np.broadcast_to([0, 0, 255], (5, 5, 3)))
     grey = fitted([tmp_path / "a.png"], (5, 5, 1))[0]["image"]
     assert np.array_equal(grey[..., 0], np.asarray(picture.crop((10, 0, 30, 20)).convert("L").resize((5, 5))))
-    assert largest_middle((100, 30), 1 / 2) == (42, 0, 57, 30)
-    assert largest_middle((30, 100), 2) == (0, 42, 30, 57)
+    noise = np.random.default_rng(0).integers(256, size=(30, 100, 1), dtype=np.uint8)
+    assert np.array_equal(resized_middle(noise, 30, 15), noise[:, 42:57])
+    assert np.array_equal(resized_middle(noise.transpose(1, 0, 2), 15, 30), noise[:, 42:57].transpose(1, 0, 2))
 
 
-def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
-    guarded = Guarded(fitted([tmp_path / "no.png", tmp_path / "a.png"], (4, 4, 3)), (4, 4, 3))
-    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    bad, good = guarded[0], guarded[1]
-    assert "no.png cannot be read as an image" in text_of(bad["reason"])
-    assert text_of(good["reason"]) == "" and int(good["index"]) == 1
-    assert {name: tensor.shape for name, tensor in bad.items()} == {
-        name: tensor.shape for name, tensor in good.items()
+def read(dataset):
+    """The batch of all samples."""
+    out = {
+        name: torch.full((len(dataset), *shape), 77, dtype=dtype)
+        for name, (shape, dtype) in dataset.sample_spec().items()
     }
+    dataset.read_batch(np.arange(len(dataset)), out, None)
+    return out
+
+
+def test_an_image_that_cannot_be_read_is_black_and_has_its_reason(tmp_path):
+    Image.new("RGB", (4, 4), (7, 7, 7)).save(tmp_path / "a.png")
+    batch = read(BlackIfDamaged(fitted([tmp_path / "no.png", tmp_path / "a.png"], (4, 4, 3)), (4, 4, 3)))
+    assert "no.png cannot be read as an image" in batch["reason"][0] and batch["reason"][1] == ""
+    assert [image.unique().tolist() for image in batch["image"]] == [[0], [7]] and batch["index"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
     [
         (
             lambda image: image[:, :, :1],
-            r"network takes images of torch.uint8 (4, 4, 3), and the dataset made torch.uint8 (4, 4, 1)",
+            "takes images of torch.uint8 (4, 4, 3), and the dataset made torch.uint8 (4, 4, 1)",
         ),
         (lambda image: image / 255, "the dataset made torch.float64 (4, 4, 3)"),
         (lambda image: image.convert("RGB"), "prepare(image) raised AttributeError for"),
@@ -74,36 +79,14 @@ def test_an_image_that_cannot_be_read_gives_its_reason_instead(tmp_path):
 )
 def test_what_a_network_does_not_take_is_not_converted_but_refused(tmp_path, prepare, reason):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    sample = Guarded(ImageFiles([str(tmp_path / "a.png")], prepare, 3), (4, 4, 3))[0]
-    assert reason in text_of(sample["reason"]) and not sample["image"].any()
+    batch = read(BlackIfDamaged(ImageFiles([str(tmp_path / "a.png")], prepare, 3), (4, 4, 3)))
+    assert reason in batch["reason"][0] and not batch["image"].any()
 
 
-class Tagged:
-    """A dataset whose read_batch writes several labels per image, and a field beside them."""
-
-    def __len__(self):
-        return 2
-
-    def sample_spec(self):
-        return {
-            "image": ((4, 4, 3), torch.uint8),
-            "label": ((5,), torch.float32),
-            "weight": ((), torch.float32),
-        }
-
-    def __getitem__(self, index):
-        raise NotImplementedError
-
-    def read_batch(self, indices, out, random):
-        out["image"].fill_(7)
-        out["label"].numpy()[:] = np.zeros((len(indices), 5))
-        out["weight"].fill_(1.0)
-
-
-def test_images_of_a_dataset_with_other_labels_and_fields_can_be_read():
-    sample = Guarded(Tagged(), (4, 4, 3))[1]
-    assert text_of(sample["reason"]) == ""
-    assert sample["image"].unique().tolist() == [7]
+def test_the_samples_of_a_dataset_may_be_tuples():
+    image = torch.full((4, 4, 3), 7, dtype=torch.uint8)
+    batch = read(BlackIfDamaged([(image, 1.5), {"image": image, "weight": 1.0}], (4, 4, 3)))
+    assert batch["reason"] == ["", ""] and batch["image"].unique().tolist() == [7]
 
 
 def test_networks_for_other_channels_take_no_files():

@@ -5,10 +5,8 @@ import pytest
 import torch
 from later import Later
 
-from data.array_dataset import ArrayDataset
+from data.augment import Policy
 from data.errors import DataError
-from data.policy import Policy
-from loaders.randomness import Random
 
 v2 = Later("torchvision.transforms.v2")
 
@@ -69,42 +67,3 @@ def test_a_policy_draws_no_random_numbers_itself_and_can_be_pickled(name):
 def test_an_unknown_policy_is_refused_with_a_suggestion():
     with pytest.raises(DataError, match=r"data\.policy=trival: did you mean trivial\? it is one of trivial, rand"):
         Policy("trival")
-
-
-@pytest.mark.parametrize("policy", ["trivial", "rand"])
-def test_a_row_in_memory_is_the_same_in_a_batch_alone_and_as_a_sample(policy):
-    images = image().permute(1, 2, 0).repeat(20, 1, 1, 1).numpy()
-    arguments = {"classes": ["a"], "mean": [0.5], "std": [0.5], "pad": 2, "flip": True, "policy": policy}
-    dataset = ArrayDataset(images, torch.zeros(20).long().numpy(), train=True, **arguments)
-    indices = torch.arange(20).numpy()
-    batch = read(dataset, indices, Random(3, 0, indices, indices))
-    assert len(batch["image"].unique(dim=0)) > 10
-    for row in range(20):
-        one = indices[row : row + 1]
-        single = read(dataset, one, Random(3, 0, one, one))
-        assert torch.equal(single["image"][0], batch["image"][row])
-    torch.manual_seed(0)
-    sample = dataset[0]["image"]
-    torch.manual_seed(0)
-    draws = torch.rand(3 + dataset.policy.draws).double().numpy()
-    assert torch.equal(read(dataset, indices[:1], Given(draws))["image"][0], sample)
-    test_set = ArrayDataset(images, torch.zeros(20).long().numpy(), train=False, **arguments)
-    assert torch.equal(test_set[0]["image"], image().permute(1, 2, 0))
-
-
-class Given:
-    def __init__(self, draws):
-        self.draws = draws
-
-    def uniform(self, k):
-        assert len(self.draws) == k
-        return self.draws[None]
-
-
-def read(dataset, indices, random):
-    out = {
-        name: torch.zeros((len(indices), *shape), dtype=dtype)
-        for name, (shape, dtype) in dataset.sample_spec().items()
-    }
-    dataset.read_batch(indices, out, random)
-    return out

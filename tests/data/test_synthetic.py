@@ -1,29 +1,22 @@
 import pickle
 import sys
 import threading
-import time
 
 import pytest
 import torch
 
-from data import synthetic
 from data.errors import DataError
 from data.synthetic import COSTS, Synthetic
 
 
-def test_a_sample_depends_only_on_seed_split_and_index():
+def test_a_sample_depends_only_on_seed_split_and_index_and_a_hundred_million_take_almost_no_memory():
     def image(index=5, train=True, seed=0):
         return Synthetic(train=train, seed=seed)[index]["image"]
 
-    assert torch.equal(image(), image())
     for other in (image(index=6), image(index=15), image(train=False), image(seed=1)):
         assert not torch.equal(image(), other)
-
-
-def test_a_hundred_million_samples_take_almost_no_memory():
     dataset = Synthetic(train=True, length=100_000_000, num_classes=1000)
-    assert dataset[99_999_999]["label"].item() == 999
-    assert len(pickle.dumps(dataset)) < 1_000_000
+    assert dataset[99_999_999]["label"].item() == 999 and len(pickle.dumps(dataset)) < 1_000_000
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -43,14 +36,6 @@ def test_mean_and_std_are_roughly_those_of_the_images():
     pixels = torch.stack([dataset[i]["image"] for i in range(200)]) / 255
     assert pixels.mean((0, 1, 2)).tolist() == pytest.approx(dataset.mean, abs=0.03)
     assert pixels.std((0, 1, 2)).tolist() == pytest.approx(dataset.std, abs=0.03)
-
-
-@pytest.mark.parametrize("cost", ["python", "native"])
-def test_a_cost_in_cpu_time_is_spent_by_the_reading_thread(cost):
-    dataset = Synthetic(train=True, cost=cost, cost_ms=5)
-    start = time.thread_time()
-    dataset[0]
-    assert time.thread_time() - start >= 0.005
 
 
 def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
@@ -87,25 +72,13 @@ def test_only_python_code_holds_the_gil(cost, holds):
     "arguments, words",
     [
         ({"cost": "nativ"}, "data.cost=nativ: did you mean native? it is one of python, native, wait"),
-        ({"cost": "xyz"}, "data.cost=xyz: it is one of python, native, wait"),
         ({"cost_ms": -1}, "data.cost_ms=-1"),
-        ({"cost_ms": float("nan")}, "data.cost_ms=nan"),
         ({"length": 0}, "data.length=0"),
         ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),
-        ({"test_length": 0}, "data.test_length=0"),
-        ({"image_size": 0}, "data.image_size=0"),
         ({"channels": 0}, "data.channels=0"),
-        ({"num_classes": 0}, "data.num_classes=0"),
-        ({"seed": -1}, "data.seed=-1"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_key(arguments, words):
     with pytest.raises(DataError) as caught:
         Synthetic(train=True, **arguments)
     assert str(caught.value).startswith(words)
-
-
-def test_the_sum_of_bands_and_noise_never_overflows():
-    dataset = Synthetic(train=True)
-    assert int(dataset._rows.max()) + int(dataset._noise.max()) <= 255
-    assert dataset._noise.size >= 32 * 32 * 3 + synthetic.OFFSETS - 1

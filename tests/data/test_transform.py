@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 import torch
 
@@ -42,12 +40,6 @@ def test_one_transform_accepts_batches_of_every_size_and_memory_layout():
         image = images(*shape)
         strided = image.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
         assert torch.equal(normalize({"image": image}, None)["image"], normalize({"image": strided}, None)["image"])
-
-
-def test_a_pickled_copy_gives_the_same_result():
-    batch, normalize = {"image": images(2, 4, 4, 3)}, Normalize(MEAN, STD)
-    expected = normalize(batch, None)["image"]
-    assert torch.equal(pickle.loads(pickle.dumps(normalize))(batch, None)["image"], expected)
 
 
 @pytest.mark.parametrize("image", [images(2, 4, 4, 1), images(4, 4, 3), images(2, 4, 4, 3).float()])

@@ -6,34 +6,15 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from reading import read_batch
 
 from data.errors import DataError
-from data.image_folder import ImageFolder
 from data.webdataset import WebDataset, find_shards
-from loaders import WorkerLoader
 
 
 @pytest.fixture
 def jpeg(tmp_path, write_images):
     """The bytes of a JPEG."""
     return (write_images(tmp_path / "one") / "train" / "cat" / "0.jpg").read_bytes()
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_shards_give_the_same_batches_as_the_folder(tmp_path, write_shards, train):
-    shards = WebDataset(train, **write_shards(tmp_path), image_size=24)
-    folder = ImageFolder(train, tmp_path / "images", image_size=24)
-    assert (shards.classes, shards.labels.tolist()) == (folder.classes, folder.labels.tolist())
-    ours, theirs = read_batch(shards, 4), read_batch(folder, 4)
-    assert all(torch.equal(field, theirs[name]) for name, field in ours.items())
-
-
-def test_workers_read_shards(tmp_path, write_shards):
-    shards = WebDataset(True, **write_shards(tmp_path), image_size=24)
-    with WorkerLoader(shards, 4, seed=0, num_workers=1, shuffle=False) as loader:
-        (batch,) = loader
-    assert torch.equal(batch["image"], read_batch(shards, 4)["image"])
 
 
 @pytest.mark.parametrize(
@@ -76,49 +57,33 @@ def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, write_tar, jpeg, l
     assert dataset.path(1) == f"{shard}/1.JPG"
 
 
-def test_a_number_may_be_the_name_of_a_class(tmp_path, write_tar, jpeg):
-    urls = {"urls": {"7": b"7", "cat": b"cat"}, "test_urls": {"7": b"7"}}
-    for key, labels in urls.items():
-        files = {f"{name}.jpg": jpeg for name in labels} | {f"{name}.cls": label for name, label in labels.items()}
-        urls[key] = str(write_tar(tmp_path / f"{key}.tar", files))
-    assert WebDataset(False, **urls).labels.tolist() == WebDataset(True, **urls).labels.tolist()[:1] == [0]
-
-
-def test_the_names_of_classes_may_be_in_a_file(tmp_path, write_tar, jpeg):
-    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"1", "0.json": b"{}"})
-    (tmp_path / "names.txt").write_text("dog\ncat\n")
-    dataset = WebDataset(True, str(shard), classes=str(tmp_path / "names.txt"))
-    assert (dataset.classes, dataset.labels.tolist()) == (("dog", "cat"), [1])
+def test_classes_may_be_numbers_by_name_or_in_a_file(tmp_path, write_tar, jpeg):
+    train = write_tar(tmp_path / "a.tar", {"7.jpg": jpeg, "7.cls": b"7", "cat.jpg": jpeg, "cat.cls": b"cat"})
+    test = write_tar(tmp_path / "b.tar", {"7.jpg": jpeg, "7.cls": b"7"})
+    assert WebDataset(False, str(train), str(test)).labels.tolist() == [0]
+    (tmp_path / "names.txt").write_text("cat\n7\n")
+    named = WebDataset(True, str(train), classes=str(tmp_path / "names.txt"))
+    assert (named.classes, named.labels.tolist()) == (("cat", "7"), [1, 0])
 
 
 def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, write_tar, jpeg, monkeypatch):
-    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
+    shard, index = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"}), tmp_path / ".a.tar.index.npz"
+    (tmp_path / "precious").write_text("mine")
+    index.symlink_to(tmp_path / "precious")
     expected = WebDataset(True, str(shard))[0]["image"]
+    assert (tmp_path / "precious").read_text() == "mine"  # not written through the link
     with monkeypatch.context() as patch:
         patch.setattr(tarfile, "open", None)
         assert torch.equal(WebDataset(True, f"{tmp_path}/*a*")[0]["image"], expected)  # * does not match the index
-    write_tar(shard, {"0.cls": b"dog", "0.jpg": jpeg})
-    assert WebDataset(True, str(shard)).classes == ("dog",)
-    os.truncate(tmp_path / ".a.tar.index.npz", 100)
-    assert WebDataset(True, str(shard)).classes == ("dog",)
-
-
-def test_a_link_in_place_of_the_index_is_not_written_through(tmp_path, write_shards):
-    given = write_shards(tmp_path)
-    (tmp_path / "precious").write_text("mine")
-    for shard in (tmp_path / "shards").glob("*.tar"):
-        shard.with_name(f".{shard.name}.index.npz").symlink_to(tmp_path / "precious")
-    assert len(WebDataset(False, **given)) == 4
-    assert (tmp_path / "precious").read_text() == "mine"
-
-
-def test_a_folder_that_cannot_be_written_to_is_read(tmp_path, write_shards, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError
-
-    monkeypatch.setattr(np, "savez", refuse)
-    assert len(WebDataset(False, **write_shards(tmp_path))) == 4
-    assert not list((tmp_path / "shards").glob(".*"))
+    write_tar(shard, {"0.cls": b"dog", "0.jpg": jpeg[:300]})
+    for _ in range(2):
+        dataset = WebDataset(True, str(shard))
+        assert dataset.classes == ("dog",)
+        os.truncate(index, 100)
+    with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
+        dataset[0]
+    monkeypatch.setattr(np, "savez", lambda *_, **__: os.stat("/no such folder"))  # as in a folder that is read-only
+    assert len(WebDataset(True, str(shard))) == 1
 
 
 def flip_a_byte_of_the_second_header(path):
@@ -131,9 +96,7 @@ def flip_a_byte_of_the_second_header(path):
     ("spoil", "words"),
     [
         (lambda path: path.unlink(), "data.urls=SHARD: there is no file SHARD; set it to tar files such as"),
-        (lambda path: os.truncate(path, 100), "SHARD cannot be read as an uncompressed tar ("),
         (lambda path: os.truncate(path, 700), "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
-        (lambda path: os.truncate(path, 0), "SHARD cannot be read as an uncompressed tar ("),
         (flip_a_byte_of_the_second_header, "SHARD cannot be read as an uncompressed tar (the header at byte 1,536 is"),
         (lambda path: path.write_bytes(b"\x1f\x8b" + bytes(2000)), "SHARD cannot be read as an uncompressed tar ("),
     ],
@@ -153,10 +116,8 @@ def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, write_tar, jpe
         ({}, "SHARD has no images"),
         ({"0.jpg": b"", "0.png": b"", "0.cls": b"1"}, "SHARD has two images with the key 0"),
         ({"0.jpg": b"", "0.cls": b"\n"}, "SHARD: 0.cls has no label (it has '')"),
-        ({"0.jpg": b"", "0.cls": b"\xff"}, "SHARD: 0.cls has no label ('utf-8' codec"),
-        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label (there is no 'label'); write"),
+        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
         ({"0.jpg": b"", "0.json": b'{"label": [1]}'}, "SHARD: 0.json has no label (it has [1])"),
-        ({"0.jpg": b"", "0.json": b"{"}, "SHARD: 0.json has no label ("),
     ],
 )
 def test_a_key_without_an_image_or_a_label_is_named(tmp_path, write_tar, files, words):
@@ -173,7 +134,6 @@ def test_a_key_without_an_image_or_a_label_is_named(tmp_path, write_tar, files, 
         ({"urls": "s3://bucket/a-{0..9}.tar"}, "data.urls=s3://bucket/a-{0..9}.tar: only local files are read"),
         ({"urls": "pipe:cat a.tar"}, "only local files are read"),
         ({"urls": "a.tar", "classes": ["ant"]}, "a.tar/0.jpg has the label cat, which is not one of the 1 classes"),
-        ({"urls": "a.tar", "classes": []}, "data.classes=[] has no names"),
         ({"urls": "a.tar", "classes": "nowhere.txt"}, "data.classes=nowhere.txt cannot be read ("),
         ({"train": False, "urls": "a.tar", "test_urls": "b.tar"}, "b.tar/0.jpg has the label 3, which is not one of"),
     ],
@@ -184,9 +144,3 @@ def test_settings_that_cannot_work_are_refused(tmp_path, write_tar, jpeg, monkey
     write_tar(tmp_path / "b.tar", {"0.jpg": jpeg, "0.cls": b"3"})
     with pytest.raises(DataError, match=re.escape(words)):
         WebDataset(**{"train": True} | arguments)
-
-
-def test_a_damaged_image_is_named(tmp_path, write_tar, jpeg):
-    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg[:300], "0.cls": b"cat"})
-    with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
-        WebDataset(True, str(shard))[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data.subset import subset
+from data.subset import Subset
 from scripts import predict
 from training.config import ConfigError
 from training.finished.finished_run import FinishedRun
@@ -121,7 +121,7 @@ def test_a_sample_whose_reading_crashes_is_listed(trained, tmp_path, monkeypatch
 
     def skipping(*_, **__):
         images = torch.zeros(3, 3, 8, 8)
-        batch = {"image": images, "index": torch.tensor([0, 1, 3]), "reason": torch.zeros(3, 300, dtype=torch.uint8)}
+        batch = {"image": images, "index": torch.tensor([0, 1, 3]), "reason": ["", "", ""]}
         return FakeLoader([batch])
 
     monkeypatch.setattr(network, "loader", skipping)
@@ -144,5 +144,5 @@ def test_images_of_a_part_are_named_as_in_the_whole_dataset():
         def path(self, index: int) -> str:
             return f"{index}.jpg"
 
-    assert [predict.name_of(subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
-    assert predict.name_of(subset(["a", "b"], np.array([1])), 0) == "1"
+    assert [predict.name_of(Subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
+    assert predict.name_of(Subset(["a", "b"], np.array([1])), 0) == "1"

@@ -1,6 +1,7 @@
 """data/images/decode_on_device.py, with a CPU's decoder in the place of the GPU's: it makes the pixels of workers."""
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,12 @@ from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decode_on_device
 from data.images.crops import resize, resized_as_floats
-from data.images.decode_on_device import DecodeOnDevice
+from data.images.decode_on_device import DecodeOnDevice, EncodedImages
 from data.images.decoders import upright
-from data.images.encoded import EncodedImages
-from data.subset import subset
+from data.subset import Subset
 from loaders import Preloader, WorkerLoader
 from tests.configs import NO_TRIALS, composed
 from training.config import checked
-from training.datasets import Datasets
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
@@ -53,13 +52,8 @@ def images(tmp_path, write_images) -> Path:
     root = write_images(tmp_path / "images", ("cat", "dog"), count=1)
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
-    kinds = {
-        "baseline.jpg": {},
-        "turned.jpg": {"exif": turned.tobytes()},
-        "progressive.jpg": {"progressive": True},
-        "cmyk.jpg": {},
-        "other.png": {},
-    }
+    kinds = {"baseline.jpg": {}, "turned.jpg": {"exif": turned.tobytes()}, "progressive.jpg": {"progressive": True}}
+    kinds |= {"cmyk.jpg": {}, "other.png": {}}
     for split in ("train", "val"):
         for number, (name, options) in enumerate(kinds.items()):
             noise = np.random.default_rng(number).integers(256, size=(50 + number, 70, 3), dtype=np.uint8)
@@ -100,26 +94,21 @@ def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
         if plain:
             expected, ours = expected.without_augmentation(), ours.without_augmentation()
         decoder, rows = CpuDecoder(), np.array([0, 2, 3, 5])
-        assert_equal(batches(subset(ours, rows), decoder), batches(subset(expected, rows)))
+        assert_equal(batches(Subset(ours, rows), decoder), batches(Subset(expected, rows)))
         assert decoder.files == 2
 
 
-def test_every_source_of_image_files_can_leave_them_encoded(tmp_path, images, write_pack, write_shards, save_images):
-    pytest.importorskip("datasets")
-    packed, webdataset, huggingface = (
-        pytest.importorskip(f"data.{part}", reason="a fork may have deleted it")
-        for part in ("packed", "webdataset", "huggingface")
-    )
-    sources = [
-        (packed.Packed, {"root": write_pack(tmp_path, "--format", "jpeg")}),
-        (webdataset.WebDataset, write_shards(tmp_path)),
-        (huggingface.HuggingFace, {"path": save_images(tmp_path)}),
-    ]
-    for kind, where in sources:
-        expected, ours = (kind(train=True, decode_on=place, **where, **CROPS) for place in ("workers", "device"))
-        decoder = CpuDecoder()
-        assert_equal(batches(ours, decoder, num_workers=0), batches(expected, num_workers=0))
-        assert decoder.files == 4
+def test_files_in_a_pack_are_left_encoded_too_and_pixels_are_refused(tmp_path, images, write_pack):
+    Packed = pytest.importorskip("data.packed", reason="a fork may have deleted it").Packed
+    pack = write_pack(tmp_path, "--format", "jpeg")
+    expected, ours = (Packed(True, pack, decode_on=place, **CROPS) for place in ("workers", "device"))
+    assert_equal(batches(ours, decoder := CpuDecoder(), num_workers=0), batches(expected, num_workers=0))
+    assert decoder.files == 4
+    shutil.rmtree(pack)
+    with pytest.raises(DataError, match=r"data.decode_on=device: .*pack has pixels, which need no decoding; use data"):
+        Packed(True, write_pack(tmp_path), decode_on="device")
+    with pytest.raises(DataError, match=r"data.decode_on=gpu: .*it is one of workers, device"):
+        Packed(True, pack, decode_on="gpu")
 
 
 def test_encoded_images_stay_on_the_host_and_are_not_pickled(images):
@@ -145,15 +134,19 @@ def test_a_damaged_file_is_named_and_one_that_is_missing_can_be_skipped(images):
     damaged.write_bytes(damaged.read_bytes()[:-200])
     sentence = r"baseline.jpg cannot be read as an image \(.*truncated.*replace or remove it"
     with pytest.raises(DataError, match=sentence):
-        batches(subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
+        batches(Subset(dataset, np.array([0, 1, 2])), CpuDecoder(), on_error="skip")
 
 
-def test_a_device_without_memory_is_not_taken_for_files_that_it_cannot_read(images):
+def test_a_device_without_memory_or_without_a_decoder_ends_in_an_error(images, monkeypatch):
     def full(files, orientations, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError):  # it is not taken for files that the device cannot read
         batches(ImageFolder(True, images, decode_on="device", **CROPS), full, num_workers=0)
+    for name in ("with_torchcodec", "with_torchvision"):
+        monkeypatch.setattr(decode_on_device, name, lambda *_: [][0])
+    with pytest.raises(DataError, match=r"no decoder works on this GPU \(.*: list index out of range; .*pip install"):
+        decode_on_device.decoder_of_gpu()
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -177,7 +170,7 @@ def config_of(images: Path, *overrides: str) -> DictConfig:
 
 
 def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode_on_device, "check_run", lambda device, loader: None)
+    monkeypatch.setattr(ImageFolder, "check_run", lambda section, device, loader: None)
     decoder = CpuDecoder()
     monkeypatch.setattr(decode_on_device, "decoder_of_gpu", lambda: decoder)
     runs = [
@@ -189,26 +182,6 @@ def test_a_run_that_decodes_on_the_device_learns_the_same(images, tmp_path, monk
         assert runs[0][key] == runs[1][key]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "has_gpu", "sentence"),
-    [
-        ([], False, "data.decode_on=device needs a GPU, and this run is on the CPU: use data.decode_on=workers"),
-        (["device=cpu"], True, "data.decode_on=device needs a GPU"),
-        (
-            ["loader=resident"],
-            True,
-            "data.decode_on=device: loader=resident needs decoded images: use loader=prefetch",
-        ),
-        (["loader=torch"], True, "loader=torch needs decoded images"),
-    ],
-)
-def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monkeypatch, overrides, has_gpu, sentence):
-    config = checked(config_of(tmp_path, "data.decode_on=device", *overrides))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    with pytest.raises(DataError, match=sentence):
-        Datasets(config)
-
-
 def test_a_finished_run_that_decoded_on_a_device_is_evaluated_without_one(tmp_path):
     finished_run = pytest.importorskip("training.finished.finished_run", reason="a fork may have deleted it")
     settings = OmegaConf.to_container(config_of(tmp_path, "data.decode_on=device"))
@@ -216,13 +189,21 @@ def test_a_finished_run_that_decoded_on_a_device_is_evaluated_without_one(tmp_pa
     assert config.data["root"] == str(tmp_path) and config.data["decode_on"] == "workers"
 
 
-def test_what_cannot_be_decoded_on_a_device_is_refused(tmp_path, write_pack, monkeypatch):
-    Packed = pytest.importorskip("data.packed", reason="a fork may have deleted it").Packed
-    with pytest.raises(DataError, match=r"data.decode_on=device: .*pack has pixels, which need no decoding; use data"):
-        Packed(True, write_pack(tmp_path), decode_on="device")
-    with pytest.raises(DataError, match=r"data.decode_on=gpu: .*it is one of workers, device"):
-        Packed(True, tmp_path / "pack", decode_on="gpu")
-    monkeypatch.setattr(decode_on_device, "with_torchcodec", lambda *_: [][0])
-    monkeypatch.setattr(decode_on_device, "with_torchvision", lambda *_: {}["nvjpeg"])
-    with pytest.raises(DataError, match=r"no decoder works on this GPU \(.*: list index out of range; .*pip install"):
-        decode_on_device.decoder_of_gpu()
+@pytest.mark.parametrize(
+    ("override", "has_gpu", "sentence"),
+    [
+        (
+            "device=auto",
+            False,
+            "data.decode_on=device needs a GPU, but this run uses the CPU: use data.decode_on=workers",
+        ),
+        ("device=cpu", True, "data.decode_on=device needs a GPU"),
+        ("loader=resident", True, "data.decode_on=device: loader=resident needs decoded images: use loader=prefetch"),
+        ("loader=torch", True, "loader=torch needs decoded images"),
+    ],
+)
+def test_a_run_that_cannot_decode_on_a_device_ends_in_a_sentence(tmp_path, monkeypatch, override, has_gpu, sentence):
+    config = checked(config_of(tmp_path, "data.decode_on=device", override))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    with pytest.raises(DataError, match=sentence):
+        Datasets(config)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from data.errors import DataError
-from data.subset import subset
+from data.subset import Subset
 from data.synthetic import Synthetic
 from scripts import export, predict
 from tests.configs import composed
@@ -141,7 +141,7 @@ def test_a_dataset_without_prepare_is_refused_in_a_sentence():
 
 def test_prepare_is_called_without_the_data_and_in_other_processes():
     dataset = Prepared(False, test_length=9, image_size=16)
-    prepare = pickle.loads(pickle.dumps(Prepare(stored(subset(dataset, np.arange(3))))))
+    prepare = pickle.loads(pickle.dumps(Prepare(stored(Subset(dataset, np.arange(3))))))
     image = np.random.default_rng(0).integers(256, size=(20, 30, 3), dtype=np.uint8)
     assert np.array_equal(prepare(image), image[4:-4, 4:-4])
     assert not any(isinstance(value, np.ndarray) for value in stored(dataset)["attributes"].values())

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
-from data.subset import offers
 from loaders import Preloader
 from loaders.machine import available_cores
 from loaders.timing import Window
+from loaders.workers.reader import offers
 from training.callbacks.report.load import Load
 from training.callbacks.report.measured import Measured
 from training.callbacks.report.trial import Trials
