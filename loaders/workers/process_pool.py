@@ -66,6 +66,7 @@ class ProcessPool(Pool):
         self.events = deque[Result | Death]()
         self.processes: list[Any] = [None] * num_workers
         self._workers: list[WorkerProcess | None] = [None] * num_workers
+        self._leaving: deque[WorkerProcess] = deque()  # taken out of it by `close`
         self._taking = threading.Lock()  # held while a worker is taken out of the list: one thread only may close it
         self._owner = os.getpid()
         self._closed = False
@@ -245,14 +246,20 @@ class ProcessPool(Pool):
         self._closed = True
         if os.getpid() != self._owner:  # a forked child inherits this object, but the workers are its parent's
             return
-        workers = [worker for worker in map(self._take, range(self.num_workers)) if worker is not None]
+        with self._taking:
+            for worker_id, worker in enumerate(self._workers):
+                if worker is not None and worker not in self._leaving:
+                    self._leaving.append(worker)  # before it is taken: an interrupted call is finished by the next one
+                self._workers[worker_id] = None
         try:
-            if workers:
+            if self._leaving:
                 self._control.stop()
-                wait_for_exit(workers, deadline)
+                wait_for_exit(list(self._leaving), deadline)
         finally:  # also if another Ctrl-C interrupts the wait
-            for worker in workers:
+            for worker in list(self._leaving):
                 worker.close()
+                with suppress(ValueError):  # another thread closes the pool, too
+                    self._leaving.remove(worker)
             if isinstance(self._reader, SpawnedReader):
                 self._reader.close()
             self._control.close()

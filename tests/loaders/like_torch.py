@@ -648,7 +648,8 @@ def take(iterator: Iterator, note: Callable[[Any], None]) -> Iterator[Any]:
 def words(error: BaseException) -> str:
     """The last line of an error, in torch's words a worker's own."""
     lines = str(error).strip().splitlines() or [""]
-    return "" if "expects each tensor" in lines[-1] or "resize" in lines[-1] else lines[-1].split(": ")[-1][:60]
+    is_reworded = any(part in lines[-1] for part in ("expects each tensor", "resize", "DispatchKey Negative"))
+    return "" if is_reworded else lines[-1].split(": ")[-1][:60]
 
 
 def drop(loader, note) -> None:

@@ -21,6 +21,7 @@ from data.subset import Subset
 from loaders import Preloader, WorkerLoader
 from tests.configs import NO_TRIALS, composed
 from training.config import checked
+from training.datasets import Datasets
 
 CROPS = {"image_size": 20, "interpolation": "bicubic"}
 UNREADABLE = "progressive"  # what the device's decoder in these tests cannot read
