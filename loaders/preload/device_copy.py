@@ -62,10 +62,17 @@ class DeviceCopier:
         self.timeline: Timeline | None = None
         self._lane = PRELOADER if depth else TRAINING
 
-    @property
-    def holds_batches(self) -> bool:
-        """Whether host batches are held until they are copied. Elsewhere copies block."""
-        return self._accelerator.has_streams
+    def open(self, loader: Any) -> Any:
+        """Returns iter(loader), called with the device current. The loader is told that its batches will be held."""
+        holds = hasattr(loader, "holds_batches_until_copied")
+        with self._accelerator.current():
+            if holds:
+                loader.holds_batches_until_copied = self._accelerator.has_streams  # elsewhere copies block
+            try:
+                return iter(loader)
+            finally:
+                if holds:  # only this iterator's batches are held: others may use the loader, too
+                    loader.holds_batches_until_copied = False
 
     def begin(self) -> None:
         """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused.
@@ -82,10 +89,6 @@ class DeviceCopier:
         if self._stream is not None and self._num_used < self._num_prepared:
             self._num_used += 1
             self._used.append(self._accelerator.current_stream().record_event())
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Makes `device` current in the calling thread, because memory is page-locked for the current device."""
-        return self._accelerator.current()
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Makes `device` and the side stream current in the calling thread."""

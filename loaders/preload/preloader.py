@@ -186,15 +186,7 @@ class Preloader(Closeable):
 
     def _open_epoch(self) -> _Epoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
-        holds = hasattr(self.loader, "holds_batches_until_copied")
-        with self._copier.on_device():
-            if holds:
-                self.loader.holds_batches_until_copied = self._copier.holds_batches
-            try:
-                batches = iter(self.loader)
-            finally:
-                if holds:  # only this iterator's batches are held: others may use the loader, too
-                    self.loader.holds_batches_until_copied = False
+        batches = self._copier.open(self.loader)
         self._copier.begin()  # after iter(), which may have queued work on the device
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict

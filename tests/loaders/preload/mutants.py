@@ -44,13 +44,13 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
     "begin before iter()": [
         (PRELOADER, f"{BEGIN}  #", "        #"),
-        (PRELOADER, "        holds = hasattr", f"{BEGIN}\n        holds = hasattr"),
+        (PRELOADER, "        batches = self._copier.open", f"{BEGIN}\n        batches = self._copier.open"),
     ],
     "released before the transform": [
         (COPY, MOVE, MOVE + EARLY),
         (COPY, HOLD, HOLD.replace("stream.record_event()", "early or stream.record_event()")),
     ],
-    "the loader holds for ever": [(PRELOADER, "self.loader.holds_batches_until_copied = False", "pass")],
+    "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
