@@ -648,7 +648,9 @@ def take(iterator: Iterator, note: Callable[[Any], None]) -> Iterator[Any]:
 def words(error: BaseException) -> str:
     """The last line of an error, in torch's words a worker's own."""
     lines = str(error).strip().splitlines() or [""]
-    is_reworded = any(part in lines[-1] for part in ("expects each tensor", "resize", "DispatchKey Negative"))
+    is_reworded = any(
+        part in lines[-1] for part in ("expects each tensor", "resize", "DispatchKey Negative", "QuantizedCPU")
+    )
     return "" if is_reworded else lines[-1].split(": ")[-1][:60]
 
 

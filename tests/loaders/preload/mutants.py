@@ -23,7 +23,10 @@ BEGIN = "        self._copier.begin()"
 # What is replaced, by what: (file, before, after) each.
 MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no host batch is held": [(COPY, HOLD, "stream.record_event()")],
-    "the oldest is released early": [(COPY, "wait or self._copies[0][0].query()", "wait or len(self._copies) > 1")],
+    "the oldest is released early": [
+        (COPY, "wait or self._copies[0][0].query()", "wait or len(self._copies) > 1"),
+        (COPY, "            event.synchronize()", "            _ = wait and event.synchronize()"),
+    ],
     "only the newest is held": [(COPY, HOLD, f"self._copies.clear(), {HOLD}")],
     "its event comes before the copy": [
         (COPY, MOVE, EARLY + MOVE),
