@@ -49,6 +49,8 @@ class EpochLoader(Closeable):
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give a number from 1")
         drop_last, rollover = checked_last_batch(last_batch, drop_last)
+        if sampler is not None and batch_sampler is not None:
+            raise ValueError("sampler and batch_sampler were both given: give one of them")
         own = None
         if sampler is None and batch_sampler is None:
             own = Order(len(dataset), batch_size, shuffle, seed, drop_last, rank, world_size, pad, rollover)

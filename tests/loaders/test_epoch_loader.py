@@ -204,6 +204,11 @@ def test_our_own_orders_arguments_go_with_no_sampler(settings):
         make(sampler=[1, 2], **settings)
 
 
+def test_a_sampler_and_a_batch_sampler_contradict_each_other():
+    with pytest.raises(ValueError, match="sampler and batch_sampler were both given"):
+        make(sampler=[1, 2], batch_sampler=[[1, 2]])
+
+
 # Sources
 
 
