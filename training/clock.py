@@ -13,13 +13,12 @@ class Clock:
     """Measures the phases of a run; every moment counts for exactly one.
 
     Inside `with clock.phase("evaluation")` that is "evaluation", else "set-up", and after `begin_training` "the rest".
-    seconds: of each phase until the last change of phase. cpu_seconds: of this process, in the phase "training".
+    seconds: of each phase until the last change of phase.
     watchers: functions that get the name, start and end (seconds of time.perf_counter) of each phase that ends.
     """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("set-up", "start-up", "training", "evaluation", "checkpoint", "the rest"), 0.0)
-        self.cpu_seconds = 0.0
         self.watchers: list[Callable[[str, float, float], None]] = []
         self._phase, self._start = "set-up", time.perf_counter()
 
@@ -50,10 +49,9 @@ class Clock:
 
     def _switch_to(self, name: str) -> str:
         """Ends the current phase and starts another. Returns the name of the one that ended."""
-        before, now, cpu = self._phase, time.perf_counter(), time.process_time()
+        before, now = self._phase, time.perf_counter()
         self.seconds[before] += now - self._start
         for watch in self.watchers:
             watch(before, self._start, now)
         self._phase, self._start = name, now
-        self.cpu_seconds += cpu * ((before == "training") - (name == "training"))
         return before

@@ -25,7 +25,6 @@ class Stats:
     copied_batches: int = 0  # copied out of their slot because all slots were leased
     read_batches: int = 0  # read by workers, including those of an epoch that the consumer left early
     worker_busy_seconds: float = 0.0  # in which workers read batches
-    worker_busy_squares: float = 0.0  # squares of each batch's busy seconds without the queued ones, summed
     worker_cpu_seconds: float = 0.0  # the part of the busy seconds in which the worker's thread computed
     worker_queued_seconds: float = 0.0  # the part of the busy seconds in which it waited for a core
     worker_collate_seconds: float = 0.0  # the part of the busy seconds in which it collated
@@ -42,7 +41,6 @@ class Stats:
     def count_work(self, work: Work) -> None:
         self.read_batches += 1
         self.worker_busy_seconds += work.seconds
-        self.worker_busy_squares += (work.seconds - work.queued_seconds) ** 2
         self.worker_cpu_seconds += work.cpu_seconds
         self.worker_queued_seconds += work.queued_seconds
         self.worker_collate_seconds += work.collate_seconds

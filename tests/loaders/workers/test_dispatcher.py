@@ -747,7 +747,6 @@ def test_stats_add_up(pool, monkeypatch):
         "pickled_batches": 1,
         "read_batches": 2,
         "worker_busy_seconds": 2.5,
-        "worker_busy_squares": 1.875**2 + 0.5**2,
         "worker_cpu_seconds": 1.25,
         "worker_queued_seconds": 0.125,
         "worker_collate_seconds": 0.5,
