@@ -8,8 +8,8 @@ from training.clock import FILE_MAKING, Clock
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = SimpleNamespace(now=100.0, cpu=5.0)
-    stand_in = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.cpu)
+    clock = SimpleNamespace(now=100.0)
+    stand_in = SimpleNamespace(perf_counter=lambda: clock.now)
     monkeypatch.setattr(module, "time", stand_in)
     return clock
 
