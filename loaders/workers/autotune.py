@@ -1,12 +1,9 @@
 """num_workers="auto": chooses how many of a pool's workers get tasks, by the consumer's throughput.
 
-A search starts with one worker, and doubles the number as long as the consumer waits and each doubling raises its
-throughput. Then it bisects: between the largest number that was too small and the smallest that gained nothing. Of
-numbers with the same throughput it keeps the smallest.
-
-It compares the throughput, not the waiting: a worker that takes a core from the training step makes the step slower,
-though the consumer waits less. Workers that compute are never more than the cores. Workers that mostly wait, for a
-disk for example, use little of a core, so there may be more of them.
+A search starts with one worker, and doubles the number as long as the consumer waits and its throughput grows. Then it
+bisects, for the smallest number with that throughput. It compares the throughput, not the waiting: a worker that takes
+a core from the training step makes the step slower, though the consumer waits less. Workers that compute are never
+more than the cores. Workers that mostly wait, for a disk for example, use little of a core, so there may be more.
 """
 
 from __future__ import annotations
@@ -19,16 +16,15 @@ log = logging.getLogger(__name__)
 # Shares are of the consumer's time, or of its throughput.
 WAITS = 0.02  # more workers are tried if the consumer waits more than this share
 GAIN, LOSS = 0.03, 0.02  # more workers have to raise the throughput by GAIN; fewer may lower it by LOSS
-WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts at least so long, and for so many batches per worker
-TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial, whose median counts; more are taken until the result is clear
 LINEAR = 0.9  # if the throughput per worker is at least this share of what it was with fewer, fewer are not tried
-# When a search has settled, it looks at the throughput from time to time, and begins again if that has changed.
-LOOK_SECONDS = 2.0  # a look lasts at least so long, and for TRIAL windows
-CHANGED, WAITS_MORE = 0.25, 0.05  # the throughput, or the share of waiting, has changed if it differs by so much
-PATIENCE, MOST_PATIENCE = 4, 64  # looks in a row that have to show a change; doubled if a search found the same number
-AGAIN = 4  # if the consumer still waits, more workers are tried after AGAIN * patience looks
 MOSTLY = 0.75  # if the consumer waits more than this share, the number is quadrupled instead of doubled
 MOST_WAITING = 32  # so many workers may be tried on fewer cores, if they mostly wait
+WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts at least so long, and for so many batches per worker
+TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial, whose median counts; more are taken until the result is clear
+# A settled search looks at the consumer every LOOK_SECONDS. It begins again when `patience` looks in a row differ from
+# its best trial by a CHANGED throughput or WAITS_MORE. A search that found the same number doubles the patience.
+LOOK_SECONDS, CHANGED, WAITS_MORE = 2.0, 0.25, 0.05
+PATIENCE, MOST_PATIENCE = 4, 64
 
 
 class Window(NamedTuple):
@@ -58,7 +54,7 @@ class Search:
     def __init__(self, cores: int, most: int) -> None:
         self.cores, self.most, self.workers = cores, most, 1
         self.limit = cores  # the largest number, given how much of a core a worker uses
-        self._found, self._patience = 0, PATIENCE  # the number that the last search found
+        self._patience, self._found = PATIENCE, 0  # the number that the last search found
         self._begin()
 
     def note(self, window: Window, load: float) -> None:
@@ -68,77 +64,58 @@ class Search:
         """
         self._windows.append(window)
         self.limit = max(self.cores, min(self.most, int(self.cores / max(load, 0.01))))
-        if self.is_settled:
-            self._look()
-        else:
-            self._judge()
+        if len(self._windows) >= TRIAL:
+            self._look() if self.is_settled else self._judge()
 
     def _begin(self) -> None:
-        self.is_settled, self._is_shrinking, self._is_linear = False, False, False
-        self._number, self._best = self.workers, Window(0, 1.0, 0.0)  # the best number so far, and its window
+        self.is_settled = False
+        self._number, self._best = 0, Window(0, 1.0, 1.0)  # the best number so far, and its window
         self._too_few, self._too_many = 0, self.most + 1  # a smaller number that did worse, a larger one no better
         self._windows: list[Window] = []
 
     def _judge(self) -> None:
-        """Ends the trial if its result is clear."""
-        windows = self._windows
-        if len(windows) < TRIAL:
-            return
-        middle = _middle(windows)
-        needed = self._best.rate * (1 - LOSS if self._is_shrinking else 1 + GAIN)
-        spread = max(window.rate for window in windows) - min(window.rate for window in windows)
-        if self._best.batches and abs(middle.rate - needed) < spread / 4 and len(windows) < LONGEST_TRIAL:
+        """Ends the trial if its result is clear, and chooses the next number to try."""
+        number, best, middle = self.workers, self._best, _middle(self._windows)
+        needed = best.rate * (1 + GAIN if number > self._number else 1 - LOSS)
+        spread = max(window.rate for window in self._windows) - min(window.rate for window in self._windows)
+        if best.batches and abs(middle.rate - needed) < spread / 4 and len(self._windows) < LONGEST_TRIAL:
             return
         self._windows = []
-        is_good = middle.rate >= needed
-        if is_good and self._is_shrinking:
-            self._number, self._too_many = self.workers, self._number
-            self._best = max(self._best, middle, key=lambda window: window.rate)
-        elif is_good:
-            if self._best.batches:
-                self._too_few = self._number
-                self._is_linear = middle.rate / self.workers >= LINEAR * self._best.rate / self._number
-            self._number, self._best = self.workers, middle
-        elif self._is_shrinking:
-            self._too_few = self.workers
+        if number > self._number and middle.rate >= needed:
+            is_linear = best.batches and middle.rate / number >= LINEAR * best.rate / self._number
+            self._too_few = number - 1 if is_linear else self._number
+            self._number, self._best = number, middle
+        elif middle.rate >= needed:  # fewer are as good, so more are no better
+            self._number, self._too_many = number, number + 1
+            self._best = max(best, middle, key=lambda window: window.rate)
+        elif number > self._number:
+            self._too_many = number
         else:
-            self._too_many = self.workers
+            self._too_few = number
         self._choose()
 
     def _choose(self) -> None:
         """Chooses the next number to try, or settles."""
         number, too_many = self._number, min(self._too_many, self.limit + 1)
-        if not self._is_shrinking and self._best.waits > WAITS and too_many - number > 1:
+        if self._best.waits > WAITS and too_many - number > 1:
             larger = (4 if self._best.waits > MOSTLY else 2) * number
             self.workers = min(larger, self.limit) if self._too_many > self.most else (number + too_many) // 2
-        elif number - self._too_few > 1 and not self._is_linear:
-            self._is_shrinking = True
+        elif number - self._too_few > 1:
             self.workers = (self._too_few + number) // 2
         else:
             self._patience = min(2 * self._patience, MOST_PATIENCE) if number == self._found else PATIENCE
             self.workers = self._found = number
-            self.is_settled, self._usual = True, Window(0, 1.0, 0.0)
-            self._looks = self._odd_looks = 0
+            self.is_settled, self._odd_looks = True, 0
 
     def _look(self) -> None:
-        """Begins another search if the figures have changed for some time, or if more workers could help by now."""
-        if len(self._windows) < TRIAL or sum(window.seconds for window in self._windows) < LOOK_SECONDS:
+        """Begins another search if the figures have changed for some time."""
+        if sum(window.seconds for window in self._windows) < LOOK_SECONDS:
             return
-        now, usual = _middle(self._windows), self._usual
+        now, usual = _middle(self._windows), self._best
         self._windows = []
-        if not usual.batches:
-            self._usual = now
-            # The consumer waits after all. If there was no waiting in the trial, perhaps because batches had been
-            # loaded ahead, no larger number was tried.
-            if now.waits > WAITS and self.workers < min(self._too_many, self.limit + 1) - 1:
-                self._begin()
-            return
         has_changed = not 1 - CHANGED < now.rate / usual.rate < 1 / (1 - CHANGED)
-        is_odd = has_changed or abs(now.waits - usual.waits) > WAITS_MORE
-        self._odd_looks = self._odd_looks + 1 if is_odd else 0
-        self._looks += 1
-        could_gain = usual.waits > WAITS and self.workers * (1 + 2 * GAIN) < self.limit
-        if self._odd_looks >= self._patience or (could_gain and self._looks >= AGAIN * self._patience):
+        self._odd_looks = self._odd_looks + 1 if has_changed or abs(now.waits - usual.waits) > WAITS_MORE else 0
+        if self._odd_looks >= self._patience:
             self._begin()
 
 

@@ -24,7 +24,7 @@ def machine(tmp_path, monkeypatch):
     return lay_out
 
 
-V2, V1 = {"proc/self/cgroup": "0::/jobs/7\n"}, {"proc/self/cgroup": "4:memory:/jobs/7\n2:cpu,cpuacct:/jobs/7\n0::/\n"}
+V2 = {"proc/self/cgroup": "0::/jobs/7\n"}
 GROUPS = "sys/fs/cgroup"
 
 
@@ -40,15 +40,6 @@ GROUPS = "sys/fs/cgroup"
         ({"proc/self/cgroup": "0::/a:b\n", f"{GROUPS}/a:b/cpu.max": "200000 100000\n"}, 2),
         ({**V2, f"{GROUPS}/jobs/7/cpu.max": "max 100000\n", f"{GROUPS}/jobs/cpu.max": "200000 100000\n"}, 2),
         ({**V2, f"{GROUPS}/cpu.max": "50000 100000\n"}, 1),  # in a container, which does not see the host's folders
-        ({**V1, f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "-1\n"}, 8),
-        (
-            {
-                **V1,
-                f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "200000\n",
-                f"{GROUPS}/cpu,cpuacct/jobs/7/cpu.cfs_period_us": "50000\n",
-            },
-            4,
-        ),
     ],
 )
 def test_the_cores_are_those_of_affinity_and_quota(machine, files, cores):
@@ -78,12 +69,6 @@ def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
             f"{GROUPS}/jobs/memory.max": "max\n",
             f"{GROUPS}/jobs/memory.current": "2500000\n",
             f"{GROUPS}/jobs/memory.stat": "anon 2500000\n",
-        },
-        {
-            **V1,
-            f"{GROUPS}/memory/jobs/7/memory.limit_in_bytes": "1500000\n",
-            f"{GROUPS}/memory/jobs/7/memory.usage_in_bytes": "500000\n",
-            f"{GROUPS}/memory/jobs/7/memory.stat": "rss 500000\n",
         },
     ],
 )

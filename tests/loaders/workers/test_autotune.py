@@ -227,16 +227,3 @@ def test_figures_that_change_little_begin_no_search():
     after(search, 100, 100, *[76, 132] * 10, waits=0.0)
     after(search, *[100] * 20, waits=0.04)
     assert search.is_settled
-
-
-def test_a_consumer_that_still_waits_is_tried_with_more_workers_ever_more_rarely():
-    search, looks = Search(4, 4), []
-    after(search, 100, 100, 100)  # 2 workers gain nothing; the first look tells what is usual
-    for _ in range(3):
-        assert search.is_settled and search.workers == 1
-        looks.append(0)
-        while search.is_settled:
-            after(search, 100)
-            looks[-1] += 1
-        after(search, 100, 100, 100)
-    assert looks == [16, 32, 64]
