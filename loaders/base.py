@@ -8,10 +8,9 @@ a Position, and advances at the same moment.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 from .arguments import as_index
@@ -79,7 +78,7 @@ class EpochIterator:
         delivery = source.next()
         if delivery is None:
             position.finished = True
-            self.end()
+            self._close_source()
             raise StopIteration
         # No call from here on: see above.
         number, batch, error = delivery.number, delivery.batch, delivery.error
@@ -96,6 +95,9 @@ class EpochIterator:
 
     def end(self) -> None:
         """Ends the epoch. A later next() raises RuntimeError, or StopIteration if all batches were delivered."""
+        self._close_source()
+
+    def _close_source(self) -> None:
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -123,6 +125,8 @@ class Epochs:
     tasks: what makes the tasks of an epoch, and so the order: see loaders.workers.tasks.
     samplers: the user's, which `set_epoch` is passed on to.
     """
+
+    one_at_a_time = True  # a new iterator ends the one before
 
     def __init__(self, tasks: Any, *samplers: Any) -> None:
         self.tasks = tasks
@@ -152,15 +156,18 @@ class Epochs:
         return {**vars(self), "position": copy(self.position), "tasks": copy(self.tasks)}
 
     def upcoming(self) -> tuple[int, int]:
-        """Returns the epoch that the next `begin` starts, and the number of the batch that it starts with."""
+        """Returns the epoch that `start` starts next, and the number of the batch that it starts with."""
         return self._next or (0 if self.position is None else self.position.epoch + 1, 0)
 
-    def begin(self, position: Position) -> None:
-        """Starts the upcoming epoch; its iterator advances `position`."""
+    def start(self, open_source: Callable[[int, int], Source], length: int | None) -> EpochIterator:
+        """Starts the upcoming epoch of `length` batches, whose source is open_source(epoch, first batch)."""
+        position = Position(*self.upcoming())
+        source = open_source(position.epoch, position.batch)
         self.position, self._next = position, None
+        return EpochIterator(source, position, length)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next `begin` starts; the epoch of a loaded state starts at the state's position.
+        """Sets the epoch that `start` starts next; a loaded state's epoch starts at its position.
 
         Also calls `set_epoch` of the user's samplers, if they have it.
         Raises ValueError if it is not an integer from 0.
@@ -191,7 +198,7 @@ class Epochs:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets what the next `begin` starts. Raises ValueError for a state of another version, order or dataset."""
+        """Sets what `start` starts next. Raises ValueError for a state of another version, order or dataset."""
         for key, ours in {"version": VERSION, **self._identity()}.items():
             if state.get(key) != ours:
                 raise ValueError(
@@ -216,72 +223,3 @@ class Epochs:
             "global_batch_size": order.global_batch_size,
             "order": self.tasks.kind,
         }
-
-
-class OptionalMethods:
-    """Base of methods that only some instances of a loader's class have.
-
-    Libraries call `set_epoch` and `state_dict` wherever they find them, so a loader that cannot support them must not
-    have them. Libraries look in the class as well as in the instance, as typing's runtime protocols do. So an instance
-    with the methods gets another class of the same name, derived from its own class and from this one.
-    """
-
-    @classmethod
-    def give(cls, loader: Any, has_them: bool) -> None:
-        """Gives the methods to the loader, or takes them away."""
-        kind: Any = type(loader)
-        methods: Any = cls  # mypy does not see that a class is hashable
-        if has_them and not issubclass(kind, cls):
-            loader.__class__ = _with_methods(kind, methods)
-        elif not has_them and issubclass(kind, cls):  # somebody called type(a_loader_with_the_methods)(...)
-            loader.__class__ = kind.__bases__[0]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
-
-
-def keep_out_of_compilation() -> None:
-    """Makes torch.compile leave this package's code as it is, as it leaves torch's own loader.
-
-    It is called where a program may come from a function that torch.compile compiles: torch has no public setting for
-    a whole package, and torch.compiler.disable would import the compiler for everybody, which takes seconds.
-    """
-    compiler = sys.modules.get("torch._dynamo")
-    if compiler is not None and compiler not in _told:
-        _told.append(compiler)
-        compiler.trace_rules.add(__package__)
-
-
-_told: list[Any] = []
-
-
-class Closeable:
-    """A loader that `with` closes."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self: Any) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def missing_attribute(loader: Any, name: str) -> AttributeError:
-    """Returns what a loader's `__getattr__` raises: it says why the loader lacks an optional method."""
-    sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
-    if name in ("set_epoch", "state_dict", "load_state_dict"):
-        sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be resumed"
-    return AttributeError(sentence, name=name, obj=loader)
-
-
-@cache
-def _with_methods(kind: Any, methods: Any) -> type:
-    return type(kind.__name__, (kind, methods), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-
-
-def _unpickle(kind: type, methods: type, state: Any) -> Any:
-    loader: Any = object.__new__(_with_methods(kind, methods))
-    loader.__setstate__(state)
-    return loader

@@ -1,24 +1,111 @@
-"""The base of the loaders that do not use the engine in workers/: torch's, the resident and the cached one."""
+"""The methods of every loader that counts its epochs, and the base of those without the engine in workers/."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
 from .arguments import checked_last_batch, checked_seed
-from .base import Closeable, Delivery, EpochIterator, Epochs, Position, Source
+from .base import Delivery, EpochIterator, Epochs, Source
+from .optional_methods import Closeable
 from .order import Order
-from .samplers import OrderSampler, own_batch_sampler
+from .samplers import OrderSampler, length_of, own_batch_sampler
 from .workers.tasks import SamplerError, Task, choose_tasks
 
 
-class EpochLoader(Closeable):
+class EpochMethods:
+    """What a loader that counts its epochs has: state and position are in `_epochs`, which is never shared."""
+
+    dataset: Any
+    sampler: Any
+    in_order = True
+    _epochs: Epochs
+    _newest: Callable[[], Any]  # a weak reference to the newest iterator
+    _current: Any = None  # the iterator behind next(loader)
+
+    def __len__(self) -> int:
+        """Batches of the epoch that the next `iter()` runs, on this rank."""
+        if (length := self._length_now()) == sys.maxsize:
+            raise TypeError("the sampler has no length, so the loader has none either")
+        return replace(self._epochs.order, length=length).batches_in(self._epochs.upcoming()[0])
+
+    def __next__(self) -> Any:
+        """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
+        current = self._newest() if self._current is None else self._current
+        if current is None or not getattr(current, "is_running", True):
+            current = iter(self)  # type: ignore[call-overload]  # a loader has it
+        try:
+            return next(current)
+        except StopIteration:
+            self._end_epoch()
+            current = None
+            raise
+        finally:
+            self._current = current  # a subclass may have wrapped the newest: keep the wrapper
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
+
+        Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
+        """
+        if not self.in_order:
+            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._adopt_new_length()
+        self._epochs.load_state_dict(state)
+        self._end_epoch()
+
+    def _start_epoch(self, open_source: Callable[[int, int], Source]) -> EpochIterator:
+        """Starts the upcoming epoch; the previous iterator has to be at its end."""
+        length = None if self._epochs.order.length == sys.maxsize else len(self)
+        iterator = self._epochs.start(open_source, length)
+        self._newest = weakref.ref(iterator)
+        return iterator
+
+    def _end_epoch(self) -> None:
+        """Ends the newest iterator, unless iterators are independent."""
+        if (newest := self._newest()) is not None and self._epochs.one_at_a_time:
+            newest.end()
+        self._current, self._newest = None, nothing
+
+    def _length_now(self) -> int:
+        """Returns the length that the dataset or the user's sampler has now."""
+        tasks = self._epochs.tasks
+        return length_of(tasks.sampler) if tasks.has_sampler else len(self.dataset)
+
+    def _adopt_new_length(self) -> None:
+        """Uses the length that the dataset or the sampler has now, as torch does."""
+        length, before = self._length_now(), self._epochs.order.length
+        if length == before:
+            return
+        self._end_epoch()
+        if not self._epochs.tasks.has_sampler:
+            self._dataset_has_changed(before, length)
+        self._epochs.tasks.order = replace(self._epochs.order, length=length)
+        if isinstance(self.sampler, OrderSampler):
+            self.sampler.order = self._epochs.order
+
+    def _dataset_has_changed(self, before: int, now: int) -> None:
+        """Is called if the dataset's length has changed."""
+        raise NotImplementedError
+
+
+class EpochLoader(EpochMethods, Closeable):
     """Delivers batches of a map-style dataset in our order, or a sampler's.
 
     A subclass makes an epoch's batches in `_open`. `iter()` ends the previous iterator. The arguments, which decide
@@ -63,7 +150,7 @@ class EpochLoader(Closeable):
         self.drop_last, self.rank, self.world_size, self.pad = drop_last, rank, world_size, pad
         self.sampler, self.batch_sampler = sampler, batch_sampler or BatchSampler(sampler, batch_size, drop_last)
         self._epochs = Epochs(choose_tasks(self, own), batch_sampler, sampler)
-        self._iterator: EpochIterator | None = None
+        self._newest = nothing
         self._closed = False
 
     def _prepare(self) -> None:
@@ -73,51 +160,13 @@ class EpochLoader(Closeable):
         """Returns the batches of epoch `epoch` from number `first` on."""
         raise NotImplementedError
 
-    @property
-    def _order(self) -> Order:
-        return self._epochs.order
-
-    def __len__(self) -> int:
-        """Batches of the epoch that the next `iter()` runs, on this rank."""
-        if self._order.length == sys.maxsize:
-            raise TypeError("the sampler has no length, so the loader has none either")
-        return self._order.batches_in(self._epochs.upcoming()[0])
-
     def __iter__(self) -> EpochIterator:
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
-        if not self._epochs.tasks.has_sampler and len(self.dataset) != self._order.length:
-            raise RuntimeError(
-                f"{type(self.dataset).__name__} had {self._order.length:,} samples when this {type(self).__name__} "
-                f"was made, and has {len(self.dataset):,} now: make a new loader"
-            )
+        self._adopt_new_length()
         self._end_epoch()
         self._prepare()
-        position = Position(*self._epochs.upcoming())
-        length = None if self._order.length == sys.maxsize else len(self)
-        self._iterator = EpochIterator(self._open(position.epoch, position.batch), position, length)
-        self._epochs.begin(position)
-        return self._iterator
-
-    def __next__(self) -> Any:
-        """Returns the next batch of the running epoch, or of a new one if none is running."""
-        if self._iterator is None or self._iterator.position.finished:
-            iter(self)
-        assert self._iterator is not None
-        return next(self._iterator)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next `iter()` runs."""
-        self._epochs.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the epoch, counted in samples delivered to all ranks: plain JSON."""
-        return self._epochs.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length or global batch."""
-        self._epochs.load_state_dict(state)
-        self._end_epoch()
+        return self._start_epoch(self._open)
 
     def stats(self) -> dict[str, Any]:
         """Returns an empty dict: this loader keeps no figures."""
@@ -130,12 +179,18 @@ class EpochLoader(Closeable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is copied and pickled: a copy has no iterator yet, and counts its own epochs."""
-        return {**vars(self), "_epochs": copy(self._epochs), "_iterator": None}
+        return {**vars(self), "_epochs": copy(self._epochs), "_newest": nothing, "_current": None}
 
-    def _end_epoch(self) -> None:
-        if self._iterator is not None:
-            self._iterator.end()
-            self._iterator = None
+    def _dataset_has_changed(self, before: int, now: int) -> None:
+        kind = type(self).__name__
+        raise RuntimeError(
+            f"{type(self.dataset).__name__} had {before:,} samples when this {kind} was made, and has {now:,} now: "
+            "make a new loader"
+        )
+
+
+def nothing() -> None:
+    """Returns None, as a weak reference does when its object is gone."""
 
 
 class TaskSource:

@@ -7,18 +7,21 @@ whatever the number of workers, a resume is exact, and the next epoch's first ba
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Callable
 from copy import copy, deepcopy
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import check_arguments, checked_last_batch, checked_seed
-from .base import Closeable, keep_out_of_compilation, missing_attribute
+from .epoch_loader import EpochMethods, nothing
 from .machine import available_cores
+from .optional_methods import Closeable, keep_out_of_compilation, missing_attribute
 from .order import Order
 from .preload.accelerator import can_pin_memory
 from .samplers import OrderSampler, own_batch_sampler
@@ -26,8 +29,10 @@ from .timeline import Timeline
 from .workers.autotune import Tuner
 from .workers.dispatcher import Dispatcher
 from .workers.engine import build_engine, warn_once
-from .workers.epochs import EpochRunner, SeededMethods, UnseededIterator
+from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
 from .workers.stats import Stats
+
+log = logging.getLogger(__name__)
 
 HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
 
@@ -67,10 +72,8 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     timeline: Timeline | None = None  # records what the workers do; set it before an epoch
 
     _iterators: weakref.WeakSet[Any]  # all that exist
-    _newest: Callable[[], Any]  # a weak reference to the newest iterator
-    _current: Any  # the iterator behind next(loader)
     _stats: Stats | None  # of the newest engine
-    _runner: EpochRunner  # with a seed
+    _epochs: EngineEpochs  # with a seed
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         if isinstance(num_workers, str):
             self._tuner = Tuner(available_cores())
             num_workers = self._tuner.most
-            vars(self)["check_worker_number_rationality"] = _nothing  # torch would warn of more workers than cores
+            vars(self)["check_worker_number_rationality"] = nothing  # torch would warn of more workers than cores
         if isinstance(prefetch_factor, str):
             prefetch_factor = AUTO_PREFETCH_FACTOR
         drop_last, rollover = checked_last_batch(last_batch, drop_last)
@@ -160,30 +163,25 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             vars(self)["batch_sampler"] = own_batch_sampler(cast("OrderSampler", self.sampler), batch_size, drop_last)
         if self.seed is not None:
             # Not as an attribute: Lightning would set this loader's on the one that it makes anew.
-            vars(self)["_runner"] = EpochRunner(self, own_order, one_at_a_time)
+            vars(self)["_epochs"] = EngineEpochs(self, own_order, one_at_a_time)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
-        if self.seed is None:
-            return super().__len__()
-        if (batches := self._runner.batches_now(self, self._runner.upcoming()[0])) is None:
-            raise TypeError("the sampler has no length, so the loader has none either")
-        return batches
+        return super().__len__() if self.seed is None else EpochMethods.__len__(self)  # type: ignore[arg-type]
 
     def __iter__(self) -> Any:
         keep_out_of_compilation()
         if self._closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        self._current = None
         iterator: Any
         if self.seed is None:
             iterator = super().__iter__()
         else:
-            self._end_epoch()
-            self._adopt_new_length()
-            iterator = self._runner.start(self)
+            seeded: Any = self  # mypy does not see its methods
+            seeded._adopt_new_length()
+            seeded._end_epoch()
+            iterator = seeded._start_epoch(partial(EpochSource, self))
         self._iterators.add(iterator)
-        self._newest = weakref.ref(iterator)
         return iterator
 
     @property
@@ -226,9 +224,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         """Ends the workers and all iterators; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
         for iterator in list(self._iterators):
-            getattr(iterator, "end", _nothing)()
+            getattr(iterator, "end", nothing)()
         if self.seed is not None:
-            self._runner.close()
+            self._epochs.close()
         self._iterator = None
         self._forget_iterators()
 
@@ -240,7 +238,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         vars(self).update(state)
         self._forget_iterators()
         if self.seed is not None:  # after copy.copy() they are the other loader's, and each loader needs its own
-            self._runner, self._tuner = copy(self._runner), deepcopy(self._tuner)
+            self._epochs, self._tuner = copy(self._epochs), deepcopy(self._tuner)
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
@@ -249,23 +247,16 @@ class WorkerLoader(DataLoader[T_co], Closeable):
                 warn_once("torch's own workers read iterable datasets, and on systems other than Linux all datasets")
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return UnseededIterator(self)
+        return TorchIterator(self)
 
-    def _adopt_new_length(self) -> None:
-        """Uses the length that the dataset or the sampler has now."""
-        if (length := self._runner.samples_now(self)) != self._runner.order.length:
-            self._end_epoch()
-            self._runner.change_length(self, length)
-
-    def _end_epoch(self) -> None:
-        """Ends the newest iterator, unless iterators are independent."""
-        if (newest := self._newest()) is not None and self._runner.one_at_a_time:
-            newest.end()
-        self._current, self._newest = None, _nothing
+    def _dataset_has_changed(self, before: int, now: int) -> None:
+        log.warning(
+            "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
+            type(self.dataset).__name__,
+            before,
+            now,
+        )
+        self._epochs.close()
 
     def _forget_iterators(self) -> None:
-        self._iterators, self._newest, self._current, self._stats = weakref.WeakSet(), _nothing, None, None
-
-
-def _nothing() -> None:
-    """Returns None, as a weak reference does when its object is gone."""
+        self._iterators, self._newest, self._current, self._stats = weakref.WeakSet(), nothing, None, None

@@ -16,7 +16,8 @@ import torch
 
 from ..arguments import as_index
 from ..background import stop_at_exit
-from ..base import Closeable, Delivery, EpochIterator, OptionalMethods, Position, missing_attribute
+from ..base import Delivery, EpochIterator, Position
+from ..optional_methods import Closeable, OptionalMethods, missing_attribute
 from ..samplers import length_of, pass_on_epoch
 from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform

@@ -21,6 +21,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from torch.utils.data._utils.pin_memory import pin_memory
+
 from ..background import check_owner
 from ..base import Delivery
 from ..timeline import Timeline
@@ -62,10 +64,10 @@ class Dispatcher:
         max_restarts: int,
         skips: bool,
         tuner: Tuner | None = None,
-        timeline: Timeline | None = None,
     ) -> None:
         self.stats = Stats()
-        self.timeline = timeline
+        self._timeline: Timeline | None = None
+        self._pins = False
         self._pool, self._ring, self._tuner = pool, ring, tuner or FixedNumber(pool.num_workers)
         # Without workers, a forked child may go on with the loader.
         self._owner = os.getpid() if depth(self._tuner.workers) else None
@@ -84,6 +86,10 @@ class Dispatcher:
     @property
     def processes(self) -> list[Any]:
         return [process for process in self._pool.processes if process is not None]
+
+    def use(self, timeline: Timeline | None, pins: bool) -> None:
+        """Records the workers' work in the timeline from now on, and copies batches into pinned memory (`pins`)."""
+        self._timeline, self._pins = timeline, pins
 
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
@@ -136,6 +142,8 @@ class Dispatcher:
         others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
         ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
+        if self._pins and delivery.error is None:
+            delivery.batch = pin_memory(delivery.batch)
         self._newest_number = number
         self._newest = delivery
         del first, flight  # else they would hold the slot of a batch that lies elsewhere
@@ -274,8 +282,8 @@ class Dispatcher:
         flight.result = result
         self._tuner.new_workers.discard(flight.worker)
         self.stats.count_work(result.work)
-        if self.timeline is not None:
-            self.timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
+        if self._timeline is not None:
+            self._timeline.add_work(f"worker {flight.worker}", result.work, flight.task.epoch, flight.task.number)
         self._ring.fit(result.needed)
         if not flight.is_wanted:
             del self._in_flight[result.number]

@@ -61,7 +61,6 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
         max_restarts=loader.max_restarts,
         skips=skips,
         tuner=loader.tuner if has_pool else None,
-        timeline=loader.timeline,
     )
 
 

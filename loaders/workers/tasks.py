@@ -24,8 +24,6 @@ from ..samplers import length_of
 
 log = logging.getLogger(__name__)
 
-END = object()  # what next() returns at the end of a sampler
-
 
 @dataclass(frozen=True)
 class Task:
@@ -54,18 +52,22 @@ class UnseededTasks:
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
+        self._drawn: list[Any] = []  # the item of the next task, once it is drawn
+        self._number = 0  # of that task
 
     def __iter__(self) -> Iterator[Task]:
         return self
 
     def __next__(self) -> Task:
         try:
-            item = next(self._items, END)
+            self._drawn.extend(map(next, [self._items][len(self._drawn) :]))  # one call, which loses no item
         except Exception as error:
             raise SamplerError from error
-        if item is END:
+        if not self._drawn:
             raise StopIteration
-        return Task(snapshot(item))
+        task = Task(snapshot(self._drawn[0]), number=self._number)
+        self._number, self._drawn = self._number + 1, []  # no call from here on
+        return task
 
 
 class OwnTasks:
@@ -266,17 +268,16 @@ class _OnDemand:
         try:
             if threading.get_ident() != self._thread:
                 _warn_of_unseeded_drawing()
-                item = next(self._items, END)
-            else:
-                with preserved_globals():
-                    restore_globals(self._states)
-                    item = next(self._items, END)
-                    self._states = global_states()
+                return snapshot(next(self._items))
+            with preserved_globals():
+                restore_globals(self._states)
+                item = next(self._items)
+                self._states = global_states()
+            return snapshot(item)
+        except StopIteration:
+            raise
         except Exception as error:
             raise SamplerError from error
-        if item is END:
-            raise StopIteration
-        return snapshot(item)
 
 
 @cache

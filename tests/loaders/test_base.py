@@ -13,10 +13,9 @@ from loaders.base import (
     Delivery,
     EpochIterator,
     Epochs,
-    OptionalMethods,
     Position,
-    missing_attribute,
 )
+from loaders.optional_methods import OptionalMethods, missing_attribute
 from loaders.order import Order
 from loaders.workers.tasks import OwnTasks
 
@@ -27,9 +26,8 @@ def epochs(length: int = 10, batch_size: int = 4, **settings) -> Epochs:
 
 
 def begin(one: Epochs) -> tuple[int, int]:
-    position = Position(*one.upcoming())
-    one.begin(position)
-    return position.epoch, position.batch
+    one.start(lambda epoch, first: Scripted(), None)
+    return one.position.epoch, one.position.batch
 
 
 def place(one: Epochs) -> tuple[int, int]:
@@ -308,10 +306,10 @@ def test_a_choice_that_is_close_to_a_known_one_is_corrected():
 def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
     epochs = Epochs(OwnTasks(Order(20, 4, True, 3)))
     assert not epochs.is_running
-    position = Position(5, 2)
-    epochs.begin(position)
+    epochs.set_epoch(5)
+    epochs.start(lambda epoch, first: Scripted(), None)
     assert epochs.is_running
-    position.finished = True  # its sampler gave fewer indices than it said
+    epochs.position.finished = True  # its sampler gave fewer indices than it said
     assert not epochs.is_running
     assert epochs.upcoming() == (6, 0)
     epochs.set_epoch(0)

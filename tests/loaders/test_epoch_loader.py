@@ -48,7 +48,7 @@ def test_the_arguments_decide_the_order_which_the_samplers_have_too():
         "pad": False,
     }
     loader = make(11, **settings)
-    assert {name: getattr(loader._order, name) for name in settings} == settings
+    assert {name: getattr(loader._epochs.order, name) for name in settings} == settings
     assert (loader.batch_size, loader.seed, loader.rank, loader.world_size) == (2, 5, 1, 2)
     assert list(loader.dataset) == list(range(11))
     epoch = list(loader)
@@ -56,7 +56,7 @@ def test_the_arguments_decide_the_order_which_the_samplers_have_too():
     assert list(loader.sampler) == [index for batch in epoch for index in batch]
     loader.batch_sampler.set_epoch(0)
     assert list(loader.batch_sampler) == epoch
-    plain = EpochLoader(range(3), 1)._order
+    plain = EpochLoader(range(3), 1)._epochs.order
     assert (plain.shuffle, plain.seed, plain.drop_last, plain.rank, plain.world_size) == (False, 0, False, 0, 1)
     assert plain.pad is True
 

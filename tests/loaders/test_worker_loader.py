@@ -217,7 +217,7 @@ def test_batches_of_all_sizes_and_odd_tensors_arrive_whole():
 def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
     with seeded(Written(), 2) as loader:
         list(loader)
-        assert loader._runner.engine.continues_with(1, 0)
+        assert loader._epochs.engine.continues_with(1, 0)
         loader.set_epoch(5)
         named = [plain(batch) for batch in loader]
     with seeded(Written(), 0) as other:

@@ -10,7 +10,7 @@ from example_datasets import Numbers
 
 from loaders import WorkerLoader, worker_loader
 from loaders.base import Delivery
-from loaders.workers import epochs as module
+from loaders.workers import dispatcher
 
 
 class Engine:
@@ -45,6 +45,9 @@ class Engine:
             self.tasks = chain([task], self.tasks)
             return task
         return None
+
+    def use(self, timeline, pins: bool) -> None:
+        """Records nothing."""
 
     def check_process(self) -> None:
         """Nothing was forked."""
@@ -130,11 +133,8 @@ def test_a_users_sampler_and_batches_out_of_order_are_not_loaded_ahead(engines, 
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("pin_memory", [True, False])
-def test_an_interrupted_next_loses_no_batch(engines, monkeypatch, seed, pin_memory):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "pin_memory", lambda batch: batch)
-    iterator = iter(WorkerLoader(Numbers(8), 2, num_workers=1, seed=seed, pin_memory=pin_memory))
+def test_an_interrupted_next_loses_no_batch(engines, seed):
+    iterator = iter(WorkerLoader(Numbers(8), 2, num_workers=1, seed=seed))
     assert next(iterator) == [0, 1]
     engine = engines[0]
     fetch = engine.next
@@ -200,7 +200,7 @@ def test_a_sampler_that_gives_more_than_its_length_runs_until_its_end(engines):
     assert place() == (1, 0)
     loader.load_state_dict({**loader.state_dict(), "epoch": 3, "samples": 2})
     assert place() == (3, 2)
-    assert not loader._runner.is_running
+    assert not loader._epochs.is_running
 
 
 def test_a_sampler_that_gives_its_length_is_at_its_end_after_its_last_batch(engines):
@@ -219,7 +219,7 @@ def test_torchs_iterator_delivers_all_and_closes_its_engine(engines):
     iterator = iter(WorkerLoader(Numbers(6), 2, num_workers=1))
     assert iterator._workers == ["a process"]
     assert outcomes(iterator) == [[0, 1], "an error", [4, 5]]
-    assert iterator._num_yielded == 2
+    assert iterator._num_yielded == 3  # the error counts
     assert not iterator.is_running
     assert engines[0].calls[-1] == "close"
     assert engines[0].base_seed == iterator._base_seed
@@ -235,28 +235,36 @@ def test_torchs_persistent_iterator_keeps_its_engine(engines):
     assert engine.calls == ["begin"] * 2
     loader.close()
     assert engine.calls[-1] == "close"
-    with pytest.raises(RuntimeError, match="this WorkerLoader is closed"):
-        next(iterator)
+    assert not iterator.is_running
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_only_batches_are_pinned_and_errors_come_out_as_they_are(engines, monkeypatch, seed):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "pin_memory", lambda batch: ("pinned", list(batch)))
-    loader = WorkerLoader(Numbers(4), 2, num_workers=1, seed=seed, pin_memory=True)
-    assert outcomes(iter(loader)) == [("pinned", [0, 1]), "an error"]
-    loader.holds_batches_until_copied = True
-    assert outcomes(iter(loader)) == [[0, 1], "an error"]
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize(("pin_memory", "has_cuda"), [(False, True), (True, False)])
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
-def test_nothing_is_pinned_that_was_not_asked_for_or_without_a_gpu(engines, monkeypatch, seed, pin_memory, has_cuda):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(module, "pin_memory", lambda batch: pytest.fail("it was pinned"))
-    loader = WorkerLoader(Numbers(3), 2, num_workers=1, seed=seed, pin_memory=pin_memory)
-    assert outcomes(iter(loader)) == [[0, 1], [2]]
+def test_batches_are_pinned_if_that_was_asked_for_where_there_is_a_gpu_and_the_consumer_does_not_hold_them(
+    monkeypatch, seed
+):
+    monkeypatch.setattr(dispatcher, "pin_memory", lambda batch: "pinned")
+
+    def pinned(has_gpu: bool = True, pin_memory: bool = True, holds: bool = False) -> list[bool]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+        loader = WorkerLoader(Failing(), 2, seed=seed, pin_memory=pin_memory)
+        loader.holds_batches_until_copied = holds
+        return [outcome == "pinned" for outcome in outcomes(iter(loader))]
+
+    assert pinned() == [True, False]
+    assert pinned(pin_memory=False) == pinned(has_gpu=False) == pinned(holds=True) == [False, False]
+
+
+class Failing(Numbers):
+    """Its last sample cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    def __getitem__(self, index: int):
+        if index == 3:
+            raise ValueError("3 is bad")
+        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("seed", [None, 0])

@@ -152,7 +152,7 @@ def test_workers_killed_at_any_moment_change_nothing(kind, over):
         for batch in loader:
             batches.append(batch)
             with suppress(ProcessLookupError):
-                os.kill(draw.choice(base._runner.engine.processes).pid, signal.SIGKILL)
+                os.kill(draw.choice(base._epochs.engine.processes).pid, signal.SIGKILL)
     assert contents(batches) == undisturbed(kind)
 
 
@@ -163,7 +163,7 @@ def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(boun
         assert dataset.hangs.wait(bound)
         loader.set_epoch(5)
         iterator = iter(loader)  # what was open is not wanted any more, the batch that hangs among it
-        for process in loader._runner.engine.processes:
+        for process in loader._epochs.engine.processes:
             process.kill()
         seen = contents(iterator)
     with loader_over(Plain(), 0, shuffle=False) as calm:
@@ -277,7 +277,7 @@ if __name__ == "__main__":
     loader = WorkerLoader(Slow(), 2, num_workers=2, seed=0, persistent_workers=True)
     batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
     next(batches)
-    print(*[process.pid for process in loader._runner.engine.processes], flush=True)
+    print(*[process.pid for process in loader._epochs.engine.processes], flush=True)
     list(batches)
 """
 
@@ -350,7 +350,7 @@ def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monke
         monkeypatch.undo()
         iterator = iter(loader)
         seen = [next(iterator)]
-        loader._runner.engine.processes[0].kill()
+        loader._epochs.engine.processes[0].kill()
         monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
         with pytest.raises(MachineFull):
             while True:
@@ -602,7 +602,7 @@ def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
             batches.append(batch)
             if faults and len(batches) % 25 == 0:
                 with suppress(ProcessLookupError):
-                    os.kill(draw.choice(base._runner.engine.processes).pid, faults.pop())
+                    os.kill(draw.choice(base._epochs.engine.processes).pid, faults.pop())
     assert not faults
     with loader_over(kind(length), 0, batch_size=16) as calm:
         for disturbed, batch in zip(batches, calm, strict=True):
