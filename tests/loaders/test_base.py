@@ -35,11 +35,6 @@ def place(one: Epochs) -> tuple[int, int]:
     return state["epoch"], state["samples"]
 
 
-def test_epochs_follow_one_another_from_0():
-    one = epochs()
-    assert [begin(one) for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
-
-
 def test_the_state_says_all_that_must_match_and_is_plain_json():
     state = epochs(world_size=2).state_dict()
     assert state == {
@@ -52,54 +47,6 @@ def test_the_state_says_all_that_must_match_and_is_plain_json():
         "order": "shuffled",
     }
     assert json.loads(json.dumps(state)) == state
-
-
-def test_the_place_counts_global_samples_and_ends_at_the_next_epochs_beginning():
-    one = epochs(batch_size=2, world_size=2, rank=1)
-    begin(one)
-    places = [place(one)]
-    for _ in range(3):
-        one.position.batch += 1
-        places.append(place(one))
-    assert places == [(0, 0), (0, 4), (0, 8), (1, 0)]
-    assert begin(one) == (1, 0)
-
-
-def test_an_epoch_broken_off_is_followed_by_the_next():
-    one = epochs()
-    begin(one)
-    one.position.batch += 1
-    assert begin(one) == (1, 0)
-
-
-def test_a_loaded_place_is_where_the_next_epoch_begins():
-    one, other = epochs(), epochs()
-    one.set_epoch(6)
-    begin(one)
-    one.position.batch += 1
-    begin(other)
-    other.load_state_dict(one.state_dict())
-    assert place(other) == (6, 4)
-    assert begin(other) == (6, 1)
-    assert begin(other) == (7, 0)
-
-
-@pytest.mark.parametrize(("epoch", "begins"), [(6, (6, 1)), (5, (5, 0)), (7, (7, 0))])
-def test_set_epoch_keeps_a_loaded_place_in_the_same_epoch_only(epoch, begins):
-    one = epochs()
-    one.load_state_dict({**one.state_dict(), "epoch": 6, "samples": 4})
-    one.set_epoch(epoch)
-    assert begin(one) == begins
-
-
-def test_an_epoch_named_while_another_runs_comes_next():
-    one = epochs()
-    begin(one)
-    one.set_epoch(9)
-    assert place(one) == (0, 0)
-    for _ in range(3):
-        one.position.batch += 1
-    assert begin(one) == (9, 0)
 
 
 @pytest.mark.parametrize("epoch", [-1, 0.0, "1", None, True])
@@ -121,13 +68,6 @@ def test_a_state_that_does_not_match_is_refused_with_both_values(key, theirs):
     assert f"{key}={state.get(key)!r}" in str(refusal.value)
     assert f"{key}={ours!r}" in str(refusal.value)
     assert begin(one) == (0, 0)
-
-
-@pytest.mark.parametrize(("samples", "begins"), [(0, (0, 0)), (10, (0, 2))])
-def test_a_state_from_the_first_to_the_last_sample_is_loaded(samples, begins):
-    one = epochs()
-    one.load_state_dict({**one.state_dict(), "epoch": 0, "samples": samples})
-    assert begin(one) == begins
 
 
 def test_a_copy_stands_in_the_same_place_and_moves_alone():
@@ -301,19 +241,6 @@ def test_a_choice_that_is_close_to_a_known_one_is_corrected():
         check_choice("kind", "x", ["apple", "pear"])
     assert did_you_mean("aple", ["apple", "apples"]) == "did you mean apple? "
     assert did_you_mean("x", ["apple"]) == ""
-
-
-def test_epoch_0_can_be_named_and_an_epoch_that_finished_early_runs_no_more():
-    epochs = Epochs(OwnTasks(Order(20, 4, True, 3)))
-    assert not epochs.is_running
-    epochs.set_epoch(5)
-    epochs.start(lambda epoch, first: Scripted(), None)
-    assert epochs.is_running
-    epochs.position.finished = True  # its sampler gave fewer indices than it said
-    assert not epochs.is_running
-    assert epochs.upcoming() == (6, 0)
-    epochs.set_epoch(0)
-    assert epochs.upcoming() == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 11}, {"samples": -1}, {"samples": None}, {"epoch": "1"}, {"epoch": -1}])

@@ -29,14 +29,6 @@ def make(length: int = 10, **settings) -> Indices:
     return Indices(range(length), **{"batch_size": 4, **settings})
 
 
-def test_an_epoch_is_prepared_and_opened_once_and_epochs_follow_one_another():
-    loader = make()
-    assert (len(loader), list(loader)) == (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
-    assert len(iter(loader)) == 3
-    assert loader.calls == ["prepare", (0, 0), "prepare", (1, 0)]
-    assert loader.stats() == {}
-
-
 def test_the_arguments_decide_the_order_which_the_samplers_have_too():
     settings = {
         "batch_size": 2,
@@ -61,41 +53,6 @@ def test_the_arguments_decide_the_order_which_the_samplers_have_too():
     assert plain.pad is True
 
 
-def test_next_continues_the_running_epoch_or_starts_one():
-    loader = make(8)
-    assert [next(loader), next(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(StopIteration):
-        next(loader)
-    assert next(loader) == [0, 1, 2, 3]
-    assert [call for call in loader.calls if call != "prepare"] == [(0, 0), (1, 0)]
-
-
-def test_a_new_iterator_ends_the_previous_one():
-    loader = make()
-    first, _ = iter(loader), iter(loader)
-    assert not first.is_running
-    with pytest.raises(RuntimeError, match="ended this epoch"):
-        next(first)
-
-
-def test_an_epoch_resumes_where_the_state_says():
-    loader, other = make(), make()
-    next(loader)
-    loader.set_epoch(7)
-    iterator = iter(other)
-    other.load_state_dict(loader.state_dict())
-    assert not iterator.is_running
-    assert [next(other), next(other)] == [[4, 5, 6, 7], [8, 9]]
-    assert list(loader) == list(other)
-    assert [call for call in (*loader.calls, *other.calls) if call != "prepare"] == [
-        (0, 0),
-        (7, 0),
-        (0, 0),
-        (0, 1),
-        (1, 0),
-    ]
-
-
 def test_an_epoch_that_cannot_be_prepared_has_not_begun():
     loader = make()
     loader.error = ValueError("bad sample")
@@ -104,15 +61,6 @@ def test_an_epoch_that_cannot_be_prepared_has_not_begun():
     loader.error = None
     assert next(iter(loader)) == [0, 1, 2, 3]
     assert loader.calls[-1] == (0, 0)
-
-
-def test_a_closed_loader_delivers_nothing_and_may_be_closed_again():
-    with make() as loader:
-        iterator = iter(loader)
-    assert not iterator.is_running
-    loader.close()
-    with pytest.raises(RuntimeError, match=r"^this Indices is closed: make a new one$"):
-        iter(loader)
 
 
 def test_a_dataset_that_changed_its_length_is_refused_with_both_lengths():

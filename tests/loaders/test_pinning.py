@@ -5,7 +5,7 @@ import torch
 from example_datasets import Numbers
 
 from loaders import Preloader, WorkerLoader
-from loaders.workers import engine, epochs
+from loaders.workers import dispatcher, engine
 
 
 class Images(Numbers):
@@ -30,7 +30,7 @@ def a_gpu(monkeypatch):
         return ring(count, shared)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(epochs, "pin_memory", lambda batch: Pinned([batch.clone()]))
+    monkeypatch.setattr(dispatcher, "pin_memory", lambda batch: Pinned([batch.clone()]))
     monkeypatch.setattr(engine, "SlotRing", make_ring)
     return page_locked
 

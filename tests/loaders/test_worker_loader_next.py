@@ -73,15 +73,6 @@ def test_a_closed_loader_keeps_no_persistent_iterator():
     assert iterator() is None
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_next_after_a_state_is_loaded_begins_there(persistent):
-    with WorkerLoader(Numbers(6), 2, seed=0, persistent_workers=persistent) as loader:
-        state = {**loader.state_dict(), "samples": 2}
-        assert [next(loader).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-        loader.load_state_dict(state)
-        assert next(loader).tolist() == [2, 3]
-
-
 def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monkeypatch):
     with WorkerLoader(Numbers(4), 2, num_workers=1, worker_method="thread") as loader:
         checked: list = []

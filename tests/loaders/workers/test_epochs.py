@@ -108,20 +108,6 @@ def test_without_a_pool_that_persists_each_epoch_has_its_engine_and_closes_it(en
     assert [next(engine.tasks, None) for engine in engines] == [None, None], "nothing is loaded ahead"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("persistent", [True, False])
-def test_a_newer_epoch_ends_the_older_where_workers_persist(engines, num_workers, persistent):
-    loader = seeded(8, num_workers=num_workers, persistent_workers=persistent)
-    older, newer = iter(loader), iter(loader)
-    assert next(newer) == [0, 1]
-    if persistent:
-        with pytest.raises(RuntimeError):
-            next(older)
-    else:
-        assert next(older) == [0, 1]
-    loader.close()
-
-
 @pytest.mark.parametrize("settings", [{"sampler": range(3)}, {"in_order": False}])
 def test_a_users_sampler_and_batches_out_of_order_are_not_loaded_ahead(engines, settings):
     loader = seeded(3, num_workers=1, persistent_workers=True, **settings)
