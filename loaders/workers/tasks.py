@@ -117,15 +117,15 @@ class _OwnEpochs:
 
 
 class SamplerTasks:
-    """Tasks in the order of a user's sampler of indices, split among ranks as our own order is."""
+    """Tasks in the order of a user's sampler. One of indices is split among ranks as our own order is.
 
-    kind = "sampler"
+    kind: "sampler" of indices, or "batch_sampler", which gives the tasks' indices: batches if they are `batched`.
+    """
+
     has_sampler = True
-    gives_batches = False  # the sampler itself cuts the batches
 
-    def __init__(self, sampler: Any, order: Order) -> None:
-        self.order = order
-        self.sampler = sampler
+    def __init__(self, sampler: Any, order: Order, kind: str = "sampler", batched: bool = True) -> None:
+        self.sampler, self.order, self.kind, self.batched = sampler, order, kind, batched
         self.overruns = False  # in the newest epoch the sampler may give more items than its length says
 
     def epoch(self, epoch: int, first: int) -> Iterator[Task]:
@@ -133,46 +133,15 @@ class SamplerTasks:
         items, self.overruns = draw(self.sampler, self.order.seed, epoch)
         return filter(None, _SamplerEpoch(self, items, epoch, first))
 
-    def cut(self, items: Iterator[Any], drawn: list[Any], number: int) -> bool:
-        """Moves the items of batch `number` to `drawn`; returns whether there are any."""
-        missing = self.order.global_batch_size - len(drawn)
-        drawn.extend(islice(items, missing))  # one call, so that an exception in between loses no item
-        return bool(drawn) and not (self.order.drop_last and len(drawn) < self.order.global_batch_size)
-
-    def rows(self, drawn: list[Any], number: int, start: int, head: list[Any]) -> tuple[Any, np.ndarray, int]:
-        """Returns this rank's part of batch `number`, its rows' positions, and the position after the batch.
-
-        `head` pads a short batch.
-        """
-        stop = start + len(drawn)
-        positions = replace(self.order, length=stop).positions(number)  # the sampler's own length may be wrong
-        return [drawn[at - start] if at >= start else head[at] for at in positions.tolist()], positions, stop
-
-
-class BatchSamplerTasks(SamplerTasks):
-    """Tasks in the order of a user's batch sampler, or (not `batched`) of a user's sampler without batching."""
-
-    kind = "batch_sampler"
-    gives_batches = True
-
-    def __init__(self, sampler: Any, order: Order, batched: bool) -> None:
-        super().__init__(sampler, order)
-        self._batched = batched
-
-    def cut(self, items: Iterator[Any], drawn: list[Any], number: int) -> bool:
-        drawn.extend(islice(items, 1 - len(drawn)))
-        return bool(drawn)
-
-    def rows(self, drawn: list[Any], number: int, start: int, head: list[Any]) -> tuple[Any, np.ndarray, int]:
-        stop = start + (len(drawn[0]) if self._batched else 1)
-        return drawn[0], np.arange(start, stop), stop
-
 
 class _SamplerEpoch:
     """Iterates over the tasks of an epoch, None for those before batch `first` or without rows. Not a generator."""
 
     def __init__(self, tasks: SamplerTasks, items: Iterator[Any], epoch: int, first: int) -> None:
-        self._tasks, self._items, self._epoch, self._first = tasks, items, epoch, first
+        self._order, self._batched, self._items = tasks.order, tasks.batched, items
+        self._gives_indices = tasks.kind == "sampler"
+        self._count = tasks.order.global_batch_size if self._gives_indices else 1  # items of a global batch
+        self._epoch, self._first = epoch, first
         self._number = self._start = 0  # the next batch, and its first row's position
         self._drawn: list[Any] = []
         self._head: list[Any] = []  # the first global batch, which pads the last one
@@ -182,13 +151,20 @@ class _SamplerEpoch:
 
     def __next__(self) -> Task | None:
         number, start, drawn = self._number, self._start, self._drawn
-        if not self._tasks.cut(self._items, drawn, number):
+        drawn.extend(islice(self._items, self._count - len(drawn)))  # one call, so that no exception loses an item
+        if not drawn or (self._order.drop_last and len(drawn) < self._count):
             raise StopIteration
-        if not self._head:
-            self._head = drawn
-        rows, positions, stop = self._tasks.rows(drawn, number, start, self._head)
-        is_read = number >= self._first and (len(positions) > 0 or self._tasks.gives_batches)
-        task = Task(rows, self._epoch, number, positions) if is_read else None
+        head = self._head = self._head or drawn
+        if self._gives_indices:
+            stop = start + len(drawn)
+            positions = replace(self._order, length=stop).positions(number)  # the sampler's own length may be wrong
+            indices = [drawn[at - start] if at >= start else head[at] for at in positions.tolist()]
+            is_read = number >= self._first and len(positions) > 0
+        else:
+            indices, is_read = drawn[0], number >= self._first
+            stop = start + (len(indices) if self._batched else 1)
+            positions = np.arange(start, stop)
+        task = Task(indices, self._epoch, number, positions) if is_read else None
         self._number, self._start, self._drawn = number + 1, stop, []  # no call from here on
         return task
 
@@ -204,7 +180,7 @@ def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTask
     sampler = loader.batch_sampler if gives_batches and batched else loader.sampler
     parts = loader.drop_last, loader.rank, loader.world_size, loader.pad
     order = Order(length_of(sampler), loader.batch_size or 1, False, loader.seed, *parts)
-    return BatchSamplerTasks(sampler, order, batched) if gives_batches else SamplerTasks(sampler, order)
+    return SamplerTasks(sampler, order, "batch_sampler" if gives_batches else "sampler", batched)
 
 
 def _all(indices: np.ndarray) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import BatchSamplerTasks, OwnTasks, SamplerError, SamplerTasks, Task, _only, draw
+from loaders.workers.tasks import OwnTasks, SamplerError, SamplerTasks, Task, _only, draw
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -100,7 +100,7 @@ def test_a_sampler_without_a_length_gives_all_its_indices():
 
 def test_batches_are_taken_as_they_are_and_their_rows_are_counted():
     batches = [[1, 2], (3,), [4, 5, 6]]
-    tasks = BatchSamplerTasks(batches, order(3, 1), True)
+    tasks = SamplerTasks(batches, order(3, 1), "batch_sampler")
     assert contents(tasks.epoch(4, 0)) == [
         (4, 0, [0, 1], [1, 2]),
         (4, 1, [2], (3,)),
@@ -110,7 +110,7 @@ def test_batches_are_taken_as_they_are_and_their_rows_are_counted():
 
 
 def test_without_automatic_batching_an_item_is_one_row():
-    tasks = BatchSamplerTasks(["ab", "cd"], order(2, 1), False)
+    tasks = SamplerTasks(["ab", "cd"], order(2, 1), "batch_sampler", batched=False)
     assert contents(tasks.epoch(0, 0)) == [(0, 0, [0], "ab"), (0, 1, [1], "cd")]
 
 
