@@ -1,10 +1,10 @@
 """Packed: an image folder that scripts/pack_images.py packed into a few large files, which are mapped into memory.
 
 A pack is a folder with
-- train.npy and val.npy: the indices, arrays of `entry_type` with one row per image;
 - train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or unchanged files;
-- pack.json: the classes, the files' sizes and the indices' checksums. It is written last: until then the folder has an
-  unfinished.json instead.
+- train-00000.npy, ...: the index of each shard, an array of `entry_type` with one row per image;
+- the same for val; and pack.json: the classes, and the size and the checksum of each file. It is written last: until
+  then the folder has an unfinished.json instead.
 """
 
 import json
@@ -19,16 +19,16 @@ from data.errors import DataError
 from data.images.crops import CroppedDataset
 from data.images.decoding import Crop
 
-VERSION = 1
+VERSION = 2
 HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
 
 
 def entry_type(name_length: int) -> np.dtype:
     """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
 
-    height and width are 0 for an unchanged image file.
+    number: the image's index in the folder that was packed. height and width are 0 for an unchanged image file.
     """
-    numbers = [(name, "<u4") for name in ("shard", "bytes", "height", "width", "label", "crc32")]
+    numbers = [(name, "<u4") for name in ("shard", "number", "bytes", "height", "width", "label", "crc32")]
     return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
 
 
@@ -52,13 +52,12 @@ class Packed(CroppedDataset):
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
         self.folder, self._split = Path(root).expanduser(), "train" if train else "val"
         about = read_about(self.folder)
-        for name, size in about["bytes"].items():
-            if name.startswith(self._split):
-                check_size(self.folder / name, size)
-        index = self.folder / f"{self._split}.npy"
-        if zlib.crc32(index.read_bytes()) != about["crc32"][index.name]:
-            raise damaged(index, "its checksum is wrong")
-        self._entries = np.load(index)
+        files = {self.folder / name: size for name, size in about["bytes"].items() if name.startswith(self._split)}
+        for path, size in files.items():
+            check_size(path, size)
+            if path.suffix == ".npy" and zlib.crc32(path.read_bytes()) != about["crc32"][path.name]:
+                raise damaged(path, "its checksum is wrong")
+        self._entries = np.concatenate([np.load(path) for path in files if path.suffix == ".npy"])
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
         if self.decode_on == "device" and self._entries["height"].any():
             remedy = "use data.decode_on=workers, or make a pack with --format jpeg"
