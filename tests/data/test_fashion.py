@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import write_fashion, write_idx
 
 from data import fashion
 from data.errors import DataError
@@ -40,7 +41,7 @@ def test_a_damaged_or_missing_file_is_named_with_the_way_to_restore_it(tmp_path,
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("place", [".", "FashionMNIST/raw"])
-def test_existing_files_are_read_without_a_download(tmp_path, no_network, place, suffix, write_fashion):
+def test_existing_files_are_read_without_a_download(tmp_path, no_network, place, suffix):
     write_fashion(tmp_path / place, suffix)
     dataset = FashionMNIST(train=True, root=str(tmp_path), pad=0, flip=False)
     assert len(dataset) == 20
@@ -48,7 +49,7 @@ def test_existing_files_are_read_without_a_download(tmp_path, no_network, place,
     assert len(FashionMNIST(train=False, root=str(tmp_path))) == 20
 
 
-def test_missing_files_are_downloaded_by_torchvision(tmp_path, monkeypatch, write_fashion):
+def test_missing_files_are_downloaded_by_torchvision(tmp_path, monkeypatch):
     source = write_fashion(tmp_path / "web")
 
     def unpack(url, download_root, filename, md5):
@@ -68,7 +69,7 @@ def test_without_a_network_the_four_files_and_their_folder_are_named(tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz", "a.xz"])
-def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, name, write_idx):
+def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, name):
     array, path = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8), tmp_path / name
     write_idx(path, array)
     if name == "a.xz":
@@ -83,7 +84,7 @@ def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refu
             read_idx(path)
 
 
-def test_the_embedded_images_are_the_first_of_each_class_in_their_order(tmp_path, write_fashion):
+def test_the_embedded_images_are_the_first_of_each_class_in_their_order(tmp_path):
     source = write_fashion(tmp_path / "full", ".gz", per_class=4)
     make_fashion_mini.make(source, tmp_path / "mini", train_per_class=3, test_per_class=1)
     for train, count in ((True, 30), (False, 10)):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import save_images, write_images
 from later import Later
 from reading import assert_equal_batches, read_batch
 
@@ -23,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def save_rows(tmp_path, write_images):
+def save_rows(tmp_path):
     """A function that saves a dataset of one split for each argument, which is a dictionary of columns."""
     file = str(write_images(tmp_path / "one") / "train" / "cat" / "0.jpg")
 
@@ -44,7 +45,7 @@ def cat_or_dog():
 
 
 @pytest.mark.parametrize("form", ["parquet", "images"])
-def test_every_form_gives_the_same_batches_as_the_folder(tmp_path, save_images, form):
+def test_every_form_gives_the_same_batches_as_the_folder(tmp_path, form):
     for split, rows in datasets.load_from_disk(save_images(tmp_path)).items():
         rows.to_parquet(tmp_path / "parquet" / f"{split}-00000-of-00001.parquet")
     for train in (True, False):
@@ -65,7 +66,7 @@ def test_labels_without_names_are_the_sorted_values_of_the_training_split(save_r
     assert (test.classes, test.labels.tolist()) == (classes, [1])
 
 
-def test_images_may_be_paths_or_bytes_in_a_plain_column(tmp_path, save_rows, write_images):
+def test_images_may_be_paths_or_bytes_in_a_plain_column(tmp_path, save_rows):
     file = write_images(tmp_path / "images") / "train" / "cat" / "1.jpg"
     for images in ([str(file)], [file.read_bytes()]):
         dataset = HuggingFace(

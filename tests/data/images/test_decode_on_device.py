@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fakes import write_images, write_pack
 from omegaconf import DictConfig, OmegaConf
 from PIL import ExifTags, Image
 
@@ -48,7 +49,7 @@ def identity(batch, random=None):
 
 
 @pytest.fixture
-def images(tmp_path, write_images) -> Path:
+def images(tmp_path) -> Path:
     """Six training and six test images of one class, five of them of different kinds, and one of another class."""
     root = write_images(tmp_path / "images", ("cat", "dog"), count=1)
     turned = Image.Exif()
@@ -99,7 +100,7 @@ def test_part_of_the_training_set_is_decoded_on_the_device_too(images):
         assert decoder.files == 2
 
 
-def test_files_in_a_pack_are_left_encoded_too_and_pixels_are_refused(tmp_path, images, write_pack):
+def test_files_in_a_pack_are_left_encoded_too_and_pixels_are_refused(tmp_path, images):
     Packed = pytest.importorskip("data.packed", reason="a fork may have deleted it").Packed
     pack = write_pack(tmp_path, "--format", "jpeg")
     expected, ours = (Packed(True, pack, decode_on=place, **CROPS) for place in ("workers", "device"))
