@@ -185,6 +185,8 @@ def test_half_of_the_training_crops_are_mirrored(one_image):
     images = torch.stack([dataset[0]["image"] for _ in range(200)]).int()
     assert 70 < (images[:, 8, 0, 0] > images[:, 8, -1, 0]).sum() < 130
     assert len(images.unique(dim=0)) > 190
+    plain, test = dataset.without_augmentation(), one_image(smooth_image(60, 40), False, image_size=16)
+    assert torch.equal(plain[0]["image"], test[0]["image"])
     upright = one_image(smooth_image(60, 40), True, image_size=16, flip=False)
     assert all(image[8, 0, 0] < image[8, -1, 0] for image in (upright[0]["image"] for _ in range(20)))
 
