@@ -1,6 +1,6 @@
 """Is a run's verdict right? Runs train.py on cases whose bottleneck is known by construction, and compares.
 
-python scripts/bench_verdict.py            # twelve cases; five minutes
+python scripts/bench_verdict.py            # ten cases; four minutes
 python scripts/bench_verdict.py --gains    # also runs what each verdict says to try, and compares the images/s
 
 Each case runs on two cores, so that its bottleneck does not depend on the machine: the first two that this process

@@ -23,16 +23,9 @@ CASES = """
 # A batch takes 32 * 2 = 64 ms and a step 10: the only worker is always busy, and the second core mostly idle.
 python_too_few_workers | reading
     loader=workers loader.num_workers=1 data.length=6400 data.cost=python data.cost_ms=2 model.step_ms=10
-# A batch sleeps for 32 * 10 = 320 ms, so two workers deliver one every 160 ms, and a step takes 5. No CPU is used.
-slow_disk | reading
-    loader=workers loader.num_workers=2 data.length=3200 data.cost=wait data.cost_ms=10 model.step_ms=5
 # Samples of Python code in threads of one process: the threads take turns, so together they need 32 ms per batch.
 python_in_threads | reading
     loader=threads loader.num_workers=4 data.length=9600 data.cost=python data.cost_ms=1 model.step_ms=5
-# One batch in six has a sample that sleeps for 400 ms, and at most 8 are loaded ahead: four workers mostly wait.
-one_in_a_hundred | loader
-    loader=workers loader.num_workers=4 train.batch_size=16 data.length=4000 data.cost=wait data.cost_ms=4
-    data.every=100 model.step_ms=5
 # Receiving two tiny images takes the training process 0.6 ms of CPU time, a step 0.3, and reading them 0.02.
 tiny_batches | loader
     loader=torch loader.num_workers=2 train.batch_size=2 data.length=20000
@@ -79,41 +72,28 @@ def cases() -> dict[str, tuple[str, list[str]]]:
 class Costly(Synthetic):
     """Synthetic's images, of which only those of the `costly_split` take time to read.
 
-    One sample in `every` takes `every` times `cost_ms`, and the others nothing: on average `cost_ms`. Before its first
-    sample each process spends `open_ms` with Python code, as for imports.
+    Before its first sample each process spends `open_ms` with Python code, as for imports.
     """
 
     def __init__(
-        self,
-        train: bool,
-        cost: str = "native",
-        cost_ms: float = 0.0,
-        every: int = 1,
-        open_ms: float = 0.0,
-        costly_split: str = "train",
-        **images: Any,
+        self, train: bool, cost_ms: float = 0.0, open_ms: float = 0.0, costly_split: str = "train", **images: Any
     ) -> None:
-        super().__init__(train, **images)
         costs = train == (costly_split == "train")
-        self.work, self.seconds, self.every = COSTS[cost], costs * cost_ms / 1000, every
+        super().__init__(train, cost_ms=costs * cost_ms, **images)
         self.open_seconds, self.opened_in = costs * open_ms / 1000, 0
 
-    def spend(self, index: int) -> None:
-        """Spends the time that reading the sample takes."""
+    def open(self) -> None:
         if self.opened_in != os.getpid():
             COSTS["python"](self.open_seconds)
             self.opened_in = os.getpid()
-        if self.seconds and index % self.every == 0:
-            self.work(self.every * self.seconds)
 
     # Both ways to read are defined here: loaders use an inherited read_batch only if __getitem__ is inherited too.
     def __getitem__(self, index: int) -> dict[str, Any]:
-        self.spend(index)
+        self.open()
         return super().__getitem__(index)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        for index in indices.tolist():
-            self.spend(index)
+        self.open()
         super().read_batch(indices, out, random)
 
 

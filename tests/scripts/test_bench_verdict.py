@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from scripts import bench_verdict as bench
 from scripts import verdict_cases as parts
@@ -16,7 +18,7 @@ ALL = parts.cases()
 
 
 def test_every_bottleneck_that_a_verdict_can_name_has_a_case():
-    assert len(ALL) == 12 and {truth for truth, _ in ALL.values()} == {*SENTENCES, "not measurable"}
+    assert len(ALL) == 10 and {truth for truth, _ in ALL.values()} == {*SENTENCES, "not measurable"}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -31,17 +33,16 @@ def test_a_case_has_a_dataset_and_a_model(name):
     build("model", config.model, num_classes=10, in_channels=3)
 
 
-def test_a_slow_sample_costs_as_much_as_all_samples_of_even_cost(monkeypatch):
-    spent: list[float] = []
-    monkeypatch.setitem(parts.COSTS, "wait", spent.append)
-    totals = []
-    for every in (1, 50):
-        spent.clear()
-        dataset = parts.Costly(train=True, every=every, length=100, cost="wait", cost_ms=2.0)
-        for index in range(100):
-            dataset[index]
-        totals.append((len(spent), sum(spent)))
-    assert totals == [(100, pytest.approx(0.2)), (2, pytest.approx(0.2))]
+def test_only_one_split_costs_time_and_each_process_opens_the_data_once(monkeypatch):
+    spent: list[tuple[str, float]] = []
+    for cost in ("python", "native"):
+        monkeypatch.setitem(parts.COSTS, cost, lambda seconds, cost=cost: spent.append((cost, seconds)))
+    for train in (True, False):
+        dataset = parts.Costly(train, cost_ms=2.0, open_ms=3.0, costly_split="test")
+        read_batch = {"image": torch.zeros(2, 32, 32, 3, dtype=torch.uint8), "label": torch.zeros(2).long()}
+        dataset.read_batch(np.arange(2), read_batch, None)
+        dataset[0]
+    assert spent == [("python", 0.0), ("python", 0.003), *[("native", 0.002)] * 3]
 
 
 @pytest.mark.parametrize(("said", "right"), [("reading", "yes"), ("step", "NO"), (None, "NO")])
@@ -63,5 +64,5 @@ def test_a_verdict_is_compared_with_the_truth_and_its_gain_with_the_measured_one
 
 
 def test_an_unknown_case_is_refused_with_a_suggestion():
-    with pytest.raises(BenchError, match=r"--cases=slow_dsk: did you mean slow_disk\?"):
-        bench.main(["--cases", "slow_dsk"])
+    with pytest.raises(BenchError, match=r"--cases=slow_stp: did you mean slow_step\?"):
+        bench.main(["--cases", "slow_stp"])
