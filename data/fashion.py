@@ -4,7 +4,6 @@ FashionMini is the part that ships with this repository, FashionMNIST the full d
 """
 
 import gzip
-import hashlib
 import lzma
 import math
 import zlib
@@ -29,19 +28,19 @@ EMBEDDED = Path(__file__).parent / "embedded"
 class FashionMini(ArrayDataset):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number for each class.
 
-    root: the folder with the four .xz files and their SHA256SUMS. None: data/embedded/.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1).
-    Raises DataError if a file is missing or does not have the checksum that SHA256SUMS lists.
+    root: the folder with the four .xz files. None: data/embedded/.
+    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError for a missing or damaged file.
     """
 
     def __init__(
         self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
     ) -> None:
+        remedy = "restore it with `git checkout -- data/embedded`, or use scripts/make_fashion_mini.py"
+        if root is not None:
+            remedy = "leave out data.root to read the images that ship with this repository, or use data=fashion_mnist"
         root = Path(root or EMBEDDED).expanduser()
-        paths = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
-        for path in paths:
-            verify_checksum(path)
-        images, labels = map(read_idx, paths)
+        files = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
+        images, labels = (read_idx(file, remedy) for file in files)
         super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
 
 
@@ -80,12 +79,11 @@ def find_files(root: Path) -> dict[str, Path]:
     return {}
 
 
-def read_idx(path: Path) -> np.ndarray:
+def read_idx(path: Path, remedy: str = "replace it with a good copy, or delete it to download it again") -> np.ndarray:
     """Reads a file in MNIST's IDX format, raw, .gz or .xz: a uint8 array, read-only.
 
-    Raises DataError if the file is missing, truncated, or has another format.
+    Raises DataError if the file is missing, damaged, or has another format. Its sentence ends in `remedy`.
     """
-    remedy = "replace it with a good copy, or delete it to download it again"
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
             content = file.read()
@@ -97,18 +95,3 @@ def read_idx(path: Path) -> np.ndarray:
     if content[:3] != b"\0\0\x08" or len(content) != start + math.prod(shape):
         raise DataError(f"{path} is not a complete IDX file of uint8 values; {remedy}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def verify_checksum(path: Path) -> None:
-    """Raises DataError unless the file has the SHA-256 that SHA256SUMS, in the same folder, lists for it."""
-    try:
-        lines = (path.parent / "SHA256SUMS").read_text().splitlines()
-        if f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in lines:
-            return
-        problem = "its SHA-256 is not the one in SHA256SUMS"
-    except OSError as error:
-        problem = str(error)
-    remedy = "leave out data.root to read the images that ship with this repository, or use data=fashion_mnist"
-    if path.parent == EMBEDDED:
-        remedy = "restore it with `git checkout -- data/embedded`, or use scripts/make_fashion_mini.py"
-    raise DataError(f"{path} is missing or damaged ({problem}); {remedy}")

@@ -1,14 +1,16 @@
 """Packed: an image folder that scripts/pack_images.py packed into a few large files, which are mapped into memory.
 
 A pack is a folder with
-- train.npy and val.npy: the indices, arrays of `entry_type` with one row per image;
 - train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or unchanged files;
-- pack.json: the classes, the files' sizes and the indices' checksums. It is written last: until then the folder has an
-  unfinished.json instead.
+- train-00000.npy, ...: the index of each shard, an array of `entry_type` with one row per image;
+- the same for val; and pack.json: the classes, and the size and the checksum of each file. It is written last: until
+  then the folder has an unfinished.json instead.
 """
 
 import json
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,16 @@ from data.errors import DataError
 from data.images.crops import CroppedDataset
 from data.images.decoding import Crop
 
-VERSION = 1
+VERSION = 2
 HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
 
 
 def entry_type(name_length: int) -> np.dtype:
     """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
 
-    height and width are 0 for an unchanged image file.
+    number: the image's index in the folder that was packed. height and width are 0 for an unchanged image file.
     """
-    numbers = [(name, "<u4") for name in ("shard", "bytes", "height", "width", "label", "crc32")]
+    numbers = [(name, "<u4") for name in ("shard", "number", "bytes", "height", "width", "label", "crc32")]
     return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
 
 
@@ -52,13 +54,14 @@ class Packed(CroppedDataset):
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
         self.folder, self._split = Path(root).expanduser(), "train" if train else "val"
         about = read_about(self.folder)
-        for name, size in about["bytes"].items():
-            if name.startswith(self._split):
-                check_size(self.folder / name, size)
-        index = self.folder / f"{self._split}.npy"
-        if zlib.crc32(index.read_bytes()) != about["crc32"][index.name]:
-            raise damaged(index, "its checksum is wrong")
-        self._entries = np.load(index)
+        files = {self.folder / name: size for name, size in about["bytes"].items() if name.startswith(self._split)}
+        for path, size in files.items():
+            with damage_named(path):
+                if (found := path.stat().st_size) != size:
+                    raise ValueError(f"it has {found:,} bytes instead of {size:,}")
+                if path.suffix == ".npy" and zlib.crc32(path.read_bytes()) != about["crc32"][path.name]:
+                    raise ValueError("its checksum is wrong")
+        self._entries = np.concatenate([np.load(path) for path in files if path.suffix == ".npy"])
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
         if self.decode_on == "device" and self._entries["height"].any():
             remedy = "use data.decode_on=workers, or make a pack with --format jpeg"
@@ -82,12 +85,14 @@ class Packed(CroppedDataset):
         """The bytes of an image, uint8 (N,), read-only. Raises DataError if they have changed since it was packed."""
         entry = self._entries[index]
         shard, start = int(entry["shard"]), int(entry["offset"])
+        path = self.folder / shard_name(self._split, shard)
         if shard not in self._shards:
-            self._shards[shard] = mapped(self.folder / shard_name(self._split, shard))
+            with damage_named(path):
+                self._shards[shard] = np.memmap(path, np.uint8, "r")
         data = self._shards[shard][start : start + int(entry["bytes"])]
         if not self._verified[index] and zlib.crc32(data.data) != entry["crc32"]:
-            name = entry["name"].decode(errors="backslashreplace")
-            raise damaged(self.folder / shard_name(self._split, shard), f"the checksum of {name} is wrong")
+            with damage_named(path):
+                raise ValueError(f"the checksum of {entry['name'].decode(errors='backslashreplace')} is wrong")
         self._verified[index] = True
         return data
 
@@ -95,37 +100,25 @@ class Packed(CroppedDataset):
         return {**self.__dict__, "_shards": {}}  # pickling a mapped file would copy it
 
 
-def mapped(path: Path) -> np.ndarray:
-    try:
-        return np.memmap(path, np.uint8, "r")
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """The content of pack.json. Raises DataError if there is none or it cannot be read."""
     path = folder / "pack.json"
-    try:
-        about = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         if (folder / "unfinished.json").exists():
-            raise DataError(f"{folder} is an unfinished pack; run the command that began it again") from None
-        raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}") from None
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
-    if not isinstance(about, dict) or about.get("version") != VERSION:
-        raise damaged(path, f"it does not have version {VERSION}")
+            raise DataError(f"{folder} is an unfinished pack; run the command that began it again")
+        raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}")
+    with damage_named(path):
+        about = json.loads(path.read_text())
+        if not isinstance(about, dict) or about.get("version") != VERSION:
+            raise ValueError(f"it does not have version {VERSION}")
     return about
 
 
-def check_size(path: Path, size: int) -> None:
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns an OSError or ValueError of the block into a DataError with the file's name."""
     try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
-    if found != size:
-        raise damaged(path, f"it has {found:,} bytes instead of {size:,}")
-
-
-def damaged(path: Path, reason: str) -> DataError:
-    return DataError(f"{path} is damaged ({reason}); copy the pack again, or remove it and {HOW}")
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} is damaged ({reason}); copy the pack again, or remove it and {HOW}") from error

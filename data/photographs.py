@@ -4,6 +4,7 @@ Reading and decoding one costs as much as for ImageNet (500x375 pixels, about 60
 A photograph shows several garments of one class, scaled, turned and coloured, in front of a random background.
 """
 
+import itertools
 import logging
 import shutil
 import time
@@ -78,15 +79,19 @@ def make(root: Path) -> None:
 
 def write_all(folder: Path, count: int) -> None:
     """Writes the files with a progress bar, in as many threads as this process may use cores: Pillow frees the GIL."""
+
+    def write(task: tuple[Path, list[np.ndarray], int]) -> None:
+        path, garments, seed = task
+        photograph(garments, np.random.default_rng(seed)).save(path, quality=QUALITY)
+
     with ThreadPoolExecutor(available_cores()) as pool:
-        made = pool.map(lambda task: write(*task), tasks(folder))
-        for _ in tqdm(made, "making photographs", count, unit="image", leave=False, disable=None):
+        for _ in tqdm(pool.map(write, tasks(folder)), "making photographs", count, leave=False, disable=None):
             pass
 
 
 def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray], int]]:
     """For each photograph its file, its garments, and its number as the seed, so that it is always the same."""
-    number = 0
+    number = itertools.count()
     for split, count in COUNTS.items():
         images = FashionMini(train=split == "train", pad=0)
         for label, name in enumerate(CLASSES):
@@ -95,12 +100,7 @@ def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray], int]]:
             of_class = images.images[images.labels == label, ..., 0]
             for index in range(count):
                 chosen = [of_class[(index * GARMENTS + i) % len(of_class)] for i in range(GARMENTS)]
-                yield path / f"{index:04}.jpg", chosen, number
-                number += 1
-
-
-def write(path: Path, garments: list[np.ndarray], seed: int) -> None:
-    photograph(garments, np.random.default_rng(seed)).save(path, quality=QUALITY)
+                yield path / f"{index:04}.jpg", chosen, next(number)
 
 
 def photograph(garments: list[np.ndarray], random: np.random.Generator) -> Image.Image:

@@ -20,9 +20,9 @@ import argparse
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class Bench:
         spec = self.dataset.sample_spec().values()
         self.field_bytes = [self.batch_size * math.prod(shape) * dtype.itemsize for shape, dtype in spec]
 
-    def rows(self, seconds: float) -> list[Row]:
-        """Measures the loaders in turns, for at most `seconds` in total."""
+    def rows(self) -> list[Row]:
+        """Measures the loaders in turns."""
         dtype = torch.bfloat16 if self.on_cuda else torch.float32
         normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
         with ExitStack() as cleanup:
@@ -82,8 +82,7 @@ class Bench:
             step = training_step(self.make_model(), self.device)
             for _ in range(self.warmup_steps):  # cuDNN searches for the fastest kernels outside of all turns
                 step(next(batches["limit"]))
-            turn_seconds = seconds / ROUNDS / len(LOADERS)
-            rows = in_turns(LOADERS, lambda name: self.turn(step, batches[name], turn_seconds))
+            rows = in_turns(LOADERS, lambda name: self.turn(step, batches[name]))
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
@@ -115,13 +114,11 @@ class Bench:
             batches.append(batch)
         return batches
 
-    def turn(self, step: Callable[[Any], None], batches: Iterator[Any], seconds: float) -> Row:
-        """Measures `self.steps` steps, or fewer if `seconds` have passed."""
-        timer, until = StepTimer(self.device, self.warmup_steps), time.perf_counter() + seconds
-        for number, batch in enumerate(timer.batches(batches), 1 - self.warmup_steps):
+    def turn(self, step: Callable[[Any], None], batches: Iterator[Any]) -> dict[str, float]:
+        """Measures `self.steps` steps."""
+        timer = StepTimer(self.device, self.warmup_steps)
+        for batch in timer.batches(islice(batches, self.warmup_steps + self.steps)):
             step(batch)
-            if number == self.steps or (number > 0 and time.perf_counter() > until):
-                break
         window = timer.run()
         return {
             "steps_per_second": window.steps / window.seconds,
@@ -160,9 +157,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
     parser.add_argument("--batch-size", type=int, help="(depends on the model)")
     parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
-    parser.add_argument("--seconds", type=float, default=600, help="of training, over all rows and rounds (600)")
     parser.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
-    given = parsed(parser, arguments, positive=("workers", "batch_size", "steps", "seconds"))
+    given = parsed(parser, arguments, positive=("workers", "batch_size", "steps"))
     check_choice("--model", given.model, MODELS, BenchError)
     device = usable_device(given.device or ("cpu" if given.tiny else "cuda"))
     if device.type == "cuda":
@@ -174,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)
     setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
     title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
-    report(title, COLUMNS, {**setting, "rows": bench.rows(given.seconds)}, given.json)
+    report(title, COLUMNS, {**setting, "rows": bench.rows()}, given.json)
 
 
 if __name__ == "__main__":

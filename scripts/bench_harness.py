@@ -7,14 +7,14 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from data.errors import DataError
+from data.errors import DataError, check_choice
 from training.table import table
 
 ROUNDS = 3
@@ -28,7 +28,7 @@ class BenchError(ValueError):
 
 
 def parsed(
-    parser: argparse.ArgumentParser, arguments: list[str] | None, positive: Iterable[str]
+    parser: argparse.ArgumentParser, arguments: list[str] | None, positive: Iterable[str] = ()
 ) -> argparse.Namespace:
     """Adds --json and parses `arguments`. Raises BenchError if one named in `positive` is not above 0."""
     parser.add_argument("--json", type=Path, help="write the result to this file")
@@ -42,26 +42,27 @@ def parsed(
     return given
 
 
-def in_turns(
-    names: Iterable[str], measure: Callable[[str], Row], kind: str = "loader", rounds: int = ROUNDS
-) -> list[Row]:
-    """Calls `measure` with each name in each round. Returns a row per name, with the name under the key `kind`.
+def chosen(option: str, given: str | None, known: Collection[str]) -> list[str]:
+    """The names that the text `given` lists, separated by commas; None: all. Raises BenchError for an unknown one."""
+    names = given.split(",") if given else list(known)
+    for name in names:
+        check_choice(option, name, known, BenchError)
+    return names
 
-    A row has the medians of numbers and the most frequent of other values, without those that are None. The names take
-    turns, so that whatever else the machine does slows all of them alike.
+
+def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]]) -> list[Row]:
+    """Calls `measure` with each name in each of three rounds. Returns a row per name with the medians.
+
+    The names take turns, so that whatever else the machine does slows all of them alike.
     """
-    measured: dict[str, list[Row]] = {name: [] for name in names}
-    for _ in range(rounds):
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
         for name in tqdm(measured, leave=False, disable=None):
             measured[name].append(measure(name))
-    return [{kind: name, **{key: typical(rows, key) for key in rows[0]}} for name, rows in measured.items()]
-
-
-def typical(rows: list[Row], key: str) -> Any:
-    values = [row[key] for row in rows if row.get(key) is not None]
-    if not values:
-        return None
-    return statistics.mode(values) if isinstance(values[0], str) else statistics.median(values)
+    return [
+        {"loader": name, **{key: statistics.median(row[key] for row in rows) for key in rows[0]}}
+        for name, rows in measured.items()
+    ]
 
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:

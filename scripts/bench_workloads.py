@@ -5,22 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder as TorchImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
-from tqdm import tqdm
 
 from data.array_dataset import ArrayDataset
-from data.fashion import FashionMini
+from data.errors import DataError
 from data.image_folder import ImageFolder
+from data.images.decoders import DECODERS, choose
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
@@ -120,21 +120,13 @@ def overhead(*_: Path) -> dict[str, Maker]:
 
 
 def cifar(*_: Path, length: int = 50_000) -> dict[str, Maker]:
-    generator = np.random.default_rng(0)
+    """Small images, randomly cropped and mirrored, then normalised: the batches of every row are float32."""
+    generator, batch_size = np.random.default_rng(0), 512
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
     labels, classes = generator.integers(10, size=length), [str(label) for label in range(10)]
     about: dict[str, Any] = {"classes": classes, "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.244, 0.262)}
-    return in_memory(ArrayDataset(images, labels, **about, train=True, pad=4, flip=True), images, 512)
-
-
-def fashion(*_: Path) -> dict[str, Maker]:
-    return in_memory(FashionMini(train=True), FashionMini(train=True, pad=0).images, 128)
-
-
-def in_memory(ours: ArrayDataset, images: np.ndarray, batch_size: int) -> dict[str, Maker]:
-    """Small images, randomly cropped and mirrored, then normalised: the batches of every row are float32."""
-    size = ours.image_shape[0]
-    steps = [v2.RandomCrop(size, padding=ours.pad, padding_mode="reflect"), v2.RandomHorizontalFlip()]
+    ours = ArrayDataset(images, labels, **about, train=True, pad=4, flip=True)
+    steps = [v2.RandomCrop(32, padding=4, padding_mode="reflect"), v2.RandomHorizontalFlip()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
     planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     stock = Plain(planes, ours.labels.tolist(), v2.Compose(steps))
@@ -150,6 +142,15 @@ def jpeg(root: Path, _: Path) -> dict[str, Maker]:
 
 def evaluation(root: Path, _: Path) -> dict[str, Maker]:
     return loader_rows(ImageFolder(train=False, root=root), stock_pictures(root / "val", EVALUATION), 16)
+
+
+def decoders(root: Path, _: Path) -> dict[str, Maker]:
+    installed = ["pillow"]
+    for name in DECODERS:
+        with suppress(DataError):
+            choose(name)
+            installed.append(name)
+    return {name: loader_rows(ImageFolder(True, root, decoder=name), {}, 64)["workers"] for name in installed}
 
 
 def packed(root: Path, temporary: Path) -> dict[str, Maker]:
@@ -180,22 +181,18 @@ def costly(kind: str, *_: Path) -> dict[str, Maker]:
     return loader_rows(dataset, {"torch": dataset}, 32)
 
 
-PICTURE_WORKLOADS: dict[str, Workload] = {"jpeg": jpeg, "evaluation": evaluation, "packed": packed}
-WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, "fashion": fashion, **PICTURE_WORKLOADS}
+PICTURE_WORKLOADS: dict[str, Workload] = {
+    "jpeg": jpeg,
+    "evaluation": evaluation,
+    "packed": packed,
+    "decoders": decoders,
+}
+WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, **PICTURE_WORKLOADS}
 WORKLOADS |= {"overhead": overhead, **{kind: partial(costly, kind) for kind in ("python", "native", "wait")}}
 
 
-def make_pictures(root: Path, count: int = 320) -> None:
-    """Writes varied 500x375 JPEG files of 40 to 120 KB, which take as long to decode as photographs."""
-    generator = np.random.default_rng(0)
-    for number in tqdm(range(count), desc="making pictures", leave=False, disable=None):
-        picture = np.zeros((375, 500, 3))
-        for cells, strength in ((4, 60), (24, 34), (120, 22), (500, 9)):  # from large shades to fine texture
-            noise = generator.normal(size=(cells * 3 // 4, cells, 3)) * strength * generator.uniform(0.8, 1.2)
-            for channel in range(3):
-                plane = Image.fromarray(noise[:, :, channel].astype(np.float32))
-                picture[:, :, channel] += np.asarray(plane.resize((500, 375), Image.Resampling.BICUBIC))
-        folder = root / ("val" if number % 10 == 0 else "train") / f"class {number % 4}"
-        folder.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray((picture + 128).clip(0, 255).astype(np.uint8))
-        image.save(folder / f"{number}.jpg", quality=int(generator.integers(80, 90)))
+def make_pictures(root: Path) -> None:
+    """Makes the photographs of data=photographs in `root`."""
+    from data import photographs  # here, because a fork may have deleted it
+
+    photographs.make(root)

@@ -9,13 +9,11 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packaging.requirements import Requirement  # which pytest and matplotlib install
+
 
 def first_missing(lines: list[str]) -> str | None:
     """The first requirement that is not installed, or whose installed version is out of its range."""
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
-        return "packaging, which pytest and matplotlib install"
     texts = [line.partition("#")[0].strip() for line in lines]
     for text in (text for text in texts if text and not text.startswith("-")):  # an option of pip starts with -
         requirement = Requirement(text)

@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.errors import DataError, check_choice
+from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.crops import resized, with_shorter_side
-from data.images.decoding import Box, Size
+from data.images.decoding import whole
 from data.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from training.files import replacing, write_whole
@@ -62,18 +62,14 @@ class StoredImages:
         return pixels.permute(1, 2, 0).contiguous().numpy().tobytes(), height, width
 
 
-def whole(size: Size) -> Box:
-    return 0, 0, *size
-
-
 class Packing:
-    """A pack that is being written. Its settings and its progress are in unfinished.json.
+    """A pack that is being written. Its settings are in unfinished.json; a shard is finished once it has its index.
 
     Raises DataError if the folder has other files in it.
     """
 
     def __init__(self, splits: dict[str, ImageFolder], folder: Path, form: str, short_side: int) -> None:
-        self.splits, self.folder = splits, folder
+        self.splits, self.folder, self.form, self.short_side = splits, folder, form, short_side
         about: dict[str, Any] = {
             "version": VERSION,
             "format": form,
@@ -82,51 +78,54 @@ class Packing:
             "images": {split: fingerprint(data) for split, data in splits.items()},
         }
         self.about = json.loads(json.dumps(about))  # with lists for tuples, to compare it with a file's content
-        # For each finished shard, the number of images up to its end.
-        self.done: dict[str, list[int]] = {split: [] for split in SPLITS}
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
             found = json.loads(path.read_text())
             if {key: found.get(key) for key in self.about} != self.about:
                 raise DataError(f"{folder} is a pack of other images or settings; give another folder")
-            self.done = found["done"]
         elif any(entry.name[0] != "." for entry in folder.iterdir()):
             raise DataError(f"{folder} is not empty; give a new folder for the pack")
         else:
-            self._save_progress()
+            write_whole(path, json.dumps(self.about))
 
-    def images_done(self, split: str) -> int:
-        return max(self.done[split], default=0)
+    def indices(self, split: str) -> list[np.ndarray]:
+        """The indices of the split's finished shards."""
+        return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
+
+    def stored(self, split: str) -> StoredImages:
+        return StoredImages(self.splits[split], self.form, self.short_side)
 
     def expected_bytes(self) -> float:
         """Estimates the size of the pack from some images."""
         total = 0.0
         for split, images in self.splits.items():
+            stored = self.stored(split)
             some = np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(int).tolist()
-            items = [self._stored(split)[index] for index in some]
-            total += len(images) * float(
-                np.mean([0 if isinstance(item, DataError) else len(item[0]) for item in items])
-            )
+            items = [stored[index] for index in some]
+            sizes = [0 if isinstance(item, DataError) else len(item[0]) for item in items]
+            total += len(images) * float(np.mean(sizes))
         return total
 
-    def _stored(self, split: str) -> StoredImages:
-        return StoredImages(self.splits[split], self.about["format"], self.about["short_side"] or 0)
-
-    def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool, bar: tqdm) -> None:
+    def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
-        images, done = self.splits[split], self.done[split]
-        number = self.images_done(split)  # of the next image
+        images, indices = self.splits[split], self.indices(split)
+        last = [int(index["number"][-1]) for index in indices if len(index)]
+        number = max(last, default=-1) + 1  # of the next image
+        names = max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize
         settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
-        with WorkerLoader[Any](self._stored(split), 8, sampler=range(number, len(images)), **settings) as loader:
-            items = chain.from_iterable(loader)
+        with (
+            WorkerLoader[Any](self.stored(split), 8, sampler=range(number, len(images)), **settings) as loader,
+            tqdm(total=len(images), initial=number, desc=split, unit="image", disable=None) as bar,
+        ):
+            items, shard = chain.from_iterable(loader), len(indices)
             while number < len(images):
-                entries = []
-                with replacing(self.folder / shard_name(split, len(done))) as file:
+                entries, path = [], self.folder / shard_name(split, shard)
+                with replacing(path) as file:
                     while file.tell() < shard_bytes and number < len(images):
                         item = next(items)
                         if not isinstance(item, DataError):
-                            entries.append(entry(images, number, file.tell(), len(done), item))
+                            entries.append(entry(images, number, file.tell(), shard, item))
                             file.write(item[0])
                         elif skip:
                             bar.write(f"left out: {item}")
@@ -134,48 +133,30 @@ class Packing:
                             raise DataError(f"{item}, or leave it out with --skip")
                         number += 1
                         bar.update()
-                names = max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize
-                with replacing(self._part(split, len(done))) as file:
+                with replacing(path.with_suffix(".npy")) as file:
                     np.save(file, np.array(entries, entry_type(names)))
-                done.append(number)
-                self._save_progress()
+                shard += 1
 
     def finish(self) -> None:
-        """Joins the parts of each index, writes pack.json, and removes what only an unfinished pack needs.
-
-        Raises DataError for a split without images.
-        """
-        files = []
-        for split, done in self.done.items():
-            entries = np.concatenate([np.load(self._part(split, shard)) for shard in range(len(done))])
-            if not len(entries):
-                raise DataError(
-                    f"none of the {len(self.splits[split]):,} {split} images can be read; check the folder"
-                )
-            files += [self.folder / shard_name(split, shard) for shard in range(len(done))]
-            files.append(self.folder / f"{split}.npy")
-            with replacing(files[-1]) as file:
-                np.save(file, entries)
-        sizes = {path.name: path.stat().st_size for path in files}
-        checksums = {path.name: zlib.crc32(path.read_bytes()) for path in files if path.suffix == ".npy"}
-        about = {**self.about, "done": self.done, "bytes": sizes, "crc32": checksums}
-        write_whole(self.folder / "pack.json", json.dumps(about) + "\n")
-        for pattern in ("unfinished.json", "*.part.npy", ".*"):  # .*: temporary files of a killed process
+        """Writes pack.json. Raises DataError for a split without images."""
+        for split in SPLITS:
+            if not sum(map(len, self.indices(split))):
+                images = f"{len(self.splits[split]):,} {split} images"
+                raise DataError(f"none of the {images} can be read; check the folder")
+        paths = sorted(path for split in SPLITS for path in self.folder.glob(f"{split}-*"))
+        sizes = {path.name: path.stat().st_size for path in paths}
+        checksums = {path.name: zlib.crc32(path.read_bytes()) for path in paths if path.suffix == ".npy"}
+        write_whole(self.folder / "pack.json", json.dumps({**self.about, "bytes": sizes, "crc32": checksums}) + "\n")
+        for pattern in ("unfinished.json", ".*"):  # .*: temporary files of a killed process
             for path in self.folder.glob(pattern):
                 path.unlink()
-
-    def _save_progress(self) -> None:
-        write_whole(self.folder / "unfinished.json", json.dumps({**self.about, "done": self.done}))
-
-    def _part(self, split: str, shard: int) -> Path:
-        return self.folder / f"{split}-{shard:05}.part.npy"
 
 
 def entry(images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
     """The row of an image in the index."""
     (data, height, width), label = item, images.labels[number]
     name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
-    return offset, shard, len(data), height, width, label, zlib.crc32(data), name
+    return offset, shard, number, len(data), height, width, label, zlib.crc32(data), name
 
 
 def fingerprint(images: ImageFolder) -> list[int]:
@@ -187,13 +168,12 @@ def fingerprint(images: ImageFolder) -> list[int]:
 
 def verify(folder: Path) -> None:
     """Reads every image of a pack. Raises DataError for the first one whose checksum is wrong."""
-    splits = [Packed(train=split == "train", root=folder) for split in SPLITS]
-    total = sum(map(len, splits))
-    with tqdm(total=total, desc="verifying", unit="image", disable=None) as bar:
-        for packed in splits:
-            for index in range(len(packed)):
-                packed.verified(index)
-                bar.update()
+    total = 0
+    for split in SPLITS:
+        packed = Packed(train=split == "train", root=folder)
+        for index in tqdm(range(len(packed)), f"verifying {split}", unit="image", disable=None):
+            packed.verified(index)
+        total += len(packed)
     print(f"{folder}: the checksums of all {total:,} images are correct")
 
 
@@ -202,11 +182,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
     parser.add_argument("pack", type=Path, help="folder to write")
     parser.add_argument("--verify", action="store_true", help="check a pack, write nothing")
-    parser.add_argument("--format", default="raw", help="raw or jpeg (raw)")
+    parser.add_argument("--format", default="raw", choices=("raw", "jpeg"), help="(raw)")
     parser.add_argument(
         "--short-side", type=int, default=256, help="pixels of raw images; smaller images are not resized (256)"
     )
-    parser.add_argument("--shard-mb", type=int, default=1024, help="megabytes after which a new shard begins (1024)")
+    parser.add_argument("--shard-mb", type=float, default=1024, help="megabytes after which a new shard begins (1024)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = parser.parse_args(arguments)
@@ -214,10 +194,6 @@ def main(arguments: list[str] | None = None) -> None:
         return verify(given.pack)
     if given.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
-    check_choice("--format", given.format, ("raw", "jpeg"))
-    for name, least in (("short_side", 1), ("shard_mb", 1), ("workers", 0)):
-        if getattr(given, name) < least:
-            raise DataError(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number from {least}")
     splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
     given.pack.mkdir(parents=True, exist_ok=True)
     try:
@@ -226,10 +202,8 @@ def main(arguments: list[str] | None = None) -> None:
             if not packing.is_finished:
                 free, taken = shutil.disk_usage(given.pack).free, packing.expected_bytes()
                 print(f"{given.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
-                total, done = sum(map(len, splits.values())), sum(map(packing.images_done, SPLITS))
-                with tqdm(total=total, initial=done, desc="packing", unit="image", disable=None) as bar:
-                    for split in SPLITS:
-                        packing.pack(split, given.shard_mb << 20, given.workers, given.skip, bar)
+                for split in SPLITS:
+                    packing.pack(split, max(1, int(given.shard_mb * 2**20)), given.workers, given.skip)
                 packing.finish()
     except Timeout:
         raise DataError(f"{given.pack} is being packed by another process; wait for it") from None
@@ -243,6 +217,4 @@ if __name__ == "__main__":
     except (DataError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        hint = "" if "--verify" in sys.argv else ": the same command continues after the last finished shard"
-        print(f"interrupted{hint}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("interrupted: the same command continues after the last finished shard")

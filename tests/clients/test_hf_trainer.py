@@ -6,9 +6,9 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="Trainer needs it")
 
 import torch
-from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+from points import BATCH_SIZE, SEED, Points, indices, seeded_epoch
 
-from loaders import Preloader, WorkerLoader
+from loaders import WorkerLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own deprecations
 
@@ -57,21 +57,6 @@ def test_with_a_seed_training_gets_the_order_of_each_epoch(num_workers, tmp_path
     with loader_of(SEED, num_workers) as loader:
         line = train(loader, tmp_path)
     assert line.epochs() == [seeded_epoch(epoch) for epoch in range(3)]
-
-
-def test_without_a_seed_training_gets_every_sample_once_an_epoch(tmp_path):
-    with loader_of(None) as loader:
-        line = train(loader, tmp_path)
-    check_epochs(line.epochs())
-
-
-@pytest.mark.parametrize("seed", [None, SEED])
-def test_over_a_preloader_training_gets_every_sample_once_an_epoch(seed, tmp_path):
-    with Preloader(loader_of(seed), "cpu") as loader:
-        line = train(loader, tmp_path)
-    check_epochs(line.epochs())
-    if seed is not None:
-        assert line.epochs() == [seeded_epoch(epoch) for epoch in range(3)]
 
 
 def test_a_run_resumed_within_an_epoch_gets_the_batches_that_were_left(tmp_path):

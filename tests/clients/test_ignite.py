@@ -8,7 +8,7 @@ import torch
 from ignite.engine import DeterministicEngine, Engine, Events
 from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
 
-from loaders import Preloader, WorkerLoader
+from loaders import WorkerLoader
 
 
 def seeded(**settings) -> WorkerLoader:
@@ -23,23 +23,6 @@ def run(loader, engine=Engine, **settings) -> list[list[list[int]]]:
     runner.add_event_handler(Events.EPOCH_STARTED, lambda _: epochs.append([]))
     runner.run(loader, **{"max_epochs": 3, **settings})
     return epochs
-
-
-@pytest.mark.parametrize("settings", [{}, {"persistent_workers": False}], ids=str)
-def test_with_a_seed_an_engine_gets_the_order_of_each_epoch(settings):
-    with seeded(**settings) as loader:
-        assert run(loader) == [seeded_epoch(epoch) for epoch in range(3)]
-
-
-def test_over_a_preloader_an_engine_gets_the_order_of_each_epoch():
-    with Preloader(seeded(), "cpu") as loader:
-        assert run(loader) == [seeded_epoch(epoch) for epoch in range(3)]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_without_a_seed_an_engine_gets_every_sample_once_an_epoch(persistent):
-    with seeded(seed=None, persistent_workers=persistent) as loader:
-        check_epochs(run(loader))
 
 
 def test_an_engines_own_epoch_length_cuts_the_loaders_epochs_into_pieces():

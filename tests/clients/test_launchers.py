@@ -179,18 +179,6 @@ def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkey
 # A report that many processes write
 
 
-def test_the_report_is_the_same_in_whatever_order_the_jobs_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.sweeps.sweep.Sweep.picture", lambda *_: b"a picture")
-    for name, order in (("first", (0, 1, 2)), ("second", (2, 0, 1))):
-        sweep = tmp_path / name / "sweep"
-        jobs = {number: add_job(sweep, number, f"seed={number}") for number in order}
-        for number in order:
-            finish(jobs[number], speed=1000 + number)
-            write_report(sweep)
-    one, other = (tmp_path / name / "sweep" / "sweep.csv" for name in ("first", "second"))
-    assert one.read_bytes() == other.read_bytes()
-
-
 def end_at_once(sweep: Path, numbers: list[int], start: multiprocessing.Barrier) -> None:
     for number in numbers:
         start.wait(60)

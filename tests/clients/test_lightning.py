@@ -33,13 +33,6 @@ def fit(loader, epochs: int = 3, ckpt_path: str | None = None, **settings) -> Re
     return module
 
 
-@pytest.mark.parametrize("settings", [{}, {"persistent_workers": False}, {"num_workers": 0}], ids=str)
-def test_with_a_seed_training_gets_the_order_of_each_epoch(settings):
-    with seeded(**settings) as loader:
-        module = fit(loader)
-    assert module.trained == {epoch: seeded_epoch(epoch) for epoch in range(3)}
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_without_a_seed_training_gets_the_batches_of_a_stock_loader(persistent):
     def trained(cls) -> dict[int, list[list[int]]]:
@@ -53,14 +46,6 @@ def test_without_a_seed_training_gets_the_batches_of_a_stock_loader(persistent):
     ours = trained(WorkerLoader)
     check_epochs(list(ours.values()))
     assert ours == trained(DataLoader)
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_over_a_preloader_training_gets_the_order_of_each_epoch(depth):
-    with Preloader(seeded(), "cpu", depth) as loader:
-        module = fit(loader)
-    # To see whether an object that is no DataLoader can be iterated over, Lightning begins an epoch of it: ours is 0.
-    assert module.trained == {epoch: seeded_epoch(epoch + 1) for epoch in range(3)}
 
 
 def test_a_loader_made_in_the_modules_own_hook_is_trained_on():

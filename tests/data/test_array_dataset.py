@@ -31,21 +31,15 @@ def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_ima
     crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
     expected = {crop.tobytes() for crop in crops} | {crop[:, ::-1].tobytes() for crop in crops}
     assert seen(make(pad=1, flip=True), 1) == expected
-
-
-def test_flip_alone_mirrors_about_half_of_the_samples():
     torch.manual_seed(0)
-    dataset = make(flip=True)
-    mirrored = sum(np.array_equal(dataset[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
+    mirrored = sum(np.array_equal(make(flip=True)[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
     assert 150 < mirrored < 250
-    assert seen(dataset, 0) == {IMAGES[0].tobytes(), IMAGES[0][:, ::-1].tobytes()}
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ({"images": IMAGES.astype(np.float32)}, "uint8 of shape"),
-        ({"images": IMAGES[0]}, "uint8 of shape"),
         ({"labels": LABELS[:1]}, r"2 images need labels of shape \(2,\)"),
         ({"labels": np.array([0, 2])}, "number them from 0 to 1"),
         ({"labels": np.array([-1, 0])}, "labels go from -1"),

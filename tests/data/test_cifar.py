@@ -1,10 +1,11 @@
 import pytest
+from fakes import write_cifar
 
 from data.cifar import CIFAR10
 from data.errors import DataError
 
 
-def test_existing_files_are_read_without_a_download(tmp_path, no_network, any_cifar, write_cifar):
+def test_existing_files_are_read_without_a_download(tmp_path, no_network, any_cifar):
     root = write_cifar(tmp_path)
     dataset = CIFAR10(train=True, root=str(root), pad=0, flip=False)
     assert len(dataset) == 50 and len(CIFAR10(train=False, root=root)) == 10
@@ -12,7 +13,7 @@ def test_existing_files_are_read_without_a_download(tmp_path, no_network, any_ci
     assert dataset.classes[3] == "name 3"
 
 
-def test_missing_files_are_downloaded_by_torchvision(tmp_path, monkeypatch, any_cifar, write_cifar):
+def test_missing_files_are_downloaded_by_torchvision(tmp_path, monkeypatch, any_cifar):
     def unpack(url, root, filename, md5):
         write_cifar(root)
 

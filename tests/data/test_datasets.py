@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fakes import save_images, write_cifar, write_fashion, write_images, write_pack, write_shards
 from reading import assert_equal_batches, read_batch
 
 from data.cifar import CIFAR10
-from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
@@ -24,30 +24,31 @@ CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
 NAMES = [path.stem for path in CONFIGS]
 
 
+def part(module: str, name: str):
+    """A class of a part that a fork may have deleted."""
+    return getattr(pytest.importorskip(f"data.{module}", reason="a fork may have deleted it"), name)
+
+
+SOURCES = {  # of encoded images: how they are read, from a folder that is made for the test
+    "packed": lambda folder: partial(part("packed", "Packed"), root=write_pack(folder, "--format", "jpeg")),
+    "webdataset": lambda folder: partial(part("webdataset", "WebDataset"), **write_shards(folder)),
+    "huggingface": lambda folder: partial(part("huggingface", "HuggingFace"), path=save_images(folder)),
+}
+
+
 @pytest.fixture(params=NAMES)
 def make(request, tmp_path):
     """A function train -> dataset."""
     use = request.getfixturevalue
-    if request.param == "huggingface":
-        pytest.importorskip("datasets")
-
-    def part(module: str, name: str):  # a part that a fork may have deleted
-        return getattr(importlib.import_module(f"data.{module}"), name)
-
+    if request.param in SOURCES:
+        return partial(SOURCES[request.param](tmp_path), image_size=32)
     makers = {
         "fashion_mini": lambda: FashionMini,
-        "fashion_mnist": lambda: partial(FashionMNIST, root=use("write_fashion")(tmp_path)),
-        "cifar10": lambda: use("any_cifar") or partial(CIFAR10, root=use("write_cifar")(tmp_path)),
-        "huggingface": lambda: partial(
-            part("huggingface", "HuggingFace"), path=use("save_images")(tmp_path), image_size=32
-        ),
-        "image_folder": lambda: partial(ImageFolder, root=use("write_images")(tmp_path), image_size=32),
-        "packed": lambda: partial(part("packed", "Packed"), root=use("write_pack")(tmp_path), image_size=32),
+        "fashion_mnist": lambda: partial(FashionMNIST, root=write_fashion(tmp_path)),
+        "cifar10": lambda: use("any_cifar") or partial(CIFAR10, root=write_cifar(tmp_path)),
+        "image_folder": lambda: partial(ImageFolder, root=write_images(tmp_path), image_size=32),
         "photographs": lambda: partial(part("photographs", "Photographs"), root=use("few_photographs"), image_size=32),
         "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
-        "webdataset": lambda: partial(
-            part("webdataset", "WebDataset"), **use("write_shards")(tmp_path), image_size=32
-        ),
     }
     return makers[request.param]()
 
@@ -121,11 +122,6 @@ def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(make, train, policy)
     assert_equal_batches({name: field[None] for name, field in sample.items()}, alone)
 
 
-def test_an_error_from_a_worker_keeps_its_type_and_message():
-    error = pickle.loads(pickle.dumps(DataError("a.jpg is damaged")))
-    assert isinstance(error, DataError) and str(error) == "a.jpg is damaged"
-
-
 def defaults(cls):
     """The constructor's arguments, and those that it passes on to its base class, without `train`."""
     arguments = inspect.signature(cls).parameters.values()
@@ -142,22 +138,11 @@ def test_a_yaml_has_the_constructors_arguments_with_their_defaults_and_a_comment
     assert all(" # " in line or line.startswith("# ") for line in path.read_text().splitlines())
 
 
-SOURCES = {
-    "packed": ("Packed", "write_pack", lambda made: {"root": made}),
-    "webdataset": ("WebDataset", "write_shards", lambda made: made),
-    "huggingface": ("HuggingFace", "save_images", lambda made: {"path": made}),
-}
-
-
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_of_image_files_gives_the_batches_of_the_folder_in_workers_too(tmp_path, request, name):
-    module = pytest.importorskip(f"data.{name}", reason="a fork may have deleted it")
-    if name == "huggingface":
-        pytest.importorskip("datasets")
-    kind, write, arguments = SOURCES[name]
-    made = request.getfixturevalue(write)(tmp_path, *(["--format", "jpeg"] if name == "packed" else []))
+def test_every_source_of_image_files_gives_the_batches_of_the_folder_in_workers_too(tmp_path, name):
+    source = SOURCES[name](tmp_path)
     for train in (True, False):
-        ours = getattr(module, kind)(train, **arguments(made), image_size=24)
+        ours = source(train, image_size=24)
         folder = ImageFolder(train, tmp_path / "images", image_size=24)
         assert (ours.classes, ours.labels.tolist()) == (folder.classes, folder.labels.tolist())
         expected = read_batch(folder, 4)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fakes import write_images
 from PIL import Image
 
 from data.array_dataset import ArrayDataset, resized_middle
@@ -19,9 +20,7 @@ def fitted(paths, shape):
 
 
 @pytest.mark.parametrize("interpolation, test_crop", [("bilinear", None), ("bicubic", 0.5)])
-def test_photographs_are_cropped_as_the_test_images_of_an_image_folder(
-    write_images, tmp_path, interpolation, test_crop
-):
+def test_photographs_are_cropped_as_the_test_images_of_an_image_folder(tmp_path, interpolation, test_crop):
     crops = {"image_size": 16, "interpolation": interpolation, "test_crop": test_crop}
     folder = ImageFolder(train=False, root=write_images(tmp_path), **crops)
     files = ImageFiles([folder.path(index) for index in range(4)], folder.prepare, 3)

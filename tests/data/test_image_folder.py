@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fakes import write_images
 from later import Later
 from PIL import ExifTags, Image, ImageOps, features
 from reading import Given, distance, read_batch
@@ -31,7 +32,7 @@ def noisy_image(width, height):
 
 
 @pytest.fixture
-def one_image(tmp_path, write_images):
+def one_image(tmp_path):
     """A function that saves an image and returns a dataset with only this one."""
 
     def make(image, train=False, name="a.png", saved=None, **arguments):
@@ -49,7 +50,7 @@ def difference(ours, theirs):
     return gap.max(), gap.mean()
 
 
-def test_suffixes_may_be_in_any_case_and_hidden_or_other_files_are_ignored(tmp_path, write_images):
+def test_suffixes_may_be_in_any_case_and_hidden_or_other_files_are_ignored(tmp_path):
     write_images(tmp_path, ("cat",), count=1)
     folder = tmp_path / "train" / "cat"
     for name in ("B.JPEG", "c.webp", "ünïcode.PNG"):
@@ -63,13 +64,33 @@ def test_suffixes_may_be_in_any_case_and_hidden_or_other_files_are_ignored(tmp_p
     assert len([sample for sample in dataset]) == 4
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (256, 256), (20, 900), (901, 21), (1, 1)])
-@pytest.mark.parametrize("image_size", [224, 64, 2])
-def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(one_image, size, image_size):
-    image = noisy_image(*size)
-    theirs = v2.Compose([v2.Resize(image_size * 256 // 224), v2.CenterCrop(image_size)])(image)
-    largest, mean = difference(one_image(image, image_size=image_size)[0]["image"], theirs)
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (256, 256), (20, 900), (901, 21), (1, 1)])
+@pytest.mark.parametrize(
+    ("image_size", "share", "resized"),
+    [(224, None, 256), (64, None, 73), (2, None, 2), (32, 0.95, 33), (32, 1.0, 32), (96, 96 / 118, 118)],
+)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
+    one_image, size, image_size, share, resized, interpolation
+):
+    image, crops = noisy_image(*size), {"test_crop": share, "interpolation": interpolation}
+    steps = [v2.Resize(resized, v2.InterpolationMode(interpolation)), v2.CenterCrop(image_size)]
+    largest, mean = difference(one_image(image, image_size=image_size, **crops)[0]["image"], v2.Compose(steps)(image))
     assert largest <= 2 and mean < 0.1
+
+
+def test_settings_that_are_none_take_their_defaults_and_values_that_cannot_work_are_refused(one_image):
+    given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
+    samples = [one_image(noisy_image(90, 60), **crops)[0]["image"] for crops in (dict.fromkeys(given), given)]
+    assert torch.equal(*samples)
+    for wrong, sentence in (
+        ({"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
+        ({"min_area": 0}, "data.min_area=0 must be a number above 0 and at most 1"),
+        ({"test_crop": 1.1}, "data.test_crop=1.1 must be a number above 0 and at most 1"),
+        ({"interpolation": "cubic"}, r"data.interpolation=cubic: did you mean bicubic\? it is one of"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            ImageFolder(True, "anywhere", **wrong)
 
 
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1), (2, 3)])
@@ -164,6 +185,8 @@ def test_half_of_the_training_crops_are_mirrored(one_image):
     images = torch.stack([dataset[0]["image"] for _ in range(200)]).int()
     assert 70 < (images[:, 8, 0, 0] > images[:, 8, -1, 0]).sum() < 130
     assert len(images.unique(dim=0)) > 190
+    plain, test = dataset.without_augmentation(), one_image(smooth_image(60, 40), False, image_size=16)
+    assert torch.equal(plain[0]["image"], test[0]["image"])
     upright = one_image(smooth_image(60, 40), True, image_size=16, flip=False)
     assert all(image[8, 0, 0] < image[8, -1, 0] for image in (upright[0]["image"] for _ in range(20)))
 
@@ -230,7 +253,7 @@ def test_file_names_need_not_be_utf_8(one_image):
         (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),
     ],
 )
-def test_a_wrong_folder_is_named(tmp_path, spoil, train, words, write_images):
+def test_a_wrong_folder_is_named(tmp_path, spoil, train, words):
     root = write_images(tmp_path / "images")
     spoil(root)
     with pytest.raises(DataError, match=words.replace("ROOT", re.escape(str(root)))):
@@ -239,7 +262,7 @@ def test_a_wrong_folder_is_named(tmp_path, spoil, train, words, write_images):
         ImageFolder(train=train)
 
 
-def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, write_images, caplog):
+def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplog):
     write_images(tmp_path, ("cat", "ape", "dog"))
     shutil.rmtree(tmp_path / "val" / "cat")
     dataset = ImageFolder(train=False, root=tmp_path)

@@ -1,11 +1,9 @@
 import multiprocessing
-import shutil
 
 import pytest
 from PIL import Image
 
 from data import photographs
-from data.photographs import Photographs
 from tests.configs import composed
 from training.config import checked
 
@@ -19,16 +17,6 @@ def files_of(root):
     return {path.relative_to(root): path.read_bytes() for path in root.rglob("*.jpg")}
 
 
-def test_photographs_are_made_at_first_use_and_not_again(tmp_path, few_photographs, monkeypatch):
-    def copy(root):
-        assert not root.exists()
-        shutil.copytree(few_photographs, root)
-
-    monkeypatch.setattr(photographs, "make", copy)
-    train, test = (Photographs(train=train, root=tmp_path / "photographs", image_size=32) for train in (True, False))
-    assert len(train) == 20 and len(test) == 10 and len(train.classes) == 10
-
-
 def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time_the_same(few_photographs, tmp_path):
     photographs.make(tmp_path / "again")
     files = files_of(few_photographs)
@@ -36,6 +24,8 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
     assert len(set(files.values())) == 30
     assert all(50_000 < len(data) < photographs.BYTES for data in files.values())
     assert all(Image.open(few_photographs / name).size == (500, 375) for name in files)
+    made = photographs.Photographs(train=True, root=few_photographs)
+    assert (len(made), len(made.classes), made.made_seconds) == (20, 10, 0.0)
 
 
 def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_again(tmp_path, monkeypatch):
@@ -47,17 +37,17 @@ def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_a
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(photographs, "write_all", interrupted)
-        photographs.make(root)
+        photographs.Photographs(train=True, root=root)
     assert not root.exists() and not partial.exists()
     partial.mkdir()  # as a killed process leaves it
     (partial / "half.jpg").write_bytes(b"half")
-    photographs.make(root)
+    made = photographs.Photographs(train=False, root=root)
+    assert len(made) == 10 and made.made_seconds > 0
     assert len(files_of(root)) == 30 and not partial.exists()
 
 
 def test_of_two_processes_at_once_one_makes_the_photographs_and_the_other_finds_them(tmp_path, bound):
-    root, made = tmp_path / "photographs", tmp_path / "made"
-    context = multiprocessing.get_context("fork")
+    root, made, context = tmp_path / "photographs", tmp_path / "made", multiprocessing.get_context("fork")
     ready = context.Barrier(2)
     processes = [context.Process(target=make_and_count, args=(root, made, ready)) for _ in range(2)]
     for process in processes:

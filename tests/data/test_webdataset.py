@@ -6,13 +6,14 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from fakes import write_images, write_tar
 
 from data.errors import DataError
 from data.webdataset import WebDataset, find_shards
 
 
 @pytest.fixture
-def jpeg(tmp_path, write_images):
+def jpeg(tmp_path):
     """The bytes of a JPEG."""
     return (write_images(tmp_path / "one") / "train" / "cat" / "0.jpg").read_bytes()
 
@@ -46,7 +47,7 @@ def test_urls_are_lists_with_braces_and_wildcards(tmp_path, urls, names):
         ([5, 7, 5], None, (("5", "7"), [0, 1, 0])),
     ],
 )
-def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, write_tar, jpeg, labels, classes, expected):
+def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, jpeg, labels, classes, expected):
     files = {}
     for index, label in enumerate(labels):
         kind, text = ("cls", label) if isinstance(label, bytes) else ("json", json.dumps({"label": label}).encode())
@@ -57,7 +58,7 @@ def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, write_tar, jpeg, l
     assert dataset.path(1) == f"{shard}/1.JPG"
 
 
-def test_classes_may_be_numbers_by_name_or_in_a_file(tmp_path, write_tar, jpeg):
+def test_classes_may_be_numbers_by_name_or_in_a_file(tmp_path, jpeg):
     train = write_tar(tmp_path / "a.tar", {"7.jpg": jpeg, "7.cls": b"7", "cat.jpg": jpeg, "cat.cls": b"cat"})
     test = write_tar(tmp_path / "b.tar", {"7.jpg": jpeg, "7.cls": b"7"})
     assert WebDataset(False, str(train), str(test)).labels.tolist() == [0]
@@ -66,7 +67,7 @@ def test_classes_may_be_numbers_by_name_or_in_a_file(tmp_path, write_tar, jpeg):
     assert (named.classes, named.labels.tolist()) == (("cat", "7"), [1, 0])
 
 
-def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, write_tar, jpeg, monkeypatch):
+def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, jpeg, monkeypatch):
     shard, index = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"}), tmp_path / ".a.tar.index.npz"
     (tmp_path / "precious").write_text("mine")
     index.symlink_to(tmp_path / "precious")
@@ -101,7 +102,7 @@ def flip_a_byte_of_the_second_header(path):
         (lambda path: path.write_bytes(b"\x1f\x8b" + bytes(2000)), "SHARD cannot be read as an uncompressed tar ("),
     ],
 )
-def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, write_tar, jpeg, spoil, words):
+def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, jpeg, spoil, words):
     shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
     spoil(shard)
     with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
@@ -120,7 +121,7 @@ def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, write_tar, jpe
         ({"0.jpg": b"", "0.json": b'{"label": [1]}'}, "SHARD: 0.json has no label (it has [1])"),
     ],
 )
-def test_a_key_without_an_image_or_a_label_is_named(tmp_path, write_tar, files, words):
+def test_a_key_without_an_image_or_a_label_is_named(tmp_path, files, words):
     shard = write_tar(tmp_path / "a.tar", files)
     with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
         WebDataset(True, str(shard))
@@ -138,7 +139,7 @@ def test_a_key_without_an_image_or_a_label_is_named(tmp_path, write_tar, files, 
         ({"train": False, "urls": "a.tar", "test_urls": "b.tar"}, "b.tar/0.jpg has the label 3, which is not one of"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tmp_path, write_tar, jpeg, monkeypatch, arguments, words):
+def test_settings_that_cannot_work_are_refused(tmp_path, jpeg, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
     write_tar(tmp_path / "b.tar", {"0.jpg": jpeg, "0.cls": b"3"})

@@ -1,6 +1,4 @@
-"""What every network of models/ promises: shapes, learning, memory layout."""
-
-from itertools import product
+"""What every network of models/ promises: shapes, learning, memory layout; and a ResNet's first layers."""
 
 import pytest
 import torch
@@ -19,24 +17,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *product(["linear", "small_cnn"], [(1, 28, 28), (3, 32, 32), (3, 8, 8), (2, 17, 40)]),
-        ("resnet18", (1, 16, 16)),
-        ("resnet18", (3, 17, 24)),
-        ("resnet50", (4, 16, 16)),
-    ],
-)
-def test_images_of_any_size_and_number_of_channels_give_one_logit_per_class(name, shape):
-    model = MODELS[name](num_classes=7, in_channels=shape[0]).eval()
-    with torch.no_grad():
-        logits = model(torch.randn(4, *shape))
-    assert logits.shape == (4, 7) and logits.dtype == torch.float32
+@pytest.mark.parametrize("name", MODELS)
+def test_images_of_any_size_and_number_of_channels_give_one_logit_per_class(name):
+    for channels, height, width in ((1, 28, 28), (3, 8, 8), (2, 17, 40)):
+        model = MODELS[name](num_classes=7, in_channels=channels).eval()
+        with torch.no_grad():
+            logits = model(torch.randn(4, channels, height, width))
+        assert logits.shape == (4, 7) and logits.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("name", "lr", "steps"), [("linear", 0.1, 20), ("small_cnn", 0.1, 20), ("resnet18", 0.02, 6)])
-def test_a_few_steps_lower_the_loss_on_one_batch(name, lr, steps):
+def test_a_few_steps_lower_the_loss_on_one_batch_and_every_parameter_gets_a_gradient(name, lr, steps):
     torch.manual_seed(0)
     model = MODELS[name](num_classes=10, in_channels=1)
     images, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
@@ -49,6 +40,7 @@ def test_a_few_steps_lower_the_loss_on_one_batch(name, lr, steps):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
@@ -60,3 +52,27 @@ def test_channels_last_memory_gives_the_same_logits(name):
         model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
         torch.testing.assert_close(model(images), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_width_sets_the_channels_of_small_cnn_whose_features_stay_channels_last(width):
+    model = SmallCNN(num_classes=10, in_channels=3, width=width).to(memory_format=torch.channels_last)
+    features = model.features(torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last))
+    assert features.shape[1] == 8 * width and features.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("image_size", "small_images", "side"), [(224, True, 16), (32, False, 4), (64, None, 16), (65, None, 4)]
+)
+def test_only_the_first_layer_for_small_images_keeps_the_resolution(image_size, small_images, side):
+    model = resnets.resnet("resnet18", 10, 3, image_size, small_images)
+    seen = []
+    model.layer1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    with torch.no_grad():
+        model(torch.randn(2, 3, 16, 16))
+    assert seen == [(2, 64, side, side)]
+
+
+def test_an_unknown_resnet_is_refused_with_a_suggestion_and_the_list():
+    with pytest.raises(ValueError, match=r"no ResNet named 'resnet81': did you mean resnet18\? it is one of .*net34"):
+        resnets.resnet("resnet81", num_classes=10, in_channels=3)

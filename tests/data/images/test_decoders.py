@@ -9,7 +9,9 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 import torch
+from fakes import write_images
 from PIL import ExifTags, Image
+from reading import assert_equal_batches
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
@@ -59,12 +61,12 @@ def needs(name):
         pytest.skip(f"{name} cannot be imported: {error}")
 
 
-def boxes_read(name, seed, images, boxes):
+def boxes_read(name, images=16, boxes=6):
     """Compares random boxes of images of each kind with Pillow's. Returns how many it has read, for each kind.
 
     Not with torchvision's: version 0.24 has an older libjpeg-turbo, which smooths the colours of 4:4:0 otherwise.
     """
-    generator, read = np.random.default_rng(seed), dict.fromkeys(KINDS, 0)
+    generator, read = np.random.default_rng(0), dict.fromkeys(KINDS, 0)
     for kind in KINDS:
         for number in range(images):
             stored = tuple(int(side) for side in generator.integers(1, 120, size=2))
@@ -89,50 +91,27 @@ def test_a_decoder_reads_a_box_with_the_pixels_of_the_whole_image(name):
     needs(name)
     if name == "torchvision" and version("torchvision") < "0.29":
         pytest.skip("it has an older libjpeg-turbo")
-    read = boxes_read(name, seed=0, images=16, boxes=6)
+    read = boxes_read(name)
     if name == "nvimgcodec":
         assert read.pop("cmyk") == 0 and min(read.values()) > 16
     else:
         assert set(read.values()) == {16 * 6}
 
 
-@pytest.mark.slow
-def test_nvimgcodec_reads_ten_thousand_boxes_with_the_pixels_of_the_whole_image():
-    needs("nvimgcodec")
-    assert sum(boxes_read("nvimgcodec", seed=1, images=80, boxes=32).values()) > 10_000
-
-
-def test_a_samples_pixels_do_not_depend_on_the_decoder(tmp_path, write_images):
-    """A sample of each kind, for training and for evaluation, with what is installed."""
+@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
+@pytest.mark.parametrize("train", [True, False])
+def test_batches_depend_neither_on_the_decoder_nor_on_where_it_runs(tmp_path, train, worker_method):
     write_images(tmp_path, ("cat",), count=0)
     generator = np.random.default_rng(3)
     for number, kind in enumerate(KINDS):
         for split in ("train", "val"):
             (tmp_path / split / "cat" / f"{number}.jpg").write_bytes(jpeg(generator, kind, (90, 70), 1 + number % 8))
-    for train in (True, False):
-        theirs, ours = (ImageFolder(train, tmp_path, image_size=24, decoder=name) for name in ("pillow", "auto"))
-        for number in range(len(KINDS)):
-            batches = []
-            for dataset in (theirs, ours):
-                torch.manual_seed(number)
-                batches.append(dataset[number]["image"])
-            assert torch.equal(*batches), (train, ours.path(number))
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn", "thread"])
-def test_workers_read_as_the_main_process_does(tmp_path, write_images, how):
-    write_images(tmp_path, ("cat",), count=0)
-    generator = np.random.default_rng(4)
-    for split in ("train", "val"):
-        for number in range(8):
-            (tmp_path / split / "cat" / f"{number}.jpg").write_bytes(jpeg(generator, "4:2:0 baseline", (90, 70)))
-    dataset = ImageFolder(True, tmp_path, image_size=24)
-    settings = {"seed": 0, "shuffle": False}
-    (expected,) = WorkerLoader(dataset, 8, **settings)  # this process has a decoder before it forks
-    method = {"worker_method": "thread"} if how == "thread" else {"multiprocessing_context": how}
-    with WorkerLoader(dataset, 8, num_workers=1 if how == "spawn" else 2, **method, **settings) as loader:
-        (batch,) = loader
-    assert torch.equal(batch["image"], expected["image"])
+    theirs, ours = (ImageFolder(train, tmp_path, image_size=24, decoder=name) for name in ("pillow", "auto"))
+    expected = list(WorkerLoader(theirs, 4, seed=0))
+    assert_equal_batches(next(WorkerLoader(ours, 4, seed=0)), expected[0])  # it has a decoder before it forks
+    with WorkerLoader(ours, 4, num_workers=2, worker_method=worker_method, seed=0) as loader:
+        for batch, other in zip(loader, expected, strict=True):
+            assert_equal_batches(batch, other)
 
 
 def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():

@@ -1,0 +1,135 @@
+"""Every client trains for three epochs, on every kind of our loaders: it gets each sample once an epoch, in order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+
+from loaders import Preloader, WorkerLoader
+
+EPOCHS = 3
+Epochs = list[list[list[int]]]  # which samples each batch of each epoch had
+
+
+class Pairs(Points):
+    """Sample i is ([i, 1], [i % 2])."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([index, 1.0]), torch.tensor([index % 2.0])
+
+
+def accelerate(loader: Any) -> Epochs:
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=4)
+    line = torch.nn.Linear(2, 1)
+    line, optimizer, prepared = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1e-4), loader)
+    assert prepared is loader or not isinstance(loader, Preloader)
+    epochs, steps = [], 0
+    for _ in range(EPOCHS):
+        epochs.append([])
+        for batch in prepared:
+            with accelerator.accumulate(line):
+                accelerator.backward((line(batch["x"]).squeeze(1) - batch["labels"]).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            epochs[-1].append(indices(batch))
+            steps += accelerator.sync_gradients
+    # After the fourth and the last of six batches: it knows which is the last one of a loader that it has prepared.
+    assert steps == (EPOCHS * 2 if prepared is not loader else EPOCHS * 6 // 4)
+    return epochs
+
+
+def fastai(loader: Any) -> Epochs:
+    pytest.importorskip("fastai.callback.progress")  # it gives a Learner no_bar()
+    from fastai.callback.core import Callback
+    from fastai.data.core import DataLoaders
+    from fastai.learner import Learner
+
+    class Records(Callback):
+        def before_epoch(self) -> None:
+            epochs.append([])
+
+        def before_batch(self) -> None:
+            if self.training:
+                epochs[-1].append(self.xb[0][:, 0].long().tolist())
+
+    epochs: Epochs = []
+    data = DataLoaders(loader, torch.utils.data.DataLoader(Pairs(), BATCH_SIZE))
+    learner = Learner(data, torch.nn.Linear(2, 1), torch.nn.MSELoss(), cbs=[Records()])
+    with learner.no_bar(), learner.no_logging():
+        learner.fit(EPOCHS, lr=1e-4)
+    return epochs
+
+
+def ignite(loader: Any) -> Epochs:
+    pytest.importorskip("ignite")
+    from ignite.engine import Engine, Events
+
+    epochs: Epochs = []
+    engine = Engine(lambda _, batch: epochs[-1].append(indices(batch)))
+    engine.add_event_handler(Events.EPOCH_STARTED, lambda _: epochs.append([]))
+    engine.run(loader, max_epochs=EPOCHS)
+    return epochs
+
+
+def lightning(loader: Any) -> Epochs:
+    pytest.importorskip("lightning")
+    from lightning_points import Recorder, trainer
+
+    module = Recorder()
+    trainer(max_epochs=EPOCHS).fit(module, loader)
+    return list(module.trained.values())
+
+
+def skorch(loader: Any) -> Epochs:
+    skorch = pytest.importorskip("skorch")
+
+    class Records(skorch.callbacks.Callback):
+        def on_epoch_begin(self, net, **_) -> None:
+            epochs.append([])
+
+        def on_batch_begin(self, net, batch, training, **_) -> None:
+            if training:
+                epochs[-1].append(batch[0][:, 0].long().tolist())
+
+    epochs: Epochs = []
+    callbacks = {"callbacks": [("records", Records())], "iterator_train": lambda dataset, batch_size: loader}
+    settings = {"max_epochs": EPOCHS, "lr": 1e-4, "train_split": None, "verbose": 0}
+    skorch.NeuralNetRegressor(torch.nn.Linear(2, 1), **settings, **callbacks).fit(loader.dataset, None)
+    return epochs
+
+
+CLIENTS: dict[Callable[[Any], Epochs], type[Points]] = {
+    accelerate: Points,
+    fastai: Pairs,
+    ignite: Points,
+    lightning: Points,
+    skorch: Pairs,
+}
+WORKERS = {"num_workers": 2, "persistent_workers": True}
+KINDS = {  # the seed, the loader's settings, and the depth of a Preloader over it
+    "seeded": (SEED, WORKERS, None),
+    "seeded_new_workers": (SEED, {"num_workers": 2}, None),
+    "seeded_inline": (SEED, {}, None),
+    "preloader": (SEED, WORKERS, 2),
+    "preloader_inline": (SEED, WORKERS, 0),
+    "unseeded": (None, WORKERS, None),
+    "unseeded_new_workers": (None, {"num_workers": 2}, None),
+    "unseeded_preloader": (None, WORKERS, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the clients' own advice and deprecations
+@pytest.mark.parametrize(("seed", "settings", "depth"), KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize(("client", "dataset"), CLIENTS.items(), ids=[client.__name__ for client in CLIENTS])
+def test_training_gets_every_sample_once_an_epoch_in_the_order_of_the_epoch(client, dataset, seed, settings, depth):
+    loader = WorkerLoader(dataset(), BATCH_SIZE, shuffle=True, seed=seed, **settings)
+    with loader if depth is None else Preloader(loader, "cpu", depth) as loader:
+        epochs = client(loader)
+    assert len(epochs) == EPOCHS
+    check_epochs(epochs)
+    if seed is not None:
+        # To see whether what is no DataLoader can be iterated over, Lightning begins an epoch of it: ours is 0.
+        first = int(client is lightning and depth is not None)
+        assert epochs == [seeded_epoch(epoch) for epoch in range(first, first + EPOCHS)]
