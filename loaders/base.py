@@ -8,6 +8,7 @@ a Position, and advances at the same moment.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ class Epochs:
         self._sampler_epoch: int | None = None  # that set_epoch gave them, as they may have another order then
         self.position: Position | None = None  # of the newest epoch
         self._next: tuple[int, int] | None = None  # epoch and batch that set_epoch or load_state_dict named
+        self.newest: Callable[[], Any] = nothing  # a weak reference to the newest iterator
+        self.current: Any = None  # the iterator behind next(loader)
 
     @property
     def order(self) -> Order:
@@ -153,7 +156,8 @@ class Epochs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is copied and pickled: a copy begins at this position, and advances its own."""
-        return {**vars(self), "position": copy(self.position), "tasks": copy(self.tasks)}
+        own = {"position": copy(self.position), "tasks": copy(self.tasks), "newest": nothing, "current": None}
+        return {**vars(self), **own}
 
     def upcoming(self) -> tuple[int, int]:
         """Returns the epoch that `start` starts next, and the number of the batch that it starts with."""
@@ -164,7 +168,15 @@ class Epochs:
         position = Position(*self.upcoming())
         source = open_source(position.epoch, position.batch)
         self.position, self._next = position, None
-        return EpochIterator(source, position, length)
+        iterator = EpochIterator(source, position, length)
+        self.newest = weakref.ref(iterator)
+        return iterator
+
+    def end(self) -> None:
+        """Ends the newest iterator, unless iterators are independent."""
+        if (newest := self.newest()) is not None and self.one_at_a_time:
+            newest.end()
+        self.current, self.newest = None, nothing
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that `start` starts next; a loaded state's epoch starts at its position.
@@ -223,3 +235,7 @@ class Epochs:
             "global_batch_size": order.global_batch_size,
             "order": self.tasks.kind,
         }
+
+
+def nothing() -> None:
+    """Returns None, as a weak reference does when its object is gone."""

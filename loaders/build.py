@@ -19,6 +19,7 @@ from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
 from .torch_loader import TorchLoader
 from .worker_loader import WorkerLoader
+from .workers.engine import has_pool
 
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 AUTO = ("num_workers", "prefetch_factor")  # keys that also take "auto"
@@ -145,7 +146,7 @@ def build_loader(
             **order,
             **reading,
         )
-        has_workers = loader.has_pool
+        has_workers = has_pool(loader)
     depth = 0 if has_workers and device.type == "cpu" else config.preload_depth
     preloader = Preloader(loader, device, depth, transform)
     is_training = shuffle or sampler is not None or batch_sampler is not None

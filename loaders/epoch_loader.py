@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -28,8 +27,6 @@ class EpochMethods:
     sampler: Any
     in_order = True
     _epochs: Epochs
-    _newest: Callable[[], Any]  # a weak reference to the newest iterator
-    _current: Any = None  # the iterator behind next(loader)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
@@ -39,17 +36,18 @@ class EpochMethods:
 
     def __next__(self) -> Any:
         """Returns the next batch of the newest iterator, or of a new one if that is at its end."""
-        current = self._newest() if self._current is None else self._current
+        epochs = self._epochs
+        current = epochs.newest() if epochs.current is None else epochs.current
         if current is None or not getattr(current, "is_running", True):
             current = iter(self)  # type: ignore[call-overload]  # a loader has it
         try:
             return next(current)
         except StopIteration:
-            self._end_epoch()
+            epochs.end()
             current = None
             raise
         finally:
-            self._current = current  # a subclass may have wrapped the newest: keep the wrapper
+            epochs.current = current  # a subclass may have wrapped the newest: keep the wrapper
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
@@ -68,20 +66,14 @@ class EpochMethods:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
         self._adopt_new_length()
         self._epochs.load_state_dict(state)
-        self._end_epoch()
+        self._epochs.end()
 
     def _start_epoch(self, open_source: Callable[[int, int], Source]) -> EpochIterator:
-        """Starts the upcoming epoch; the previous iterator has to be at its end."""
+        """Starts the upcoming epoch, and ends the previous one before."""
+        self._adopt_new_length()
+        self._epochs.end()
         length = None if self._epochs.order.length == sys.maxsize else len(self)
-        iterator = self._epochs.start(open_source, length)
-        self._newest = weakref.ref(iterator)
-        return iterator
-
-    def _end_epoch(self) -> None:
-        """Ends the newest iterator, unless iterators are independent."""
-        if (newest := self._newest()) is not None and self._epochs.one_at_a_time:
-            newest.end()
-        self._current, self._newest = None, nothing
+        return self._epochs.start(open_source, length)
 
     def _length_now(self) -> int:
         """Returns the length that the dataset or the user's sampler has now."""
@@ -93,7 +85,7 @@ class EpochMethods:
         length, before = self._length_now(), self._epochs.order.length
         if length == before:
             return
-        self._end_epoch()
+        self._epochs.end()
         if not self._epochs.tasks.has_sampler:
             self._dataset_has_changed(before, length)
         self._epochs.tasks.order = replace(self._epochs.order, length=length)
@@ -149,8 +141,7 @@ class EpochLoader(EpochMethods, Closeable):
         self.batch_size = None if sampler is None else batch_size  # as torch's DataLoader has it
         self.drop_last, self.rank, self.world_size, self.pad = drop_last, rank, world_size, pad
         self.sampler, self.batch_sampler = sampler, batch_sampler or BatchSampler(sampler, batch_size, drop_last)
-        self._epochs = Epochs(choose_tasks(self, own), batch_sampler, sampler)
-        self._newest = nothing
+        self._epochs = Epochs(choose_tasks(self, own, self.seed, rank, world_size, pad), batch_sampler, sampler)
         self._closed = False
 
     def _prepare(self) -> None:
@@ -164,7 +155,7 @@ class EpochLoader(EpochMethods, Closeable):
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
         self._adopt_new_length()
-        self._end_epoch()
+        self._epochs.end()
         self._prepare()
         return self._start_epoch(self._open)
 
@@ -175,11 +166,11 @@ class EpochLoader(EpochMethods, Closeable):
     def close(self) -> None:
         """Ends the epoch; delivered batches stay valid. May be called repeatedly, in any state."""
         self._closed = True
-        self._end_epoch()
+        self._epochs.end()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is copied and pickled: a copy has no iterator yet, and counts its own epochs."""
-        return {**vars(self), "_epochs": copy(self._epochs), "_newest": nothing, "_current": None}
+        return {**vars(self), "_epochs": copy(self._epochs)}
 
     def _dataset_has_changed(self, before: int, now: int) -> None:
         kind = type(self).__name__
@@ -187,10 +178,6 @@ class EpochLoader(EpochMethods, Closeable):
             f"{type(self.dataset).__name__} had {before:,} samples when this {kind} was made, and has {now:,} now: "
             "make a new loader"
         )
-
-
-def nothing() -> None:
-    """Returns None, as a weak reference does when its object is gone."""
 
 
 class TaskSource:

@@ -8,10 +8,8 @@ whatever the number of workers, a resume is exact, and the next epoch's first ba
 from __future__ import annotations
 
 import logging
-import sys
-import weakref
 from collections.abc import Callable
-from copy import copy, deepcopy
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -19,22 +17,18 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import check_arguments, checked_last_batch, checked_seed
-from .epoch_loader import EpochMethods, nothing
+from .base import nothing
+from .epoch_loader import EpochMethods
 from .machine import available_cores
 from .optional_methods import Closeable, keep_out_of_compilation, missing_attribute
 from .order import Order
-from .preload.accelerator import can_pin_memory
 from .samplers import OrderSampler, own_batch_sampler
-from .timeline import Timeline
+from .workers.added import Added
 from .workers.autotune import Tuner
-from .workers.dispatcher import Dispatcher
-from .workers.engine import build_engine, warn_once
+from .workers.engine import has_pool, warn_once
 from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
-from .workers.stats import Stats
 
 log = logging.getLogger(__name__)
-
-HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
 
 AUTO_PREFETCH_FACTOR = 4  # batches per worker: while one batch takes long, the other workers can go on
 
@@ -69,11 +63,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     # Preloader does: with pin_memory=True they lie in page-locked slots. Other iterators give batches in torch's own
     # pinned memory, which torch does not reuse while a copy from it is under way.
     holds_batches_until_copied = False
-    timeline: Timeline | None = None  # records what the workers do; set it before an epoch
-
-    _iterators: weakref.WeakSet[Any]  # all that exist
-    _stats: Stats | None  # of the newest engine
-    _epochs: EngineEpochs  # with a seed
+    _added: Added  # all else that the loader has and a DataLoader has not
 
     def __init__(
         self,
@@ -106,28 +96,25 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         max_restarts: int = 3,
     ) -> None:
         keep_out_of_compilation()
-        self.seed = None if seed is None else checked_seed(seed)
-        self.rank, self.world_size, self.pad, self.last_batch = rank, world_size, pad, last_batch
-        self.prefetch_batches, self.worker_method = prefetch_batches, worker_method
-        self.on_error, self.max_restarts = on_error, max_restarts
-        self._closed = False
-        self._forget_iterators()
-        check_arguments(self, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
-        # Underscored, because Ignite makes another loader by passing all other attributes to the class.
-        self._bounds_memory, self._tuner = prefetch_factor == "auto", cast("Tuner | None", None)
+        seed = None if seed is None else checked_seed(seed)
+        how_split = rank, world_size, pad, last_batch
+        added = Added(seed, *how_split, prefetch_batches, worker_method, on_error, max_restarts)
+        vars(self)["_added"] = added
+        check_arguments(added, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
+        added.bounds_memory = prefetch_factor == "auto"
         if isinstance(num_workers, str):
-            self._tuner = Tuner(available_cores())
-            num_workers = self._tuner.most
+            added.tuner = Tuner(available_cores())
+            num_workers = added.tuner.most
             vars(self)["check_worker_number_rationality"] = nothing  # torch would warn of more workers than cores
         if isinstance(prefetch_factor, str):
             prefetch_factor = AUTO_PREFETCH_FACTOR
         drop_last, rollover = checked_last_batch(last_batch, drop_last)
         own_order, one_at_a_time = None, persistent_workers
-        if self.seed is not None and num_workers == 0:  # arguments that only concern workers are ignored
+        if seed is not None and num_workers == 0:  # arguments that only concern workers are ignored
             prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
-        if self.seed is not None and sampler is None and batch_sampler is None:
+        if seed is not None and sampler is None and batch_sampler is None:
             split = drop_last, rank, world_size, pad, rollover
-            own_order = Order(len(dataset), batch_size or 1, bool(shuffle), self.seed, *split)
+            own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, *split)
             shuffle, sampler = None, OrderSampler(own_order)
         elif rollover:
             raise ValueError(
@@ -154,61 +141,36 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             in_order=in_order,
         )
         # Lightning makes loaders anew from the arguments that DataLoader.__init__ got. Those of a subclass it only has
-        # if it knew the subclass before.
+        # if it knew the subclass before. Ignite passes all attributes without an underscore to the class.
         if (recorded := vars(self).get("__pl_saved_kwargs")) is not None:
-            own = ("seed", "rank", "world_size", "pad", "last_batch", "prefetch_batches", "worker_method", "on_error")
-            recorded |= {name: getattr(self, name) for name in (*own, "max_restarts")}
-        SeededMethods.give(self, self.seed is not None)
+            recorded |= added.given()
+        SeededMethods.give(self, seed is not None)
+        if seed is None:
+            return
+        vars(self).update(added.given())
         if own_order is not None and batch_size is not None:  # DataLoader.__setattr__ refuses a new batch_sampler
             vars(self)["batch_sampler"] = own_batch_sampler(cast("OrderSampler", self.sampler), batch_size, drop_last)
-        if self.seed is not None:
-            # Not as an attribute: Lightning would set this loader's on the one that it makes anew.
-            vars(self)["_epochs"] = EngineEpochs(self, own_order, one_at_a_time)
+        added.epochs = EngineEpochs(self, own_order, one_at_a_time)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
-        return super().__len__() if self.seed is None else EpochMethods.__len__(self)  # type: ignore[arg-type]
+        return super().__len__() if self._added.epochs is None else EpochMethods.__len__(self)  # type: ignore[arg-type]
 
     def __iter__(self) -> Any:
         keep_out_of_compilation()
-        if self._closed:
+        if self._added.closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
-        iterator: Any
-        if self.seed is None:
-            iterator = super().__iter__()
-        else:
-            seeded: Any = self  # mypy does not see its methods
-            seeded._adopt_new_length()
-            seeded._end_epoch()
-            iterator = seeded._start_epoch(partial(EpochSource, self))
-        self._iterators.add(iterator)
+        seeded: Any = self  # mypy does not see its methods
+        has_seed = self._added.epochs is not None
+        iterator = seeded._start_epoch(partial(EpochSource, self)) if has_seed else super().__iter__()
+        self._added.iterators.add(iterator)
         return iterator
 
-    @property
-    def has_pool(self) -> bool:
-        """Whether workers read the samples, and not the thread that calls next()."""
-        return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
-
-    @property
-    def pins_batches(self) -> bool:
-        """Whether `next()` copies batches into torch's pinned memory."""
-        return self.pin_memory and not self.holds_batches_until_copied and can_pin_memory()
-
-    @property
-    def tuner(self) -> Tuner | None:
-        """Chooses how many workers get tasks; None: all of them."""
-        return self._tuner
-
-    @property
-    def bounds_memory(self) -> bool:
-        """Whether the batches loaded ahead may take at most an eighth of the available memory."""
-        return self._bounds_memory
-
-    def build_engine(self, base_seed: int | None = None) -> Dispatcher:
-        """Builds an engine for the loader's epochs; worker i starts with the seed `base_seed` + i."""
-        engine = build_engine(self, base_seed)
-        self._stats = engine.stats
-        return engine
+    def __setattr__(self, name: str, value: Any) -> None:
+        added = vars(self).get("_added")
+        if added is not None and added.epochs is not None and name in added.given() and getattr(added, name) != value:
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute(self, name)
@@ -218,33 +180,31 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
         The totals are those of the newest workers: without persistent_workers, of the newest epoch.
         """
-        return {} if self._stats is None else {"workers": self._stats.as_dict()}
+        return {} if self._added.stats is None else {"workers": self._added.stats.as_dict()}
 
     def close(self) -> None:
         """Ends the workers and all iterators; delivered batches stay valid. May be called repeatedly, in any state."""
-        self._closed = True
-        for iterator in list(self._iterators):
+        added = self._added
+        added.closed = True
+        for iterator in list(added.iterators):
             getattr(iterator, "end", nothing)()
-        if self.seed is not None:
-            self._epochs.close()
-        self._iterator = None
-        self._forget_iterators()
+        if added.epochs is not None:
+            added.epochs.close()
+        self._iterator = added.stats = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is copied and pickled: all but the workers and iterators."""
-        return {**vars(self), **dict.fromkeys(("_iterators", "_newest", "_current", "_stats", "_iterator"))}
+        return {**vars(self), "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._forget_iterators()
-        if self.seed is not None:  # after copy.copy() they are the other loader's, and each loader needs its own
-            self._epochs, self._tuner = copy(self._epochs), deepcopy(self._tuner)
+        vars(self)["_added"] = copy(self._added)  # after copy.copy() it is the other loader's
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
-        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not self.has_pool):
-            if self.num_workers > 0:
-                warn_once("torch's own workers read iterable datasets, and on systems other than Linux all datasets")
+        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not has_pool(self)):
+            if not isinstance(self.dataset, IterableDataset):
+                warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()
         return TorchIterator(self)
@@ -256,7 +216,5 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             before,
             now,
         )
-        self._epochs.close()
-
-    def _forget_iterators(self) -> None:
-        self._iterators, self._newest, self._current, self._stats = weakref.WeakSet(), nothing, None, None
+        assert self._added.epochs is not None
+        self._added.epochs.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.autograd.profiler import record_function
@@ -12,7 +13,10 @@ from ..base import Delivery, EpochIterator, Epochs, Position
 from ..epoch_loader import EpochMethods
 from ..optional_methods import OptionalMethods
 from ..order import Order
+from ..timeline import Timeline
+from .added import Added
 from .dispatcher import Dispatcher
+from .engine import build_engine, has_pool, pins_batches
 from .tasks import OwnTasks, UnseededTasks, choose_tasks
 
 Loader = Any  # a WorkerLoader, which imports this file
@@ -21,14 +25,20 @@ Loader = Any  # a WorkerLoader, which imports this file
 class SeededMethods(OptionalMethods, EpochMethods):
     """The extra methods of a WorkerLoader with a seed, whose order can be resumed."""
 
+    timeline: Timeline | None = None  # records what the workers do; set it before an epoch
+
+    @property
+    def _epochs(self: Any) -> Any:  # type: ignore[override]  # it has one owner, `_added`
+        return self._added.epochs
+
     @property
     def _iterator(self: Any) -> Any:
         """The newest iterator, as torch's loader keeps it. Programs set it to None to have new workers started."""
-        return self._newest()
+        return self._epochs.newest()
 
     @_iterator.setter
     def _iterator(self: Any, _: None) -> None:
-        if "_epochs" in vars(self):  # else DataLoader.__init__ sets it
+        if self._epochs is not None:  # else DataLoader.__init__ sets it
             self._epochs.engine = None
 
 
@@ -41,10 +51,12 @@ class EngineEpochs(Epochs):
     """
 
     def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
-        super().__init__(choose_tasks(loader, own_order), loader.batch_sampler, loader.sampler)
+        added: Added = loader._added
+        tasks = choose_tasks(loader, own_order, added.seed or 0, added.rank, added.world_size, added.pad)
+        super().__init__(tasks, loader.batch_sampler, loader.sampler)
         self.engine: Dispatcher | None = None  # the shared one
         self.one_at_a_time = one_at_a_time
-        self._is_shared = one_at_a_time and loader.has_pool
+        self._is_shared = one_at_a_time and has_pool(loader)
         self._reads_ahead = self._is_shared and loader.in_order
 
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int) -> Dispatcher:
@@ -72,10 +84,10 @@ class EpochSource:
     """The batches of an epoch of a seeded loader. It keeps the loader alive."""
 
     def __init__(self, loader: Loader, epoch: int, first: int) -> None:
-        epochs: EngineEpochs = loader._epochs
+        epochs: EngineEpochs = loader._added.epochs
         self._loader, self._epochs, self._epoch = loader, epochs, epoch
-        self.engine = epochs.open(loader.build_engine, epoch, first)
-        self.engine.use(loader.timeline, loader.pins_batches)
+        self.engine = epochs.open(partial(build_engine, loader), epoch, first)
+        self.engine.use(loader.timeline, pins_batches(loader))
 
     @property
     def processes(self) -> list[Any]:
@@ -94,7 +106,9 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
 
     def __init__(self, loader: Loader) -> None:
         _BaseDataLoaderIter.__init__(self, loader)
-        self.engine: Dispatcher = loader.build_engine(int(self._base_seed))
+        self.engine: Dispatcher = build_engine(loader, int(self._base_seed))
+        kind = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
+        self._profile_name = f"enumerate(DataLoader)#{kind}.__next__"  # as people look for it in a profile
         self._reset(loader, first_iter=True)
 
     __len__ = _BaseDataLoaderIter.__len__
@@ -103,7 +117,7 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()
-        self.engine.use(loader.timeline, loader.pins_batches)
+        self.engine.use(None, pins_batches(loader))
         self.engine.begin(UnseededTasks(self._sampler_iter))
         source = TorchSource(self.engine, self._profile_name, self._persistent_workers)
         EpochIterator.__init__(self, source, Position(0))

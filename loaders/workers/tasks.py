@@ -169,17 +169,19 @@ class _SamplerEpoch:
         return task
 
 
-def choose_tasks(loader: Any, own_order: Order | None) -> OwnTasks | SamplerTasks:
+def choose_tasks(
+    loader: Any, own_order: Order | None, seed: int, rank: int, world_size: int, pad: bool
+) -> OwnTasks | SamplerTasks:
     """Returns the tasks of a loader with a seed: in `own_order`, or if that is None in the order of its sampler."""
     batched = loader.batch_sampler is not None
     if own_order is not None:
         return OwnTasks(own_order, _all if batched else _only)
     gives_batches = loader.batch_size is None
-    if gives_batches and loader.world_size > 1:
+    if gives_batches and world_size > 1:
         raise ValueError("world_size > 1 splits batches of batch_size: it cannot be used with a batch_sampler")
     sampler = loader.batch_sampler if gives_batches and batched else loader.sampler
-    parts = loader.drop_last, loader.rank, loader.world_size, loader.pad
-    order = Order(length_of(sampler), loader.batch_size or 1, False, loader.seed, *parts)
+    parts = loader.drop_last, rank, world_size, pad
+    order = Order(length_of(sampler), loader.batch_size or 1, False, seed, *parts)
     return SamplerTasks(sampler, order, "batch_sampler" if gives_batches else "sampler", batched)
 
 

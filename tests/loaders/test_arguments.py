@@ -117,7 +117,7 @@ def test_each_name_of_a_config_makes_its_own_loader(name, kind):
     loader = built(name).loader
     assert isinstance(loader, kind)
     if kind is WorkerLoader:
-        assert loader.worker_method == ("thread" if name == "threads" else "multiprocessing")
+        assert loader._added.worker_method == ("thread" if name == "threads" else "multiprocessing")
         assert loader.persistent_workers
 
 

@@ -133,7 +133,7 @@ import loaders.worker_loader
 from loaders import WorkerLoader
 
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-loaders.worker_loader.HAS_PROCESSES = False
+loaders.workers.engine.HAS_PROCESSES = False
 for settings in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
     with WorkerLoader(list(range(8)), 4, seed=0, persistent_workers=True, **settings) as loader:
         assert len(list(loader)) == 2

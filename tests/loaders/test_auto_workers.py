@@ -77,4 +77,4 @@ def test_batches_loaded_ahead_with_auto_take_an_eighth_of_the_memory(monkeypatch
 
 def test_a_copy_of_the_loader_has_a_tuner_of_its_own():
     loader = WorkerLoader(Numbers(10), num_workers="auto", seed=0)
-    assert copy.copy(loader).tuner is not loader.tuner
+    assert copy.copy(loader)._added.tuner is not loader._added.tuner

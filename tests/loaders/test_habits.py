@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from loaders import WorkerLoader
 
@@ -374,3 +374,46 @@ def test_a_compiled_function_may_contain_the_loop(mode):
 
     with loader:
         assert torch.compile(total, backend="eager")() == sum(range(12))
+
+
+# Names that belong to the program
+
+
+def sharded(base: type) -> type:
+    """A subclass with attributes of its own, some of which have the names of WorkerLoader's arguments."""
+
+    class Sharded(base):
+        def __init__(self, *args, **settings) -> None:
+            self.rank, self.world_size, self.seed, self.on_error, self._stats = 1, 2, 5, "skip", 6
+            super().__init__(*args, **settings)
+            self.last_batch, self.timeline, self.tuner, self._epochs, self._iterators = range(5)
+
+        def pad(self) -> int:
+            return -100
+
+        def __getstate__(self) -> dict:
+            return {**self.__dict__, "_iterator": None}
+
+        def names(self) -> dict:
+            return {name: value for name, value in vars(self).items() if isinstance(value, (int, str))}
+
+    return Sharded
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_subclass_keeps_its_own_names(num_workers):
+    def seen(base: type) -> list:
+        loader = sharded(base)(range(6), batch_size=2, num_workers=num_workers)
+        iterator = iter(loader)
+        next(iterator)
+        twin = copy.copy(loader)
+        return [contents(loader), contents(twin), loader.names(), twin.names(), twin.pad()]
+
+    assert seen(WorkerLoader) == seen(DataLoader)
+
+
+def test_the_seed_of_a_loader_cannot_be_changed():
+    loader = WorkerLoader(range(4), seed=3)
+    loader.seed = 3  # as a subclass may do
+    with pytest.raises(ValueError, match="seed attribute should not be set after WorkerLoader is initialized"):
+        loader.seed = 4

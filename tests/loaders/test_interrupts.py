@@ -63,7 +63,7 @@ def epochs_of(kind: str, count: int) -> list[list]:
 
 
 def name_epoch(loader, epoch: int) -> None:
-    if hasattr(loader, "seed") and loader.seed is None:
+    if not hasattr(loader, "set_epoch"):
         return
     loader.set_epoch(epoch)
 

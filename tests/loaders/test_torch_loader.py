@@ -210,7 +210,7 @@ def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(
     with duplicate(loader) as other:
         assert other.state_dict() == loader.state_dict()
         assert contents(other) == expected[1]
-        assert [first.tolist(), *(batch.tolist() for batch in loader._newest())] == expected[0]
+        assert [first.tolist(), *(batch.tolist() for batch in loader._epochs.newest())] == expected[0]
 
 
 class Stopping(Numbers):

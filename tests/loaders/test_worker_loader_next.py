@@ -8,7 +8,8 @@ import pytest
 from example_datasets import Numbers
 from torch.utils.data import DataLoader, IterableDataset
 
-from loaders import WorkerLoader, worker_loader
+from loaders import WorkerLoader
+from loaders.workers import engine
 from loaders.workers.engine import warn_once
 
 
@@ -51,7 +52,7 @@ class Stream(IterableDataset):
 
 
 def test_torchs_own_iterator_serves_iterable_datasets_and_systems_without_our_processes(monkeypatch, caplog):
-    monkeypatch.setattr(worker_loader, "HAS_PROCESSES", False)
+    monkeypatch.setattr(engine, "HAS_PROCESSES", False)
     monkeypatch.setattr(DataLoader, "_get_iterator", lambda loader: (batch for batch in ["torch's"]))
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
@@ -62,7 +63,7 @@ def test_torchs_own_iterator_serves_iterable_datasets_and_systems_without_our_pr
         assert not caplog.messages
         assert list(WorkerLoader(Numbers(4), 2, num_workers=1)) == ["torch's"]
     (said,) = caplog.messages
-    assert said.startswith("torch's own workers read iterable datasets")
+    assert said.startswith("torch's own workers read on systems other than Linux")
 
 
 def test_a_closed_loader_keeps_no_persistent_iterator():

@@ -26,7 +26,7 @@ def simulated(monkeypatch):
     """Slots are page-locked on the simulated device; delays are drawn anew, and nothing undefined has happened."""
     monkeypatch.setattr(accelerator, "can_page_lock", lambda: True)
     monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.worker_loader.can_pin_memory", lambda: True)
+    monkeypatch.setattr("loaders.workers.engine.can_pin_memory", lambda: True)
     monkeypatch.setattr(accelerator, "page_lock", sim.lock)
     monkeypatch.setattr(accelerator, "page_unlock", sim.unlock)
     seed = random.SystemRandom().randrange(10**6)

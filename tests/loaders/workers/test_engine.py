@@ -8,7 +8,7 @@ import pytest
 import torch
 from example_datasets import Numbers
 
-from loaders import WorkerLoader, worker_loader
+from loaders import WorkerLoader
 from loaders.randomness import fold
 from loaders.workers import engine as module
 from loaders.workers import process_pool
@@ -43,7 +43,7 @@ def built(monkeypatch):
         for pool in ("ThreadPool", "InlinePool"):
             monkeypatch.setattr(module, pool, part(pool))
         monkeypatch.setattr(process_pool, "ProcessPool", part("ProcessPool"))
-        monkeypatch.setattr(module, "Dispatcher", part("dispatcher"))
+        monkeypatch.setattr(module, "Dispatcher", part("dispatcher", SimpleNamespace(stats=None)))
         loader = WorkerLoader(Numbers(8) if dataset is None else dataset, **{"batch_size": 2, **settings})
         loader.holds_batches_until_copied = pins
         build_engine(loader, base_seed)
@@ -72,7 +72,7 @@ def test_without_workers_the_caller_reads_nothing_ahead_and_there_are_no_slots(b
 
 
 def test_a_system_without_worker_processes_reads_inline_and_says_so(built, monkeypatch, caplog):
-    monkeypatch.setattr(worker_loader, "HAS_PROCESSES", False)
+    monkeypatch.setattr(module, "HAS_PROCESSES", False)
     module.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
         assert built(num_workers=1, seed=0).dispatcher[0] == "InlinePool"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from example_datasets import Numbers
 
-from loaders import WorkerLoader, worker_loader
+from loaders import WorkerLoader
 from loaders.base import Delivery
-from loaders.workers import dispatcher
+from loaders.workers import dispatcher, epochs
 
 
 class Engine:
@@ -61,12 +61,13 @@ def engines(monkeypatch):
     """The engines that are built, each with the base seed that it was given."""
     made: list[Engine] = []
 
-    def build(loader, base_seed) -> Engine:
+    def build(loader, base_seed=None) -> Engine:
         made.append(Engine())
+        loader._added.stats = Engine.stats
         made[-1].base_seed = base_seed
         return made[-1]
 
-    monkeypatch.setattr(worker_loader, "build_engine", build)
+    monkeypatch.setattr(epochs, "build_engine", build)
     return made
 
 
