@@ -216,13 +216,22 @@ class _Owner:
             _free[id(block.stream), block.size].append(block)
 
 
-def lock(address: int, size: int) -> None:
-    """Page-locks host memory."""
+def lock(address: int, size: int, _: int = 0) -> None:
+    """Page-locks host memory, as cudaHostRegister does."""
     locked[address] = size, None
 
 
 def unlock(address: int) -> None:
     del locked[address]
+
+
+def page_lock_with(monkeypatch: Any) -> None:
+    """Has the loaders page-lock their slots on this device."""
+    driver = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
+    monkeypatch.setattr("loaders.worker_loader.can_pin_memory", lambda: True)
 
 
 def _is_locked(address: int, size: int) -> bool:
@@ -234,7 +243,12 @@ def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:
 
 
 def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-    """A copy in page-locked memory, which is never reused, as torch's is not while a copy from it is under way."""
+    """A copy in page-locked memory, which is never reused, as torch's is not while a copy from it is under way.
+
+    Of a tensor in page-locked memory, whoever locked it, the tensor itself: so does torch.
+    """
+    if is_pinned(tensor):
+        return tensor
     pinned = tensor.clone()
     locked[pinned.data_ptr()] = max(pinned.nbytes, 1), pinned.untyped_storage()
     return pinned

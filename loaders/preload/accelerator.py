@@ -107,11 +107,21 @@ def can_page_lock() -> bool:
 def page_lock(address: int, size: int) -> None:
     """Page-locks memory. Raises RuntimeError with the reason if that fails."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    _page_locked[address] = address + size
 
 
 def page_unlock(address: int) -> None:
-    """Ends `page_lock`. Raises RuntimeError with the reason if that fails."""
+    """Ends `page_lock`, before the memory is unmapped. Raises RuntimeError with the reason if that fails."""
+    del _page_locked[address]
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+def page_locked_at(address: int) -> int | None:
+    """Returns where the memory that `page_lock` locked and that has this address begins; None if none has it."""
+    return next((start for start, end in list(_page_locked.items()) if start <= address < end), None)
+
+
+_page_locked: dict[int, int] = {}  # from which address to which
 
 
 def clear_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..base import Delivery, EpochIterator, Epochs, OptionalMethods, Position
 from ..order import Order
+from ..preload.accelerator import page_locked_at
+from ..preload.transfer import strided_parts
 from ..samplers import length_of
 from .dispatcher import Dispatcher
 from .tasks import OwnTasks, UnseededTasks, choose_tasks
@@ -157,7 +160,7 @@ class EpochSource:
     def next(self) -> Delivery | None:
         delivery = self.engine.next(self._position.epoch)
         if delivery is not None and delivery.error is None and self._pins:
-            delivery.batch = pin_memory(delivery.batch)
+            delivery.batch = _pinned(delivery.batch)
         return delivery
 
     def close(self) -> None:
@@ -196,7 +199,7 @@ class UnseededIterator(_BaseDataLoaderIter):
                 self.engine.close()
             raise StopIteration
         if self._pins and delivery.error is None:
-            delivery.batch = pin_memory(delivery.batch)
+            delivery.batch = _pinned(delivery.batch)
         # No call from here on: see loaders.base.
         batch, error = delivery.batch, delivery.error
         delivery.is_taken = True
@@ -215,3 +218,13 @@ class UnseededIterator(_BaseDataLoaderIter):
         self.engine.close()
 
     _shutdown_workers = end  # torch's name
+
+
+def _pinned(batch: Any) -> Any:
+    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way.
+
+    A batch that lies in a page-locked slot is copied out of it first: torch takes that for pinned memory of its own.
+    """
+    if any(page_locked_at(part.data_ptr()) is not None for part in strided_parts(batch)):
+        batch = deepcopy(batch)
+    return pin_memory(batch)

@@ -14,7 +14,6 @@ sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 2, 1)]
 import simulated_gpu as sim  # noqa: E402
 
 from loaders import Preloader, ResidentLoader, StepTimer, Timeline, WorkerLoader  # noqa: E402
-from loaders.preload import accelerator  # noqa: E402
 from loaders.timeline import COPY_STREAM, GPU  # noqa: E402
 
 DEVICE = torch.device("sim:0")
@@ -24,11 +23,7 @@ ROWS, BATCH, WIDTH = 96, 4, 3000
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
     """Slots are page-locked on the simulated device; delays are drawn anew, and nothing undefined has happened."""
-    monkeypatch.setattr(accelerator, "can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.worker_loader.can_pin_memory", lambda: True)
-    monkeypatch.setattr(accelerator, "page_lock", sim.lock)
-    monkeypatch.setattr(accelerator, "page_unlock", sim.unlock)
+    sim.page_lock_with(monkeypatch)
     seed = random.SystemRandom().randrange(10**6)
     print(f"delays drawn from seed {seed}")
     random.seed(seed)
