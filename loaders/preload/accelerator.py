@@ -116,9 +116,12 @@ def page_unlock(address: int) -> None:
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
 
-def page_locked_at(address: int) -> int | None:
-    """Returns where the memory that `page_lock` locked and that has this address begins; None if none has it."""
-    return next((start for start, end in list(_page_locked.items()) if start <= address < end), None)
+def page_locked_until(address: int) -> int | None:
+    """Returns the end of the memory around this address that `page_lock` has locked; None if it has not."""
+    for start, end in list(_page_locked.items()):
+        if start <= address < end:
+            return end
+    return None
 
 
 _page_locked: dict[int, int] = {}  # from which address to which

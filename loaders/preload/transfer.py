@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..nested import is_dense, leaves, move, tensors
 from ..workers.batch_buffer import SMALL, is_plain
-from .accelerator import page_locked_at
+from .accelerator import page_locked_until
 
 ROUNDED = 512  # bytes: a device's allocator gives no less, so smaller tensors count as that
 
@@ -29,47 +28,46 @@ PARTS = {
 }
 
 
-@dataclass
 class _Group:
     """Tensors on the host that are copied together: the bytes from `start` to `end`."""
 
-    place: object  # the start of the page-locked memory, or the storage
-    is_page_locked: bool
-    start: int
-    end: int
-    smallest: int  # bytes of the smallest tensor
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    def __init__(self, first: torch.Tensor) -> None:
+        self._tensors, size = [first], first.nbytes
+        self._start = start = first.data_ptr()
+        self._end, self._smallest = start + size, max(size, ROUNDED)
+        locked_until, storage = page_locked_until(start), first.untyped_storage()
+        self._is_pinned = locked_until is not None or first.is_pinned()  # which asks the driver: about 1 us
+        self._limit = locked_until or storage.data_ptr() + storage.nbytes()
 
-    def joins(self, other: _Group) -> bool:
-        """Returns whether `other`, which begins later, may be copied together with this one."""
-        whole, smallest = max(self.end, other.end) - self.start, min(self.smallest, other.smallest)
-        is_aligned = (other.start - self.start) % other.tensors[0].itemsize == 0
-        return self.place == other.place and is_aligned and smallest >= SMALL * whole
-
-    def add(self, other: _Group) -> None:
-        self.end, self.smallest = max(self.end, other.end), min(self.smallest, other.smallest)
-        self.tensors += other.tensors
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Adds a tensor, which does not begin earlier than the others, if it may be copied together with them."""
+        start, size = tensor.data_ptr(), tensor.nbytes
+        end, smallest = max(start + size, self._end), min(max(size, ROUNDED), self._smallest)
+        is_aligned = (start - self._start) % tensor.itemsize == 0
+        if end > self._limit or smallest < SMALL * (end - self._start) or not is_aligned:
+            return False
+        self._end, self._smallest = end, smallest
+        self._tensors.append(tensor)
+        return True
 
     def copied(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Copies the group, and yields each tensor with its copy. The host's memory must stay until that is done."""
-        first, size = self.tensors[0], self.end - self.start
-        is_alone = len(self.tensors) == 1
+        size, is_alone = self._end - self._start, len(self._tensors) == 1
+        source = self._tensors[0]
         if not is_alone:
-            source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self.start), dtype=torch.uint8)
-        else:
-            source = first
-        if not (self.is_page_locked or first.is_pinned()):  # it asks the driver: about 1 us
+            source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
+        if not self._is_pinned:
             source = source.pin_memory()  # from pageable memory the copy would be synchronous
         copy = source.to(device, non_blocking=True)
         if is_alone:
-            yield first, copy
+            yield self._tensors[0], copy
             return
         flat: dict[torch.dtype, torch.Tensor] = {}
-        for tensor in self.tensors:
+        for tensor in self._tensors:
             dtype, width = tensor.dtype, tensor.itemsize
             if dtype not in flat:
                 flat[dtype] = copy[: size // width * width].view(dtype)
-            offset = (tensor.data_ptr() - self.start) // width
+            offset = (tensor.data_ptr() - self._start) // width
             # .data: else autograd would take an in-place change of one tensor for a change of all of them.
             yield tensor, flat[dtype].as_strided(tensor.size(), tensor.stride(), offset).data
 
@@ -77,25 +75,18 @@ class _Group:
 def transfer(batch: Any, device: torch.device, to: Callable[[Any], Any]) -> Any:
     """Returns the batch with its plain host tensors copied to the device, and `to` applied to everything else."""
     groups: list[_Group] = []
-    for group in sorted(filter(None, map(_alone, leaves(batch))), key=lambda group: group.start):
-        if groups and groups[-1].joins(group):
-            groups[-1].add(group)
-        else:
-            groups.append(group)
+    for tensor in sorted(filter(_is_plain, leaves(batch)), key=torch.Tensor.data_ptr):
+        if not any(group.takes(tensor) for group in groups):
+            groups.append(_Group(tensor))
     copies = {id(tensor): copy for group in groups for tensor, copy in group.copied(device)}
     return move(batch, lambda leaf: copies[id(leaf)] if id(leaf) in copies else to(leaf))
 
 
-def _alone(leaf: Any) -> _Group | None:
-    """Returns a tensor's own group; None if it has to be moved in another way: a subclass or sparse, for example."""
+def _is_plain(leaf: Any) -> bool:
+    """Returns whether a leaf is nothing but memory on the host: no subclass and not sparse, for example."""
     if type(leaf) is not torch.Tensor or not is_plain(leaf) or not leaf.numel():
-        return None
-    if not (leaf.is_contiguous() or is_dense(leaf)):
-        return None
-    start, size = leaf.data_ptr(), leaf.nbytes
-    slot = page_locked_at(start)
-    place = slot if slot is not None else leaf.untyped_storage()._cdata
-    return _Group(place, slot is not None, start, start + size, max(size, ROUNDED), [leaf])
+        return False
+    return leaf.is_contiguous() or is_dense(leaf)
 
 
 def strided_parts(batch: Any) -> Iterator[torch.Tensor]:

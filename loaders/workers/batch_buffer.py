@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate, default_collate_fn_map
 
-from ..preload.accelerator import page_locked_at
+from ..preload.accelerator import page_locked_until
 from .shared_memory import align
 
 ALIGNMENT = 64
@@ -96,7 +96,7 @@ class ThreadBuffer(BatchBuffer):
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
         super().__init__(slot)
-        self._least = 0 if page_locked_at(self.slot.ctypes.data) is not None else SMALL * len(self.slot)
+        self._least = 0 if page_locked_until(self.slot.ctypes.data) is not None else SMALL * len(self.slot)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         size = dtype.itemsize * math.prod(shape)

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..base import Delivery, EpochIterator, Epochs, OptionalMethods, Position
 from ..order import Order
-from ..preload.accelerator import page_locked_at
+from ..preload.accelerator import page_locked_until
 from ..preload.transfer import strided_parts
 from ..samplers import length_of
 from .dispatcher import Dispatcher
@@ -225,6 +225,6 @@ def _pinned(batch: Any) -> Any:
 
     A batch that lies in a page-locked slot is copied out of it first: torch takes that for pinned memory of its own.
     """
-    if any(page_locked_at(part.data_ptr()) is not None for part in strided_parts(batch)):
+    if any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch)):
         batch = deepcopy(batch)
     return pin_memory(batch)

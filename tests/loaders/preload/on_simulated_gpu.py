@@ -50,8 +50,8 @@ def doubled(batch, random):
     return {"x": batch["x"] * 2, "label": batch["label"]}
 
 
-def workers(**settings):
-    return WorkerLoader(Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
+def workers(dataset=None, **settings):
+    return WorkerLoader(dataset or Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
 
 
 LOADERS = {
@@ -193,6 +193,44 @@ def test_an_error_of_the_transform_comes_in_its_place_and_the_bytes_stay_right(d
     right = expected("seeded")
     assert seen == [*right[:10], "bad batch", *right[11:]]
     loader.close()
+
+
+def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done():
+    kept: list[torch.Tensor] = []
+
+    def fails(batch, random):
+        kept.append(batch["x"])
+        raise ValueError
+
+    sim.copy_seconds = 0.02
+    with Preloader(workers(shuffle=False, prefetch_factor=1), DEVICE, 2, fails) as loader:
+        iterator = iter(loader)
+        for _ in range(ROWS // BATCH):
+            with pytest.raises(ValueError):
+                next(iterator)
+        sim.synchronize()
+        assert [x.cpu()[:, 0].tolist() for x in kept] == torch.arange(ROWS).view(-1, BATCH).tolist()
+
+
+def test_tensors_in_one_slot_are_copied_together_and_small_ones_keep_no_large_ones():
+    class Fields(Rows):
+        def __getitem__(self, index: int):
+            row = torch.full((WIDTH,), index, dtype=torch.int32)
+            return {"x": row, "mask": row % 2 == 0, "y": -row, "label": index, "weight": 0.5 * index}
+
+    with Preloader(workers(dataset=Fields()), DEVICE, 2) as loader:
+        for batch in loader:
+            x, label = batch["x"].cpu(), batch["label"].cpu()
+            assert torch.equal(batch["mask"].cpu(), x % 2 == 0)
+            assert torch.equal(batch["y"].cpu(), -x)
+            assert torch.equal(batch["weight"].cpu(), 0.5 * label)
+            assert x[:, 0].tolist() == label.tolist()
+            changed = batch["x"].mul_(2)
+            assert (changed._version, batch["y"]._version) == (1, 0)  # what autograd knows of each is its own
+        owners = {name: field.owner for name, field in batch.items()}  # the last batch lies in a slot for sure
+        assert owners["x"] is owners["y"]
+        assert owners["label"] is owners["weight"]
+        assert owners["label"].block.size == 512
 
 
 def test_steps_and_spans_are_timed_on_their_own_device():
