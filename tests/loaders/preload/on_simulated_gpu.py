@@ -155,7 +155,7 @@ def test_a_loader_is_used_without_its_preloader_afterwards():
         seen = []
         for batch in base:
             x = batch["x"].to(DEVICE, non_blocking=True) * 2
-            seen.append((x.amin(1), x.amax(1), batch["label"]))
+            seen.append((x.amin(1), x.amax(1), batch["label"].clone()))
             del batch
         results = [(low.cpu().tolist(), high.cpu().tolist(), label.tolist()) for low, high, label in seen]
         assert results == expected("seeded")
