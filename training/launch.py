@@ -93,8 +93,8 @@ class Launcher:
                     write_whole(folder / "error.txt", sentence + "\n")
         finally:
             gc.collect()  # frees this job's memory for the next one
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            if torch.accelerator.is_available():
+                torch.accelerator.empty_cache()
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
         """Checks the command line, runs Hydra's main, exits.
