@@ -275,6 +275,12 @@ class SimTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"SimTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         if stream is not self.owner.block.stream:
             self.owner.block.users.add(stream)
@@ -284,6 +290,8 @@ class SimTensor(torch.Tensor):
         kwargs, aten = kwargs or {}, torch.ops.aten
         if func in VIEWS:
             return cls(func(args[0].raw, *args[1:], **kwargs), args[0].owner)
+        if torch.is_inference_mode_enabled() and func._can_decompose():  # elsewhere autograd has done it
+            return func.decompose(*args, **kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         first = next((item for item in flat if isinstance(item, SimTensor)), None)
         where = current_stream(first.device if first is not None else None)
@@ -313,10 +321,13 @@ class SimTensor(torch.Tensor):
             return written[0] if len(written) == 1 else tuple(written)
         on_meta = {**named, "device": "meta"} if "device" in named else named
         metas = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (given, on_meta))
+        try:
+            shapes = func(*metas[0], **metas[1])
+        except NotImplementedError:  # the shape depends on the data, for which the host waits
+            where.synchronize()
+            shapes = func(*given, **named)
         made = pytree.tree_map_only(
-            torch.Tensor,
-            lambda item: _empty(item.size(), item.stride(), item.dtype, where),
-            func(*metas[0], **metas[1]),
+            torch.Tensor, lambda item: _empty(item.size(), item.stride(), item.dtype, where), shapes
         )
         targets = [item.raw for item in pytree.tree_leaves(made) if isinstance(item, SimTensor)]
 
@@ -367,6 +378,7 @@ def _install() -> Any:
     module = SimpleNamespace(**{name: globals()[name] for name in names})
     module.is_available, module.device_count = lambda: True, lambda: DEVICES
     module._is_in_bad_fork, module.is_initialized = lambda: False, lambda: True
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module._lazy_init, module.manual_seed_all = lambda: None, lambda seed: None
     backend_registration._setup_privateuseone_for_python_backend("sim", module)
 

@@ -53,6 +53,11 @@ class Accelerator:
         elif self._module is not None:
             self._module.synchronize()
 
+    def empty_cache(self) -> None:
+        """Gives memory that torch keeps for later back to the device."""
+        if hasattr(self._module, "empty_cache"):
+            self._module.empty_cache()
+
     def count(self) -> int:
         """Returns how many devices of this type there are."""
         return int(self._module.device_count())
