@@ -53,6 +53,7 @@ class _Queue:
         self.put = self.done = 0
         threading.Thread(target=self._run, daemon=True).start()
 
+    @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
     def _run(self) -> None:
         while True:
             with self.changed:
