@@ -29,7 +29,7 @@ from .workers.engine import build_engine, warn_once
 from .workers.epochs import EpochRunner, SeededMethods, UnseededIterator
 from .workers.stats import Stats
 
-HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, the calling thread
+HAS_PROCESSES = sys.platform == "linux"  # elsewhere torch's own workers read or, with a seed, threads
 
 AUTO_PREFETCH_FACTOR = 4  # batches per worker: while one batch takes long, the other workers can go on
 
@@ -189,7 +189,12 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     @property
     def has_pool(self) -> bool:
         """Whether workers read the samples, and not the thread that calls next()."""
-        return self.num_workers > 0 and (HAS_PROCESSES or self.worker_method == "thread")
+        return self.num_workers > 0 and (HAS_PROCESSES or self.uses_threads)
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether the workers are threads: also with a seed where worker processes are not possible."""
+        return self.worker_method == "thread" or (self.seed is not None and not HAS_PROCESSES)
 
     @property
     def pins_batches(self) -> bool:

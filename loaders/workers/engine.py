@@ -36,7 +36,7 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
     spec = spec_of(loader.dataset) if loader.seed is not None and batched else None
     skips = loader.on_error == "skip"
     reader = Reader(loader.dataset, loader.collate_fn, batched, loader.seed, spec, skips)
-    uses_processes = has_pool and loader.worker_method == "multiprocessing"
+    uses_processes = has_pool and not loader.uses_threads
     page_locked = loader.pin_memory and loader.holds_batches_until_copied and can_page_lock()
     page_locked &= sys.platform == "linux"
     total, each = loader.prefetch_batches, loader.prefetch_factor or 0
@@ -68,13 +68,10 @@ def build_engine(loader: Loader, base_seed: int | None) -> Dispatcher:
 def _build_pool(loader: Loader, reader: Reader, base_seed: int | None) -> Pool:
     workers, init_fn, timeout = loader.num_workers, loader.worker_init_fn, loader.timeout
     if not loader.has_pool:
-        if workers > 0:
-            warn_once(
-                "worker processes need Linux: samples are read in the calling process; worker_method='thread' reads "
-                "them in threads"
-            )
         return InlinePool(reader)
-    if loader.worker_method == "thread":
+    if loader.uses_threads:
+        if loader.worker_method != "thread":
+            warn_once("worker processes need Linux: threads read the samples, which share one interpreter's lock")
         return ThreadPool(reader, workers, init_fn, timeout)
 
     from .process_pool import ProcessPool  # needs Linux
