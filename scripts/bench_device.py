@@ -2,6 +2,7 @@
 
     python scripts/bench_device.py --model resnet50                 # 224x224, batches of 256, bf16, channels last
     python scripts/bench_device.py --model small_cnn --workers 8    # 32x32, batches of 1024: short steps
+    python scripts/bench_device.py --modelled 25 100                # without a GPU: 25 GB/s, 100 ms per step
     python scripts/bench_device.py --tiny                           # almost no work, to see that everything runs
 
 The rows of the table are loaders:
@@ -12,6 +13,9 @@ The rows of the table are loaders:
 
 The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
 `idle` is the share of a step in which the device waited for its batch.
+
+With --modelled the device is a calculation; only the host's time per batch is measured. `hidden` is the share of the
+copies' time by which training does not get longer. It is 0 if each step first copies its batch.
 """
 
 from __future__ import annotations
@@ -59,6 +63,28 @@ COLUMNS: Columns = (
     ("idle", "idle", lambda share: f"{100 * share:.1f} %"),
 )
 
+MODELLED: Columns = (("depth", "depth", str), ("hidden", "hidden", "{:.3f}".format))
+
+
+def hidden_share(copy: float, step: float, host: float, depth: int, batches: int = 1000) -> float:
+    """Returns the share of the copies' time that a Preloader hides behind the steps.
+
+    copy, step, host: seconds per batch for copying, for a training step, and on the host, where the preloader's thread
+    makes one batch after the other ready. It copies a batch when the use of the one depth + 2 earlier is done.
+    """
+
+    def total(copy: float) -> float:
+        if depth == 0:
+            return batches * (host + copy + step)
+        ready, copied, done = 0.0, 0.0, [0.0] * (depth + 2)
+        for _ in range(batches):
+            ready = max(ready, done[-depth - 2]) + host
+            copied = max(copied, ready) + copy
+            done.append(max(done[-1], copied) + step)
+        return done[-1]
+
+    return 1 - (total(copy) - total(0.0)) / (batches * copy)
+
 
 class Bench:
     """What all rows share. `warmup_steps` at the start of each turn use up the batches that were loaded before it."""
@@ -87,6 +113,21 @@ class Bench:
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
+
+    def modelled(self, bytes_per_second: float, step_seconds: float) -> list[Row]:
+        """What is hidden on a device with this bandwidth and time per step, at several depths."""
+        count = min(self.steps, 50)
+        with self.loader("prefetch", None) as loader:
+            batches = iter(loader)
+            for _ in range(self.warmup_steps):
+                next(batches)
+            began = time.perf_counter()
+            for _ in range(count):
+                next(batches)
+            host = (time.perf_counter() - began) / count
+        copy = sum(self.field_bytes) / bytes_per_second
+        print(f"a batch takes {1000 * host:.2f} ms on the host; its copy {1000 * copy:.2f} ms")
+        return [{"depth": depth, "hidden": hidden_share(copy, step_seconds, host, depth)} for depth in (0, 1, 2, 4)]
 
     def loader(self, name: str, transform: Callable[[Any, Any], Any] | None) -> Preloader:
         """The loader of a row. It delivers batches on the device, transformed."""
@@ -161,10 +202,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, help="(depends on the model)")
     parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
     parser.add_argument("--seconds", type=float, default=600, help="of training, over all rows and rounds (600)")
+    parser.add_argument(
+        "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is not there"
+    )
     parser.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = parsed(parser, arguments, positive=("workers", "batch_size", "steps", "seconds"))
     check_choice("--model", given.model, MODELS, BenchError)
-    device = usable_device(given.device or ("cpu" if given.tiny else "cuda"))
+    device = usable_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True
@@ -173,6 +217,14 @@ def main(arguments: list[str] | None = None) -> None:
     model = "tiny" if given.tiny else given.model
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)
     setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
+    if given.modelled:
+        bandwidth, step = given.modelled
+        title = (
+            f"{model}, batches of {bench.batch_size}, on a modelled device: {bandwidth:g} GB/s, {step:g} ms per step"
+        )
+        setting |= {"gigabytes_per_second": bandwidth, "step_ms": step}
+        report(title, MODELLED, {**setting, "rows": bench.modelled(1e9 * bandwidth, step / 1000)}, given.json)
+        return
     title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
     report(title, COLUMNS, {**setting, "rows": bench.rows(given.seconds)}, given.json)
 
