@@ -37,6 +37,8 @@ from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
 from .accelerator import Accelerator, checked_device
 from .transfer import strided_parts, transfer
 
+FIGURES = ("batches", "queued", "wait_seconds", "loader_wait_seconds", "copy_seconds", "transform_seconds")
+
 Transform = Callable[[Any, Random], Any]
 
 
@@ -58,8 +60,7 @@ class DeviceCopier:
         self._used: deque[Any] = deque()
         self._lead = depth + 2
         self._num_prepared = self._num_used = self._num_awaited = 0
-        # How long the host was in the loader's next(), in copying, and in the transform.
-        self.wait_seconds = self.copy_seconds = self.transform_seconds = 0.0
+        self.figures: dict[str, Any] = dict.fromkeys(FIGURES, 0)  # see Preloader.stats
         self.timeline: Timeline | None = None
         self._lane = PRELOADER if depth else TRAINING
 
@@ -115,8 +116,8 @@ class DeviceCopier:
                 self.release_copied()
         times.append(time.perf_counter())
         events.append(self._event())
-        self.copy_seconds += times[1] - times[0]
-        self.transform_seconds += times[2] - times[1]
+        self.figures["copy_seconds"] += times[1] - times[0]
+        self.figures["transform_seconds"] += times[2] - times[1]
         if self.timeline is not None:
             for activity, host, device in zip(("copy", "transform"), pairwise(times), pairwise(events), strict=True):
                 self.timeline.add(self._lane, activity, *host, batch_id)
@@ -127,7 +128,7 @@ class DeviceCopier:
     def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
         """Counts the time since `began` (time.perf_counter), which the host spent in the loader's next()."""
         now = time.perf_counter()
-        self.wait_seconds += now - began
+        self.figures["loader_wait_seconds"] += now - began
         if self.timeline is not None and self._lane == PRELOADER:
             self.timeline.add(self._lane, "wait", began, now, batch_id)
 

@@ -42,7 +42,11 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
     ],
     "no wait at the end": [
-        ("loaders/preload/producer.py", "make.copier.release_copied(wait=True)", "make.copier._copies.clear()")
+        (
+            "loaders/preload/epoch.py",
+            "finally:\n            self._copier.release_copied(wait=True)",
+            "finally:\n            self._copier._copies.clear()",
+        )
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],

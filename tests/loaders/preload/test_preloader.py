@@ -23,7 +23,7 @@ from example_datasets import Faulty, Numbers, contents
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-import loaders.preload.producer
+import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
 from loaders.nested import move
 
@@ -86,8 +86,8 @@ def blocking():
 @pytest.fixture
 def impatient(monkeypatch):
     """The end of an epoch does not wait long for a thread that does not come back."""
-    monkeypatch.setattr(loaders.preload.producer, "JOIN_SECONDS", 0.05)
-    monkeypatch.setattr(loaders.preload.producer, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.epoch, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.epoch, "GIVE_UP_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -940,10 +940,9 @@ def test_a_new_epoch_does_not_close_a_loader_that_is_slow(make, blocking, impati
 PREAMBLE = """
 import threading
 import torch
-import loaders.preload.producer
+import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
 
-loaders.preload.producer.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
 """
 
 
