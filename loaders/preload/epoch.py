@@ -115,7 +115,11 @@ class PreloadedEpoch:
         self._make_room()
         return delivery
 
-    def close(self, unblock: Callable[[], None] | None = None, seconds: float = GIVE_UP_SECONDS) -> bool:
+    def close(self) -> None:
+        """Ends the epoch. May be called repeatedly."""
+        self.end()
+
+    def end(self, unblock: Callable[[], None] | None = None, seconds: float = GIVE_UP_SECONDS) -> bool:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise.
 
         Returns False if the thread did not end within further `seconds`, and was left behind.

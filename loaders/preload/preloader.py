@@ -161,7 +161,7 @@ class Preloader(Closeable):
         """Stops the thread at the interpreter's exit, also if it is inside the loader's next()."""
         if self._epoch is not None:
             with suppress(Exception):  # the program is over: nobody could handle it
-                self._epoch.close(getattr(self.loader, "close", lambda: None), max(0, deadline - time.monotonic()))
+                self._epoch.end(getattr(self.loader, "close", lambda: None), max(0, deadline - time.monotonic()))
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled and copied: all but the thread and the epoch."""
@@ -176,7 +176,7 @@ class Preloader(Closeable):
     def __del__(self) -> None:
         epoch: PreloadedEpoch | None = getattr(self, "_epoch", None)
         if epoch is not None:
-            epoch.close(lambda: None)
+            epoch.end(lambda: None)
 
     def _open_epoch(self) -> PreloadedEpoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
@@ -214,7 +214,7 @@ class Preloader(Closeable):
         if self._epoch is None:
             return
         self._last_state = self._epoch.state if self._is_running() else None
-        if not self._epoch.close(None if to_continue else self._close_loader):
+        if not self._epoch.end(None if to_continue else self._close_loader):
             log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
         self._epoch = None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COPY, PRELOADER = "loaders/preload/device_copy.py", "loaders/preload/preloader.py"
+EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
 HOLD = "self._copies.append((stream.record_event(), batch))"
 MOVE = "            prepared = self._moved(batch)\n"
@@ -42,11 +43,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
     ],
     "no wait at the end": [
-        (
-            "loaders/preload/epoch.py",
-            "finally:\n            self._copier.release_copied(wait=True)",
-            "finally:\n            self._copier._copies.clear()",
-        )
+        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()")
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
