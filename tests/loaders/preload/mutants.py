@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
     ],
     "no wait at the end": [
-        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()")
+        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()"),
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
