@@ -24,6 +24,9 @@ class Accelerator:
         self._module: Any = module_of(self.device)
         self.has_streams = all(hasattr(self._module, name) for name in STREAM_NAMES)
 
+    def __reduce__(self) -> Any:
+        return Accelerator, (self.device,)  # a module cannot be pickled or copied
+
     def new_stream(self) -> Any:
         return self._module.Stream(self.device)
 

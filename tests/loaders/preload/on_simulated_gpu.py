@@ -14,6 +14,7 @@ sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 2, 1)]
 import simulated_gpu as sim  # noqa: E402
 
 from loaders import Preloader, ResidentLoader, StepTimer, Timeline, WorkerLoader  # noqa: E402
+from loaders.preload import accelerator  # noqa: E402
 from loaders.timeline import COPY_STREAM, GPU  # noqa: E402
 
 DEVICE = torch.device("sim:0")
@@ -103,6 +104,13 @@ def test_the_second_device_is_served_while_the_first_is_current():
         assert next(loader)["x"].device == torch.device("sim:1")
         loader.set_epoch(0)
         assert consumed(loader) == expected("seeded")
+
+
+def test_a_device_without_a_number_is_the_current_one_and_others_have_to_exist():
+    with sim.device(1):
+        assert accelerator.checked_device("sim") == torch.device("sim:1")
+    with pytest.raises(RuntimeError, match="device='sim:2', but torch finds 2 SIM devices here: use a number below 2"):
+        accelerator.checked_device("sim:2")
 
 
 def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():

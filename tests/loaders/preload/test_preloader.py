@@ -21,11 +21,10 @@ import pytest
 import torch
 from example_datasets import Faulty, Numbers, contents
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
-from loaders.nested import move
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
@@ -212,14 +211,6 @@ def test_batches_keep_their_types_and_values(make, depth, kind):
         assert_same(batch, NESTS[kind]())
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("kind", NESTS)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_batches_keep_their_types_and_values_on_the_device(make, depth, kind):
-    for batch in make([NESTS[kind](), NESTS[kind]()], depth, "cuda"):
-        assert_same(move(batch, lambda leaf: leaf.to("cpu")), NESTS[kind]())
-
-
 @DEPTHS
 def test_every_tensor_of_a_batch_is_on_the_device(make, depth):
     batch = {"a": image(), "b": [Point(image(), Example(image(), "text"))], "c": Frozen(image(), (image(), "text"))}
@@ -236,14 +227,6 @@ def test_every_tensor_of_a_batch_is_on_the_device(make, depth):
 
 
 @DEPTHS
-def test_a_plain_list_of_batches_is_a_loader(make, depth):
-    loader = make([torch.tensor([number]) for number in range(7)], depth)
-    assert len(loader) == 7
-    for _ in range(2):
-        assert contents(loader) == [[number] for number in range(7)]
-
-
-@DEPTHS
 def test_a_generator_is_a_loader(make, depth):
     loader = make(Batches(7), depth)
     assert contents(loader) == [[number] for number in range(7)]
@@ -252,13 +235,6 @@ def test_a_generator_is_a_loader(make, depth):
     assert contents(loader) == [[number] for number in range(7)]
     with pytest.raises(TypeError):
         len(loader)
-
-
-@DEPTHS
-def test_an_epoch_of_no_batches_is_over_at_once(make, depth):
-    loader = make([], depth)
-    for _ in range(2):
-        assert list(loader) == []
 
 
 @pytest.mark.parametrize(("depth", "num_workers"), [(0, 2), (1, 0), (3, 2)])
@@ -283,14 +259,6 @@ def test_breaking_off_an_epoch_of_the_stock_dataloader_leaves_nothing_behind(mak
     for _ in range(3):
         assert next(iter(loader)).tolist() == [0, 1, 2]
     assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-
-
-def test_an_iterable_dataset_of_the_stock_dataloader_is_a_loader(make):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(5))
-
-    assert contents(make(DataLoader(Stream(), batch_size=2))) == [[0, 1], [2, 3], [4]]
 
 
 def distributed() -> DistributedSampler:
@@ -434,19 +402,6 @@ def test_an_out_of_memory_error_names_the_device_and_what_to_lower(make, depth):
     assert next(iterator)[0] == 3
 
 
-@pytest.mark.cuda
-@DEPTHS
-def test_out_of_memory_on_the_device_comes_out_of_next_and_the_epoch_goes_on(make, depth):
-    def greedy(batch: torch.Tensor, random) -> torch.Tensor:
-        return torch.empty(1 << 50, dtype=torch.uint8, device=batch.device) if len(batch) == 4 else batch
-
-    iterator = iter(make([torch.zeros(3), torch.zeros(4), torch.zeros(5)], depth, "cuda", greedy))
-    assert len(next(iterator)) == 3
-    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory on cuda:\d while preparing a batch of 4 samples"):
-        next(iterator)
-    assert next(iterator).tolist() == [0] * 5
-
-
 @DEPTHS
 def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
     loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
@@ -458,18 +413,6 @@ def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
     resumed = make(TorchLoader(Numbers(4), 1), depth)
     resumed.load_state_dict(loader.state_dict())
     assert contents(resumed) == [[3]]
-
-
-@DEPTHS
-def test_an_error_ends_the_epoch_if_it_ends_the_loader(make, depth):
-    class Ending:
-        def __iter__(self):
-            yield torch.tensor([0])
-            raise LookupError("no more")
-
-    first, error = outcomes(iter(make(Ending(), depth)))
-    assert first == 0
-    assert "no more" in str(error)
 
 
 @DEPTHS
@@ -540,11 +483,6 @@ def test_the_transforms_random_numbers_depend_on_nothing_but_seed_epoch_and_batc
     resumed = loader(depth)
     resumed.load_state_dict(other.state_dict())
     assert contents(resumed) == epochs[1][2:]
-
-
-def test_another_seed_is_other_random_numbers_for_the_transform(make):
-    one, other = (contents(make(TorchLoader(Numbers(4), 2, seed=seed), transform=draw)) for seed in (0, 1))
-    assert all(a[-2:] != b[-2:] for a, b in zip(one, other, strict=True))
 
 
 @DEPTHS
@@ -637,18 +575,6 @@ def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
     assert preloading() == []
 
 
-@DEPTHS
-def test_the_loaders_epoch_begins_in_the_calling_thread(make, depth):
-    class Beginning:
-        def __iter__(self):
-            self.thread = threading.current_thread()
-            return iter([])
-
-    source = Beginning()
-    list(make(source, depth))
-    assert source.thread is threading.current_thread()
-
-
 @THREADED
 def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, blocking, bound, depth):
     loader = make(blocking, depth)
@@ -656,12 +582,6 @@ def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, bl
     assert blocking.reached.wait(bound)
     assert alive() is None
     blocking.release.set()
-
-
-def test_depth_0_keeps_no_batch_alive(make):
-    loader = make(Batches(3), depth=0)
-    alive = weakref.ref(next(loader))
-    assert alive() is None
 
 
 @THREADED
@@ -1038,125 +958,6 @@ def test_stats_tell_how_many_batches_are_queued(make, bound, depth):
     loader = make(source, depth)
     source.take(iter(loader), bound, ahead=depth + 1)
     assert loader.stats()["preloader"]["queued"] == depth
-
-
-# On a CUDA device
-
-ROWS = 1 << 20
-SLOW = 30_000_000  # cycles: about 20 ms
-
-
-def numbered(count: int, pinned: bool) -> Iterator[torch.Tensor]:
-    for number in range(count):
-        batch = torch.full((ROWS,), number, dtype=torch.int32)
-        yield batch.pin_memory() if pinned else batch
-
-
-class Numbered:
-    def __init__(self, pinned: bool) -> None:
-        self.pinned = pinned
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return numbered(20, self.pinned)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
-@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-@DEPTHS
-def test_a_slow_step_reads_whole_batches_while_the_next_ones_come(make, depth, own_stream, pinned):
-    loader = make(Numbered(pinned), depth, "cuda", transform=lambda batch, random: batch * 2 + 1)
-    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
-    right = []
-    with torch.cuda.stream(stream):
-        for number, batch in enumerate(loader):
-            assert batch.is_cuda
-            torch.cuda._sleep(SLOW)
-            right.append((batch == 2 * number + 1).all())
-            del batch  # its memory may be given to a later batch as soon as nothing reads it
-        assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_a_slow_transform_is_over_before_the_step_reads(make, depth):
-    def slowly(batch, random):
-        torch.cuda._sleep(SLOW)
-        return batch + 1
-
-    loader = make(Numbered(pinned=True), depth, "cuda", transform=slowly)
-    right = [(batch == number + 1).all() for number, batch in enumerate(loader)]
-    assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_next_never_synchronises_with_the_device(make, depth):
-    loader = make(Numbered(pinned=True), depth, "cuda", transform=lambda batch, random: batch * 2)
-    list(loader)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        right = [(batch == 2 * number).all() for number, batch in enumerate(loader)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_next_does_not_wait_for_the_step_before(make, depth):
-    loader = make(Numbered(pinned=True), depth, "cuda")
-    list(loader)  # first uses of memory may synchronise
-    iterator = iter(loader)
-    next(iterator)
-    torch.cuda._sleep(100 * SLOW)
-    step = torch.cuda.Event()
-    step.record()
-    next(iterator)
-    assert not step.query()
-    loader.close()
-
-
-@pytest.mark.cuda
-@THREADED
-def test_batches_on_the_device_outlive_the_preloader(make, depth):
-    loader = make(Numbered(pinned=False), depth, "cuda")
-    kept = list(itertools.islice(loader, 5))
-    loader.close()
-    del loader
-    gc.collect()
-    torch.full((8, ROWS), -1, device="cuda")
-    assert [bool((batch == number).all()) for number, batch in enumerate(kept)] == [True] * 5
-
-
-@pytest.mark.cuda
-@THREADED
-def test_epochs_share_one_stream(make, depth):
-    streams = set()
-
-    def note(batch, random):
-        streams.add(torch.cuda.current_stream().cuda_stream)
-        return batch
-
-    loader = make(Batches(3), depth, "cuda", transform=note)
-    for _ in range(3):
-        list(loader)
-    assert len(streams) == 1
-    assert torch.cuda.current_stream().cuda_stream not in streams
-
-
-@pytest.mark.cuda
-@pytest.mark.timeout(90)
-def test_an_interpreter_exits_without_an_error_though_batches_are_on_a_device(python):
-    script = """
-loader = Preloader([torch.zeros(1 << 20)] * 1000, "cuda", 2, lambda batch, random: batch * 2)
-iterator = iter(loader)
-for _ in range(5):
-    next(iterator)
-"""
-    done = python.run("-c", PREAMBLE + script, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
