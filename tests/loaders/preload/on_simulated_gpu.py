@@ -241,6 +241,23 @@ def test_tensors_in_one_slot_are_copied_together_and_small_ones_keep_no_large_on
         assert owners["label"].block.size == 512
 
 
+def test_tensors_of_every_kind_arrive_whole_whether_or_not_they_share_a_storage():
+    block = torch.arange(4096, dtype=torch.int32)
+    batch = {
+        "shared": [block[:1000], block[1001:2001].view(10, 100).T, block[2000:2100], block[3000:].view(torch.uint8)],
+        "overlapping": [block[:100], block[50:150], block[:400:2], block[5].expand(3)],
+        "dtypes": [torch.ones(9).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int64, torch.float64)],
+        "odd": [torch.tensor(5), torch.zeros(0, 3), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+        "others": ["text", None, 3],
+    }
+    (arrived,) = Preloader([batch], DEVICE, 2)
+    assert arrived.pop("others") == batch.pop("others")
+    for kind, sent in batch.items():
+        for here, there in zip(sent, arrived[kind], strict=True):
+            assert (there.device, there.dtype, there.stride()) == (DEVICE, here.dtype, here.to("meta").stride()), kind
+            assert torch.equal(there.cpu(), here), kind
+
+
 def test_steps_and_spans_are_timed_on_their_own_device():
     sim.copy_seconds = sim.kernel_seconds = 0.001
     timeline = Timeline("sim:1")
