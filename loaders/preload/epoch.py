@@ -146,7 +146,6 @@ class PreloadedEpoch:
             self._got.extend(starmap(fetch, ((),)))  # one call, so that an exception cannot lose the item
         item = next(iter(self._got), None)
         if item is None or self._is_closed:
-            self._items.put(None)  # wakes the next waiting call
             raise RuntimeError(ENDED)
         return item
 

@@ -64,6 +64,9 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "a tensor of one copy is another's": [(TRANSFER, "// width\n", "// width * 0\n")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
+    "a resident set is freed while it is read": [
+        ("loaders/resident_loader.py", "self._accelerator.synchronize()", "pass")
+    ],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
 

@@ -132,6 +132,14 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
         assert [low for low, _, _ in seen] == [[20] * BATCH] * (ROWS // BATCH)
 
 
+def test_a_resident_set_is_freed_only_when_nothing_reads_it():
+    sim.kernel_seconds = 0.02
+    loader = Preloader(ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE), DEVICE, 2, doubled)
+    batch = next(loader)
+    loader.close()
+    assert consumed([batch]) == expected("resident")[:1]
+
+
 class Host:
     """An object that the preloader does not move."""
 
@@ -266,9 +274,13 @@ def test_steps_and_spans_are_timed_on_their_own_device():
         timer = StepTimer(torch.device("sim:1"), 2, timeline, 8)
         for batch in timer.batches(loader):
             batch["x"].sum()
-    assert timer.run().steps == ROWS // BATCH - 2
-    lanes = {span.lane for span in timeline.spans()}
-    assert {COPY_STREAM, GPU, "preloader", "training loop"} <= lanes
+    window, spans = timer.run(), timeline.spans()
+    assert window.steps == ROWS // BATCH - 2
+    assert 0 < window.wait_seconds < window.seconds
+    assert {COPY_STREAM, GPU, "preloader", "training loop"} <= {span.lane for span in spans}
+    arrived = {span.batch: span.end for span in spans if span.lane == COPY_STREAM}
+    steps = {span.batch: span.start for span in spans if (span.lane, span.activity) == (GPU, "compute")}
+    assert steps and all(arrived[batch] <= start for batch, start in steps.items() if batch in arrived)
 
 
 def test_a_stream_is_made_for_the_preloader_and_not_for_each_epoch():
