@@ -169,7 +169,7 @@ def page_lock(address: int, size: int) -> None:
 
 def page_unlock(address: int) -> None:
     """Ends `page_lock`, before the memory is unmapped. Raises RuntimeError with the reason if that fails."""
-    del _page_locked[address]
+    _page_locked.pop(address, None)
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
 

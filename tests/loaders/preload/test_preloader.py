@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import multiprocessing
+import os
 import pickle
 import threading
 import traceback
@@ -22,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
+from loaders.base import Position
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
@@ -481,6 +483,54 @@ def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
 
 
 @THREADED
+def test_a_forked_child_is_refused_with_both_process_numbers(make, monkeypatch, depth):
+    iterator, owner = iter(make(Batches(3), depth)), os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 12345)
+        with pytest.raises(RuntimeError, match=rf"batches belong to another process \({owner}\).*\(12345\)"):
+            next(iterator)
+    assert contents(iterator) == [[0], [1], [2]]
+
+
+class Timing:
+    """Its second call raises an error that belongs to no batch."""
+
+    def __init__(self) -> None:
+        self.position = Position(0)
+        self.calls = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("timed out")
+        if self.position.batch == 3:
+            raise StopIteration
+        self.position.batch += 1
+        return torch.tensor([self.position.batch - 1.0])
+
+
+@DEPTHS
+def test_an_error_that_belongs_to_no_batch_moves_no_number_and_no_random_numbers(make, depth):
+    first, error, *rest = contents_or_errors(make(Timing(), depth, transform=draw))
+    assert str(error) == "timed out"
+    assert [first, *rest] == contents(make([torch.tensor([float(n)]) for n in range(3)], 0, transform=draw))
+
+
+def contents_or_errors(loader) -> list:
+    iterator, seen = iter(loader), []
+    while True:
+        try:
+            seen.append(next(iterator).tolist())
+        except StopIteration:
+            return seen
+        except RuntimeError as error:
+            seen.append(error)
+
+
+@THREADED
 def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, blocking, bound, depth):
     loader = make(blocking, depth)
     alive = weakref.ref(next(loader))
@@ -767,6 +817,7 @@ import threading
 import torch
 import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
+from loaders.base import Position
 
 """
 
