@@ -151,3 +151,20 @@ def test_the_state_of_a_broken_off_epoch_is_forgotten_when_the_next_begins():
 def test_between_epochs_set_epoch_is_passed_on_at_once():
     with pytest.raises(ValueError, match="an epoch is an integer from 0"):
         Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1).set_epoch(-1)
+
+
+def test_of_the_loaders_error_and_its_states_the_first_is_reported():
+    class Broken(Resumable):
+        calls = 0
+
+        def __iter__(self):
+            return map(int, ["bad"])
+
+        def state_dict(self) -> dict:
+            self.calls += 1
+            if self.calls > 1:
+                raise RuntimeError("no state")
+            return super().state_dict()
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(Preloader(Broken(), "cpu", 0))
