@@ -41,6 +41,7 @@ from data.errors import check_choice
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import LoaderConfig, Preloader, build_loader
+from loaders.preload.accelerator import Accelerator
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
@@ -92,7 +93,7 @@ class Bench:
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
         self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
-        self.workers, self.device, self.on_cuda = workers, device, device.type == "cuda"
+        self.workers, self.device, self.accelerator = workers, device, Accelerator(device)
         self.warmup_steps = 3 * workers + 2
         self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used, so that no epoch ends
         self.dataset = Synthetic(True, self.batch_size * self.batches, image_size=size, num_classes=classes)
@@ -101,7 +102,7 @@ class Bench:
 
     def rows(self, seconds: float) -> list[Row]:
         """Measures the loaders in turns, for at most `seconds` in total."""
-        dtype = torch.bfloat16 if self.on_cuda else torch.float32
+        dtype = torch.bfloat16 if self.accelerator.has_bf16() else torch.float32
         normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
         with ExitStack() as cleanup:
             batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in LOADERS}
@@ -138,7 +139,11 @@ class Bench:
             return Preloader(self.ready_batches() * (self.batches // READY), self.device, 2, transform)
         settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         if name == "torch":
-            settings |= {"num_workers": self.workers, "pin_memory": self.on_cuda, "persistent_workers": True}
+            settings |= {
+                "num_workers": self.workers,
+                "pin_memory": self.accelerator.has_streams,
+                "persistent_workers": True,
+            }
             dataset: Any = self.dataset
             stock: DataLoader[Any] = DataLoader(dataset, multiprocessing_context="fork", **settings)
             return Preloader(stock, self.device, 0, transform)  # which copies asynchronously
@@ -149,7 +154,7 @@ class Bench:
         """Batches on the host, page-locked for a GPU. Each is one block of memory, which takes a single copy."""
         batches = []
         for indices in np.arange(READY * self.batch_size).reshape(READY, -1):
-            block = torch.empty(sum(self.field_bytes), dtype=torch.uint8, pin_memory=self.on_cuda)
+            block = torch.empty(sum(self.field_bytes), dtype=torch.uint8, pin_memory=self.accelerator.has_streams)
             fields = zip(self.dataset.sample_spec().items(), block.split(self.field_bytes), strict=True)
             batch = {name: memory.view(dtype).view(-1, *shape) for (name, (shape, dtype)), memory in fields}
             self.dataset.read_batch(indices, batch, None)
@@ -174,7 +179,7 @@ class Bench:
 def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str, torch.Tensor]], None]:
     model.to(device).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=Accelerator(device).has_bf16())
 
     def step(batch: dict[str, torch.Tensor]) -> None:
         with autocast:
@@ -209,9 +214,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parsed(parser, arguments, positive=("workers", "batch_size", "steps", "seconds"))
     check_choice("--model", given.model, MODELS, BenchError)
     device = usable_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    Accelerator(device).make_current()
+    torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
 
     model = "tiny" if given.tiny else given.model
