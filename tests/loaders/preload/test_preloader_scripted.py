@@ -1,12 +1,14 @@
 """Preloader over loaders that do what a test's script says: what it keeps, counts and passes on."""
 
 import logging
+import sys
 
 import pytest
 import torch
 
 from loaders import Preloader, TorchLoader
 from loaders.preload import preloader as module
+from loaders.preload.epoch import PreloadedEpoch
 from loaders.randomness import Random
 
 
@@ -84,6 +86,28 @@ def test_an_interrupted_next_loses_no_batch_and_moves_no_state(monkeypatch, dept
             assert loader.state_dict()["samples"] == number
             assert next(iterator).item() == number + 1
         assert loader.stats()["preloader"]["batches"] == 3
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_exception_between_a_batchs_arrival_and_its_delivery_loses_no_batch(depth):
+    def interrupt(frame, event, _):
+        if frame.f_code is not PreloadedEpoch.next.__code__:
+            return None
+        if event == "return":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    with Preloader([1, 2], "cpu", depth) as loader:
+        iterator = iter(loader)
+        before = sys.gettrace()
+        try:
+            sys.settrace(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        finally:
+            sys.settrace(before)
+        assert list(iterator) == [1, 2]
 
 
 def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
