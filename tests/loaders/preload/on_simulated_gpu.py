@@ -133,11 +133,17 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
 
 
 def test_a_resident_set_is_freed_only_when_nothing_reads_it():
-    sim.kernel_seconds = 0.02
-    loader = Preloader(ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE), DEVICE, 2, doubled)
-    batch = next(loader)
-    loader.close()
-    assert consumed([batch]) == expected("resident")[:1]
+    sim.kernel_seconds = 0.01
+    loader = ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE)
+    iterator = iter(loader)
+    sim.synchronize()
+    with sim.stream(sim.Stream(DEVICE)):
+        busy = torch.zeros(1, device=DEVICE)
+        for _ in range(10):
+            busy += 1
+        batch = next(iterator)
+        loader.close()
+        assert consumed([doubled(batch, None)]) == expected("resident")[:1]
 
 
 class Host:
