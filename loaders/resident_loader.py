@@ -76,6 +76,7 @@ class ResidentLoader(EpochLoader):
         if not (augment is None or isinstance(augment, bool) or callable(augment)):
             raise ValueError(f"augment={augment!r}: give a function (batch, random) -> batch, True or False")
         self.device = checked_device(device)
+        self._accelerator = Accelerator(self.device)
         own = getattr(dataset, "augment_batch", None) if offers(dataset, "arrays") else None
         self._augment: Augment | None = own if augment is True else augment or None
         if not augment and own is not None:
@@ -90,7 +91,7 @@ class ResidentLoader(EpochLoader):
         """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
         if self._samples is not None:
-            Accelerator(self.device).synchronize()  # a gather may still be running on another stream
+            self._accelerator.synchronize()  # a gather may still be running on another stream
         self._samples = None
 
     def _prepare(self) -> None:
@@ -105,10 +106,9 @@ class ResidentLoader(EpochLoader):
         if indices.dtype.kind not in "iu":
             raise TypeError(f"loader=resident gathers rows by integers, and the sampler gave {task.indices!r}")
         wanted = torch.from_numpy(indices)
-        has_streams = Accelerator(self.device).has_streams
-        if has_streams:
+        if self._accelerator.has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
-        wanted = wanted.to(self.device, non_blocking=has_streams)
+        wanted = wanted.to(self.device, non_blocking=self._accelerator.has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
             batch = self._augment(batch, Random(self.seed, *task.random_key(), indices))

@@ -2,6 +2,7 @@
 
     python scripts/bench_device.py --model resnet50                 # 224x224, batches of 256, bf16, channels last
     python scripts/bench_device.py --model small_cnn --workers 8    # 32x32, batches of 1024: short steps
+    python scripts/bench_device.py --modelled 25 100                # without a GPU: 25 GB/s, 100 ms per step
     python scripts/bench_device.py --tiny                           # almost no work, to see that everything runs
 
 The rows of the table are loaders:
@@ -12,6 +13,9 @@ The rows of the table are loaders:
 
 The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
 `idle` is the share of a step in which the device waited for its batch.
+
+With --modelled the device is a calculation; only the host's time per batch is measured. `hidden` is the share of the
+copies' time by which training does not get longer. It is 0 if each step first copies its batch.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -37,6 +42,7 @@ from data.errors import check_choice
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import LoaderConfig, Preloader, build_loader
+from loaders.preload.accelerator import Accelerator
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
@@ -59,6 +65,28 @@ COLUMNS: Columns = (
     ("idle", "idle", lambda share: f"{100 * share:.1f} %"),
 )
 
+MODELLED: Columns = (("depth", "depth", str), ("hidden", "hidden", "{:.3f}".format))
+
+
+def hidden_share(copy: float, step: float, host: float, depth: int, batches: int = 1000) -> float:
+    """Returns the share of the copies' time that a Preloader hides behind the steps.
+
+    copy, step, host: seconds per batch for copying, for a training step, and on the host, where the preloader's thread
+    makes one batch after the other ready. It copies a batch when the use of the one depth + 2 earlier is done.
+    """
+
+    def total(copy: float) -> float:
+        if depth == 0:
+            return batches * (host + copy + step)
+        ready, copied, done = 0.0, 0.0, [0.0] * (depth + 2)
+        for _ in range(batches):
+            ready = max(ready, done[-depth - 2]) + host
+            copied = max(copied, ready) + copy
+            done.append(max(done[-1], copied) + step)
+        return done[-1]
+
+    return 1 - (total(copy) - total(0.0)) / (batches * copy)
+
 
 class Bench:
     """What all rows share. `warmup_steps` at the start of each turn use up the batches that were loaded before it."""
@@ -66,7 +94,7 @@ class Bench:
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
         self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
-        self.workers, self.device, self.on_cuda = workers, device, device.type == "cuda"
+        self.workers, self.device, self.accelerator = workers, device, Accelerator(device)
         self.warmup_steps = 3 * workers + 2
         self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used, so that no epoch ends
         self.dataset = Synthetic(True, self.batch_size * self.batches, image_size=size, num_classes=classes)
@@ -75,7 +103,7 @@ class Bench:
 
     def rows(self) -> list[Row]:
         """Measures the loaders in turns."""
-        dtype = torch.bfloat16 if self.on_cuda else torch.float32
+        dtype = torch.bfloat16 if self.accelerator.has_bf16() else torch.float32
         normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
         with ExitStack() as cleanup:
             batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in LOADERS}
@@ -87,6 +115,21 @@ class Bench:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
 
+    def modelled(self, bytes_per_second: float, step_seconds: float) -> list[Row]:
+        """What is hidden on a device with this bandwidth and time per step, at several depths."""
+        count = min(self.steps, 50)
+        with self.loader("prefetch", None) as loader:
+            batches = iter(loader)
+            for _ in range(self.warmup_steps):
+                next(batches)
+            began = time.perf_counter()
+            for _ in range(count):
+                next(batches)
+            host = (time.perf_counter() - began) / count
+        copy = sum(self.field_bytes) / bytes_per_second
+        print(f"a batch takes {1000 * host:.2f} ms on the host; its copy {1000 * copy:.2f} ms")
+        return [{"depth": depth, "hidden": hidden_share(copy, step_seconds, host, depth)} for depth in (0, 1, 2, 4)]
+
     def loader(self, name: str, transform: Callable[[Any, Any], Any] | None) -> Preloader:
         """The loader of a row. It delivers batches on the device, transformed."""
         if name == "limit":
@@ -96,7 +139,11 @@ class Bench:
             return Preloader(self.ready_batches() * (self.batches // READY), self.device, 2, transform)
         settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         if name == "torch":
-            settings |= {"num_workers": self.workers, "pin_memory": self.on_cuda, "persistent_workers": True}
+            settings |= {
+                "num_workers": self.workers,
+                "pin_memory": self.accelerator.has_streams,
+                "persistent_workers": True,
+            }
             dataset: Any = self.dataset
             stock: DataLoader[Any] = DataLoader(dataset, multiprocessing_context="fork", **settings)
             return Preloader(stock, self.device, 0, transform)  # which copies asynchronously
@@ -107,7 +154,7 @@ class Bench:
         """Batches on the host, page-locked for a GPU. Each is one block of memory, which takes a single copy."""
         batches = []
         for indices in np.arange(READY * self.batch_size).reshape(READY, -1):
-            block = torch.empty(sum(self.field_bytes), dtype=torch.uint8, pin_memory=self.on_cuda)
+            block = torch.empty(sum(self.field_bytes), dtype=torch.uint8, pin_memory=self.accelerator.has_streams)
             fields = zip(self.dataset.sample_spec().items(), block.split(self.field_bytes), strict=True)
             batch = {name: memory.view(dtype).view(-1, *shape) for (name, (shape, dtype)), memory in fields}
             self.dataset.read_batch(indices, batch, None)
@@ -130,7 +177,7 @@ class Bench:
 def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str, torch.Tensor]], None]:
     model.to(device).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=Accelerator(device).has_bf16())
 
     def step(batch: dict[str, torch.Tensor]) -> None:
         with autocast:
@@ -157,18 +204,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
     parser.add_argument("--batch-size", type=int, help="(depends on the model)")
     parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
+    parser.add_argument(
+        "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is not there"
+    )
     parser.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = parsed(parser, arguments, positive=("workers", "batch_size", "steps"))
     check_choice("--model", given.model, MODELS, BenchError)
-    device = usable_device(given.device or ("cpu" if given.tiny else "cuda"))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    device = usable_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
+    Accelerator(device).make_current()
+    torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
 
     model = "tiny" if given.tiny else given.model
     bench = Bench(model, given.batch_size, given.steps, given.workers, device)
     setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
+    if given.modelled:
+        bandwidth, step = given.modelled
+        title = (
+            f"{model}, batches of {bench.batch_size}, on a modelled device: {bandwidth:g} GB/s, {step:g} ms per step"
+        )
+        setting |= {"gigabytes_per_second": bandwidth, "step_ms": step}
+        report(title, MODELLED, {**setting, "rows": bench.modelled(1e9 * bandwidth, step / 1000)}, given.json)
+        return
     title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
     report(title, COLUMNS, {**setting, "rows": bench.rows()}, given.json)
 

@@ -53,6 +53,7 @@ class _Queue:
         self.put = self.done = 0
         threading.Thread(target=self._run, daemon=True).start()
 
+    @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
     def _run(self) -> None:
         while True:
             with self.changed:
@@ -216,13 +217,22 @@ class _Owner:
             _free[id(block.stream), block.size].append(block)
 
 
-def lock(address: int, size: int) -> None:
-    """Page-locks host memory."""
+def lock(address: int, size: int, _: int = 0) -> None:
+    """Page-locks host memory, as cudaHostRegister does."""
     locked[address] = size, None
 
 
 def unlock(address: int) -> None:
     del locked[address]
+
+
+def page_lock_with(monkeypatch: Any) -> None:
+    """Has the loaders page-lock their slots on this device."""
+    driver = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
+    monkeypatch.setattr("loaders.workers.engine.can_pin_memory", lambda: True)
 
 
 def _is_locked(address: int, size: int) -> bool:
@@ -234,13 +244,22 @@ def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:
 
 
 def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-    """A copy in page-locked memory, which is never reused, as torch's is not while a copy from it is under way."""
+    """A copy in page-locked memory, which is never reused, as torch's is not while a copy from it is under way.
+
+    Of a tensor in page-locked memory, whoever locked it, the tensor itself: so does torch.
+    """
+    if is_pinned(tensor):
+        return tensor
     pinned = tensor.clone()
     locked[pinned.data_ptr()] = max(pinned.nbytes, 1), pinned.untyped_storage()
     return pinned
 
 
 # Tensors
+
+# Those that occur often: they are found faster here than by their schemas.
+VIEWS = {getattr(torch.ops.aten, name).default for name in ("as_strided", "detach", "view")}
+VIEWS |= {torch.ops.aten.slice.Tensor, torch.ops.aten.view.dtype}
 
 
 class SimTensor(torch.Tensor):
@@ -257,6 +276,12 @@ class SimTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"SimTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         if stream is not self.owner.block.stream:
             self.owner.block.users.add(stream)
@@ -264,6 +289,10 @@ class SimTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs, aten = kwargs or {}, torch.ops.aten
+        if func in VIEWS:
+            return cls(func(args[0].raw, *args[1:], **kwargs), args[0].owner)
+        if torch.is_inference_mode_enabled() and func._can_decompose():  # elsewhere autograd has done it
+            return func.decompose(*args, **kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         first = next((item for item in flat if isinstance(item, SimTensor)), None)
         where = current_stream(first.device if first is not None else None)
@@ -293,10 +322,13 @@ class SimTensor(torch.Tensor):
             return written[0] if len(written) == 1 else tuple(written)
         on_meta = {**named, "device": "meta"} if "device" in named else named
         metas = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (given, on_meta))
+        try:
+            shapes = func(*metas[0], **metas[1])
+        except NotImplementedError:  # the shape depends on the data, for which the host waits
+            where.synchronize()
+            shapes = func(*given, **named)
         made = pytree.tree_map_only(
-            torch.Tensor,
-            lambda item: _empty(item.size(), item.stride(), item.dtype, where),
-            func(*metas[0], **metas[1]),
+            torch.Tensor, lambda item: _empty(item.size(), item.stride(), item.dtype, where), shapes
         )
         targets = [item.raw for item in pytree.tree_leaves(made) if isinstance(item, SimTensor)]
 
@@ -347,6 +379,7 @@ def _install() -> Any:
     module = SimpleNamespace(**{name: globals()[name] for name in names})
     module.is_available, module.device_count = lambda: True, lambda: DEVICES
     module._is_in_bad_fork, module.is_initialized = lambda: False, lambda: True
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module._lazy_init, module.manual_seed_all = lambda: None, lambda seed: None
     backend_registration._setup_privateuseone_for_python_backend("sim", module)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.config_store import ConfigStore
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.errors import check_choice
 from loaders import LoaderConfig, LoaderConfigError
+from loaders.preload.accelerator import chosen_device
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings
@@ -143,9 +143,10 @@ class Config:
     loader: LoaderConfig = field(default_factory=LoaderConfig)  # OmegaConf merges `int | str` only into a default
 
     def __post_init__(self) -> None:
-        check_choice("device", self.device, ("auto", "cpu", "cuda"), ConfigError)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device=cuda, but torch finds no CUDA device here: use device=auto or device=cpu")
+        try:
+            chosen_device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(str(error)) from error
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed}: give an integer from 0 to 2^63 - 1")
         for group in ("scores", "metrics"):

@@ -32,6 +32,7 @@ from omegaconf import DictConfig
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
+from loaders.preload.accelerator import Accelerator, chosen_device
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
 from training.command_line import check_folder, check_overrides, complete, resume_command
@@ -93,8 +94,7 @@ class Launcher:
                     write_whole(folder / "error.txt", sentence + "\n")
         finally:
             gc.collect()  # frees this job's memory for the next one
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            Accelerator(chosen_device("auto")).empty_cache()
 
     def launch(self, main: Callable[[], None], conf: Path) -> None:
         """Checks the command line, runs Hydra's main, exits.

@@ -6,6 +6,7 @@ averages their gradients. Only the main process, rank 0, writes files, the log a
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -21,9 +22,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from loaders.preload.accelerator import Accelerator, chosen_device
 from loaders.timing import Window
 from training.config import Config, ConfigError, one_line
 from training.stopping import Stopped
+
+log = logging.getLogger(__name__)
 
 
 class ProcessesLost(RuntimeError):
@@ -33,24 +37,28 @@ class ProcessesLost(RuntimeError):
 class Processes:
     """The processes of a run: this one alone, or with `timeout` those that torchrun started.
 
-    They communicate by NCCL on GPUs and by gloo on CPUs. Raises ProcessesLost if another process cannot be reached for
-    `timeout` seconds. Its `with` block turns the errors of torch.distributed about a lost process into it, too.
+    They communicate by torch's backend for their device: NCCL on CUDA, gloo on CPUs. Raises ProcessesLost if another
+    process cannot be reached for `timeout` seconds. Its `with` block turns the errors of torch.distributed about a
+    lost process into it, too.
     """
 
     def __init__(self, device: torch.device, timeout: float | None = None) -> None:
         self.device, self.rank, self.world_size = device, 0, 1
         self._pending: tuple[Any, torch.Tensor] | None = None  # the previous `agree`, under way
+        accelerator = Accelerator(device)
+        accelerator.make_current()
+        if fallbacks := accelerator.fallbacks():
+            log.warning("torch has for %s %s", device, "; ".join(fallbacks))
         if timeout is None:
             return
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._timeout, limit = timeout, timedelta(seconds=timeout)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         try:
             store, _, _ = next(rendezvous("env://", timeout=limit))
             group: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "timeout": limit}
             store_of_this_start = PrefixStore(meet(store, **group), store)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store_of_this_start, **group)
+            backend = dist.get_default_backend_for_device(device.type)
+            dist.init_process_group(backend, store=store_of_this_start, **group)
             self._control: Any = dist.new_group(backend="gloo", timeout=limit)  # for everything but gradients
         except (dist.DistError, RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -68,7 +76,7 @@ class Processes:
         """Wraps the model for training: its backward pass averages the gradients of all processes."""
         if self.world_size == 1:
             return model
-        return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
+        return DistributedDataParallel(model, None if self.device.type == "cpu" else [self.device])
 
     def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
         """In this context, backward passes only sum up gradients; the next one outside averages them all."""
@@ -178,9 +186,10 @@ def meet(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
 
 def start_processes(config: Config) -> Processes:
     """Connects to the other processes, if torchrun started any. Raises ConfigError or ProcessesLost."""
-    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = chosen_device(config.device)
     if not started_by_torchrun():
-        return Processes(torch.device("cuda" if on_gpu else "cpu"))
+        return Processes(device)
+    on_gpu = device.type != "cpu"
     world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if config.train.batch_size % world_size:
         nearest = max(1, round(config.train.batch_size / world_size)) * world_size
@@ -188,14 +197,16 @@ def start_processes(config: Config) -> Processes:
             f"train.batch_size={config.train.batch_size} is the batch of all {world_size} processes together and is "
             f"not divisible by {world_size}: use {nearest}"
         )
-    if on_gpu and local >= torch.cuda.device_count():
+    if on_gpu and local >= (count := Accelerator(device).count()):
         raise ConfigError(
             f"torchrun started {os.environ.get('LOCAL_WORLD_SIZE', local + 1)} processes on this machine, which has "
-            f"{torch.cuda.device_count()} GPUs: each process needs its own; give torchrun --nproc-per-node=gpu"
+            f"{count} GPUs: each process needs its own; give torchrun --nproc-per-node=gpu"
         )
+    if device != torch.device(device.type):
+        raise ConfigError(f"device={device} is one device for all processes: use device={device.type}")
     if config.train.sync_batchnorm and not on_gpu:
         raise ConfigError("train.sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm for the CPU")
-    return Processes(torch.device("cuda", local) if on_gpu else torch.device("cpu"), config.train.process_timeout)
+    return Processes(torch.device(device.type, local) if on_gpu else device, config.train.process_timeout)
 
 
 def started_by_torchrun() -> bool:

@@ -24,6 +24,9 @@ class Accelerator:
         self._module: Any = module_of(self.device)
         self.has_streams = all(hasattr(self._module, name) for name in STREAM_NAMES)
 
+    def __reduce__(self) -> Any:
+        return Accelerator, (self.device,)  # a module cannot be pickled or copied
+
     def new_stream(self) -> Any:
         return self._module.Stream(self.device)
 
@@ -53,6 +56,48 @@ class Accelerator:
         elif self._module is not None:
             self._module.synchronize()
 
+    def empty_cache(self) -> None:
+        """Gives memory that torch keeps for later back to the device."""
+        if hasattr(self._module, "empty_cache"):
+            self._module.empty_cache()
+
+    def count(self) -> int:
+        """Returns how many devices of this type there are."""
+        return int(self._module.device_count())
+
+    def peak_bytes(self) -> int | None:
+        """Returns how much memory tensors have taken at most; None if torch does not tell."""
+        module = self._module
+        return int(module.max_memory_allocated(self.device)) if hasattr(module, "max_memory_allocated") else None
+
+    def has_bf16(self) -> bool:
+        """Returns whether the device itself computes in bfloat16, as far as torch tells."""
+        if not hasattr(self._module, "is_bf16_supported"):
+            return False
+        return bool(self._module.is_bf16_supported(including_emulation=False))
+
+    def seed(self, number: int) -> None:
+        """Seeds torch's generator of the device, if it has one."""
+        if hasattr(self._module, "manual_seed"):
+            with self.current():
+                self._module.manual_seed(number)
+
+    def make_current(self) -> None:
+        """Makes the device current for good, if it has a number."""
+        if self.device.index is not None and hasattr(self._module, "set_device"):
+            self._module.set_device(self.device)
+
+    def fallbacks(self) -> list[str]:
+        """Returns what torch lacks for this device, and what is done instead: a part of a sentence each."""
+        if self._module is None:
+            return []
+        found = [] if self.has_streams else ["no streams: copies block, and the host's clock times the steps"]
+        if not hasattr(self._module, "max_memory_allocated"):
+            found.append("no memory figures: the report leaves them out")
+        if not self.has_bf16():
+            found.append("no bfloat16: precision=auto means float32")
+        return found
+
     def free_bytes(self) -> int | None:
         """Returns how much memory this process may still use on the device; None if torch does not tell."""
         module = self._module
@@ -72,8 +117,13 @@ def module_of(device: torch.device) -> Any:
         return None
 
 
-def checked_device(device: torch.device | str) -> torch.device:
-    """Returns the device, with a number if its type has some. Raises RuntimeError if it does not exist."""
+def chosen_device(device: torch.device | str) -> torch.device:
+    """Returns the device that a setting names: "auto" is torch's accelerator here, or the CPU if it finds none.
+
+    Raises RuntimeError if it does not exist. Nothing is initialised, so that the process may still be forked.
+    """
+    if device == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(device)
     except RuntimeError as error:
@@ -84,12 +134,19 @@ def checked_device(device: torch.device | str) -> torch.device:
     if not module.is_available():
         raise RuntimeError(f"device={str(device)!r}, but torch finds no {kind} device here: use device='cpu'")
     number: int | None = device.index  # torch declares that it is never None
-    if number is None:
-        return torch.device(device.type, module.current_device()) if hasattr(module, "current_device") else device
-    if number >= (count := module.device_count()):
+    if number is not None and number >= (count := module.device_count()):
         raise RuntimeError(
             f"device={str(device)!r}, but torch finds {count} {kind} devices here: use a number below {count}"
         )
+    return device
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """Returns the chosen device, with the number of the current one if it has none and its type has some."""
+    device = chosen_device(device)
+    module = module_of(device)
+    if device == torch.device(device.type) and hasattr(module, "current_device"):
+        return torch.device(device.type, module.current_device())
     return device
 
 
@@ -107,11 +164,24 @@ def can_page_lock() -> bool:
 def page_lock(address: int, size: int) -> None:
     """Page-locks memory. Raises RuntimeError with the reason if that fails."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    _page_locked[address] = address + size
 
 
 def page_unlock(address: int) -> None:
-    """Ends `page_lock`. Raises RuntimeError with the reason if that fails."""
+    """Ends `page_lock`, before the memory is unmapped. Raises RuntimeError with the reason if that fails."""
+    _page_locked.pop(address, None)
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+def page_locked_until(address: int) -> int | None:
+    """Returns the end of the memory around this address that `page_lock` has locked; None if it has not."""
+    for start, end in list(_page_locked.items()):
+        if start <= address < end:
+            return end
+    return None
+
+
+_page_locked: dict[int, int] = {}  # from which address to which
 
 
 def clear_error() -> None:

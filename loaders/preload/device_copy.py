@@ -31,10 +31,13 @@ from typing import Any
 
 import torch
 
-from ..nested import leaves, move, tensors
+from ..nested import leaves, move
 from ..randomness import Random
 from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
 from .accelerator import Accelerator, checked_device
+from .transfer import strided_parts, transfer
+
+FIGURES = ("batches", "queued", "wait_seconds", "loader_wait_seconds", "copy_seconds", "transform_seconds")
 
 Transform = Callable[[Any, Random], Any]
 
@@ -57,8 +60,7 @@ class DeviceCopier:
         self._used: deque[Any] = deque()
         self._lead = depth + 2
         self._num_prepared = self._num_used = self._num_awaited = 0
-        # How long the host was in the loader's next(), in copying, and in the transform.
-        self.wait_seconds = self.copy_seconds = self.transform_seconds = 0.0
+        self.figures: dict[str, Any] = dict.fromkeys(FIGURES, 0)  # see Preloader.stats
         self.timeline: Timeline | None = None
         self._lane = PRELOADER if depth else TRAINING
 
@@ -114,8 +116,8 @@ class DeviceCopier:
                 self.release_copied()
         times.append(time.perf_counter())
         events.append(self._event())
-        self.copy_seconds += times[1] - times[0]
-        self.transform_seconds += times[2] - times[1]
+        self.figures["copy_seconds"] += times[1] - times[0]
+        self.figures["transform_seconds"] += times[2] - times[1]
         if self.timeline is not None:
             for activity, host, device in zip(("copy", "transform"), pairwise(times), pairwise(events), strict=True):
                 self.timeline.add(self._lane, activity, *host, batch_id)
@@ -126,7 +128,7 @@ class DeviceCopier:
     def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
         """Counts the time since `began` (time.perf_counter), which the host spent in the loader's next()."""
         now = time.perf_counter()
-        self.wait_seconds += now - began
+        self.figures["loader_wait_seconds"] += now - began
         if self.timeline is not None and self._lane == PRELOADER:
             self.timeline.add(self._lane, "wait", began, now, batch_id)
 
@@ -135,8 +137,9 @@ class DeviceCopier:
         if ready is not None:
             consumer = self._accelerator.current_stream()
             consumer.wait_event(ready)
-            for tensor in tensors(batch):
-                _record_stream(tensor, consumer, self.device)
+            read = [part for part in strided_parts(batch) if part.device == self.device]
+            for tensor in {part.untyped_storage()._cdata: part for part in read}.values():
+                tensor.record_stream(consumer)
         return batch
 
     def release_copied(self, wait: bool = False) -> None:
@@ -160,40 +163,20 @@ class DeviceCopier:
 
     def _moved(self, batch: Any) -> Any:
         """Returns the batch on the device, or queues its copy there."""
-        found = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-        if len(devices := {leaf.device for leaf in found}) > 1:
+        devices = {leaf.device for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)}
+        if len(devices) > 1:
             where = " and ".join(sorted(map(str, devices)))
             raise ValueError(
                 f"a batch has tensors on {where}: have the loader give all of them on one device, preferably the CPU"
             )
+        if self._accelerator.has_streams:
+            return transfer(batch, self.device, self._to_device)
         return move(batch, self._to_device)
 
     def _to_device(self, leaf: Any) -> Any:
-        is_async = self._accelerator.has_streams
-        if not isinstance(leaf, torch.Tensor):
-            try:
-                return leaf.to(self.device, non_blocking=is_async)
-            except TypeError:  # not every class's `.to` knows the keyword
-                return leaf.to(self.device)
-        on_host = leaf.device.type == "cpu" and leaf.layout == torch.strided
-        if self._stream is not None and on_host and not leaf.is_pinned():  # is_pinned() asks the driver: about 1 us
-            leaf = leaf.pin_memory()  # from pageable memory the copy would be synchronous
-        return leaf.to(self.device, non_blocking=is_async)
-
-
-def _record_stream(tensor: torch.Tensor, stream: Any, device: torch.device) -> None:
-    """Calls `record_stream` of a tensor; of a sparse one or a subclass, of the strided tensors inside it."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    elif tensor.layout == torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    else:
-        if tensor.device == device:
-            tensor.record_stream(stream)
-        return
-    for part in parts:
-        _record_stream(part, stream, device)
+        try:
+            return leaf.to(self.device, non_blocking=self._accelerator.has_streams)
+        except TypeError:  # not every class's `.to` knows the keyword
+            if isinstance(leaf, torch.Tensor):
+                raise
+            return leaf.to(self.device)

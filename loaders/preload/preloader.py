@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from ..arguments import as_index
 from ..background import stop_at_exit
-from ..base import Delivery, EpochIterator, Position
+from ..base import EpochIterator, Position
 from ..optional_methods import Closeable, OptionalMethods, missing_attribute
 from ..samplers import length_of, pass_on_epoch
 from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform
-from .producer import InlineProducer, ItemMaker, ThreadProducer
+from .epoch import PreloadedEpoch
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class Preloader(Closeable):
         self.loader = loader
         self.depth = depth
         self._copier = DeviceCopier(device, transform, depth)
-        self._epoch: _Epoch | None = None
+        self._epoch: PreloadedEpoch | None = None
+        self._length: int | None = None  # of the epoch, in batches, if the loader's iterator knows it
         self._epoch_number = 0  # of the next epoch, for a loader that does not count its epochs itself
         self._named_epoch: int | None = None  # given to set_epoch, and not passed on to the loader yet
         self._last_state: dict[str, Any] | None = None  # of the last epoch, where its consumer left it early
-        self._figures = _Figures()
         self._closed = False
 
     def __len__(self) -> int:
@@ -97,14 +97,14 @@ class Preloader(Closeable):
         self._last_state = None
         self._epoch = self._open_epoch()
         stop_at_exit(self)
-        return self._iterator(self._epoch)
+        return _Iterator(self, self._epoch, self._length)
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
-        if self._epoch is None or self._epoch.position.finished:
+        if not self._is_running():
             iter(self)
         assert self._epoch is not None
-        return next(self._iterator(self._epoch))
+        return next(_Iterator(self, self._epoch, self._length))
 
     @property
     def device(self) -> torch.device:
@@ -150,17 +150,10 @@ class Preloader(Closeable):
         mean_queued: batches in the queue, now and on average.
         """
         inner = self.loader.stats() if hasattr(self.loader, "stats") else {}
-        figures, copier = self._figures, self._copier
-        own = {
-            "batches": figures.batches,
-            "wait_seconds": figures.wait_seconds,
-            "loader_wait_seconds": copier.wait_seconds,
-            "copy_seconds": copier.copy_seconds,
-            "transform_seconds": copier.transform_seconds,
-            "queued": 0 if self._epoch is None else self._epoch.producer.queued,
-            "mean_queued": figures.queued / max(1, figures.batches),
-        }
-        return {**inner, "preloader": own}
+        figures = self._copier.figures
+        queued = 0 if self._epoch is None else self._epoch.queued
+        mean_queued = figures["queued"] / max(1, figures["batches"])
+        return {**inner, "preloader": {**figures, "queued": queued, "mean_queued": mean_queued}}
 
     def close(self) -> None:
         """Stops the thread and closes the loader. May be called repeatedly, in any state."""
@@ -171,11 +164,12 @@ class Preloader(Closeable):
     def stop(self, deadline: float) -> None:
         """Stops the thread at the interpreter's exit, also if it is inside the loader's next()."""
         if self._epoch is not None:
-            self._epoch.producer.stop(deadline, getattr(self.loader, "close", lambda: None))
+            with suppress(Exception):  # the program is over: nobody could handle it
+                self._epoch.end(getattr(self.loader, "close", lambda: None), max(0, deadline - time.monotonic()))
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled and copied: all but the thread and the epoch."""
-        fresh = {"_copier": None, "_epoch": None, "_last_state": None, "_figures": _Figures()}
+        fresh = {"_copier": None, "_epoch": None, "_last_state": None}
         return {**vars(self), **fresh, "copier": (self.device, self._copier.transform)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,11 +178,11 @@ class Preloader(Closeable):
         self._copier = DeviceCopier(device, transform, self.depth)
 
     def __del__(self) -> None:
-        epoch: _Epoch | None = getattr(self, "_epoch", None)
+        epoch: PreloadedEpoch | None = getattr(self, "_epoch", None)
         if epoch is not None:
-            epoch.producer.close(lambda: None)
+            epoch.end(lambda: None)
 
-    def _open_epoch(self) -> _Epoch:
+    def _open_epoch(self) -> PreloadedEpoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
         batches = self._copier.open(self.loader)
         self._copier.begin()  # after iter(), which may have queued work on the device
@@ -200,15 +194,10 @@ class Preloader(Closeable):
         if state is not None and "global_batch_size" in state:
             epoch, first = state["epoch"], state["samples"] // state["global_batch_size"]
         self._epoch_number = epoch + 1
-        key = getattr(self.loader, "seed", None) or 0, epoch
-        rank = getattr(self.loader, "rank", 0)
-        make = ItemMaker(batches, self._copier, self.depth, state_of, key, rank, first)
-        producer = ThreadProducer(make) if self.depth else InlineProducer(make)
         length = length_of(batches)
-        return _Epoch(producer, Position(epoch, first), None if length == sys.maxsize else length, {first: state})
-
-    def _iterator(self, epoch: _Epoch) -> EpochIterator:
-        return EpochIterator(_Consumer(self, epoch, self._copier, self._figures), epoch.position, epoch.length)
+        self._length = None if length == sys.maxsize else length
+        whose = getattr(self.loader, "seed", None) or 0, getattr(self.loader, "rank", 0)
+        return PreloadedEpoch(batches, self._copier, self.depth, Position(epoch, first), state_of, state, *whose)
 
     def _is_running(self) -> bool:
         return self._epoch is not None and not self._epoch.position.finished
@@ -229,7 +218,8 @@ class Preloader(Closeable):
         if self._epoch is None:
             return
         self._last_state = self._epoch.state if self._is_running() else None
-        self._epoch.producer.close(None if to_continue else self._close_loader)
+        if not self._epoch.end(None if to_continue else self._close_loader):
+            log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
         self._epoch = None
 
     def _close_loader(self) -> None:
@@ -240,63 +230,9 @@ class Preloader(Closeable):
                 log.warning("the preloader's loader could not be closed: %s", error)
 
 
-@dataclass
-class _Figures:
-    batches: int = 0
-    wait_seconds: float = 0.0
-    queued: int = 0  # batches in the queue at each delivery, summed
+class _Iterator(EpochIterator):
+    """An epoch's iterator, which keeps the preloader alive."""
 
-
-@dataclass
-class _Epoch:
-    """A running epoch: its producer, its consumer's position, and the loader's state at that position."""
-
-    producer: InlineProducer | ThreadProducer
-    position: Position
-    length: int | None  # in batches, if the loader's iterator knows it
-    states: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # by the number of the next batch
-    newest: Delivery | None = None
-
-    @property
-    def state(self) -> dict[str, Any] | None:
-        return self.states.get(self.position.batch)
-
-
-@dataclass
-class _Consumer:
-    """The source of an epoch's iterator. It keeps the preloader alive as long as the iterator."""
-
-    preloader: Preloader
-    epoch: _Epoch
-    copier: DeviceCopier
-    figures: _Figures
-
-    def next(self) -> Delivery | None:
-        epoch, began = self.epoch, time.perf_counter()
-        if epoch.newest is not None:
-            if not epoch.newest.is_taken:
-                return epoch.newest
-            epoch.producer.done()  # again, as an exception may have come before the call below
-            self.copier.used()
-            epoch.newest = None
-        item = epoch.producer.get()
-        self.figures.wait_seconds += time.perf_counter() - began
-        if item.is_end:
-            return None
-        epoch.states = {item.number: epoch.state, item.after: item.state}
-        if item.error is not None:
-            delivery = Delivery(item.number if item.after > item.number else None, error=item.error)
-        else:
-            delivery = Delivery(item.number, self.copier.hand_over(item.batch, item.ready))
-            if self.copier.timeline is not None:
-                self.copier.timeline.delivered = epoch.position.epoch, item.number
-            self.figures.batches += 1
-            self.figures.queued += epoch.producer.queued
-        epoch.newest = delivery
-        # The error's traceback refers to the item: if the item also held the error, both would stay alive.
-        item.batch = item.error = None
-        epoch.producer.done()
-        return delivery
-
-    def close(self) -> None:
-        self.epoch.producer.close()
+    def __init__(self, preloader: Preloader, epoch: PreloadedEpoch, length: int | None) -> None:
+        super().__init__(epoch, epoch.position, length)
+        self._preloader = preloader

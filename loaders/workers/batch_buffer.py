@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate, default_collate_fn_map
 
+from ..preload.accelerator import page_locked_until
 from .shared_memory import align
 
 ALIGNMENT = 64
@@ -88,11 +89,18 @@ class BatchBuffer:
 
 
 class ThreadBuffer(BatchBuffer):
-    """A buffer whose tensors the consumer gets as they are, so small ones get memory of their own at once."""
+    """A buffer whose tensors the consumer gets as they are, so small ones get memory of their own at once.
+
+    In a page-locked slot they do not: it is for a Preloader, which drops the host batch once it is copied.
+    """
+
+    def __init__(self, slot: np.ndarray | None = None) -> None:
+        super().__init__(slot)
+        self._least = 0 if page_locked_until(self.slot.ctypes.data) is not None else SMALL * len(self.slot)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         size = dtype.itemsize * math.prod(shape)
-        if size >= SMALL * len(self.slot):
+        if size >= self._least:
             return super().empty(shape, dtype)
         self.outside += align(size, ALIGNMENT)
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")

@@ -21,10 +21,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from torch.utils.data._utils.pin_memory import pin_memory
-
 from ..background import check_owner
 from ..base import Delivery
+from ..preload.transfer import pinned
 from ..timeline import Timeline
 from .autotune import FixedNumber, Tuner
 from .in_flight import InFlight
@@ -143,7 +142,7 @@ class Dispatcher:
         ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
         if self._pins and delivery.error is None:
-            delivery.batch = pin_memory(delivery.batch)
+            delivery.batch = pinned(delivery.batch)
         self._newest_number = number
         self._newest = delivery
         del first, flight  # else they would hold the slot of a batch that lies elsewhere

@@ -18,6 +18,7 @@ import torch
 from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _get_obj_state
 
+from ..preload.accelerator import page_locked_until
 from .batch_buffer import SHAREABLE, SMALL, WorkerBuffer, is_plain
 from .shared_memory import SharedMemory, create_shared_memory, full_machine_explained, page_aligned
 
@@ -51,7 +52,8 @@ def dump(batch: Any, buffer: WorkerBuffer) -> tuple[Payload, SharedMemory | None
 
 
 def load(payload: Payload, slot: np.ndarray | None, overflow: np.ndarray | None) -> Any:
-    """Returns the batch. Its tensors lie in `slot` and `overflow`, both uint8 (size,); small ones are copies."""
+    """Returns the batch. Its tensors lie in `slot` and `overflow`, both uint8 (size,); small ones are copies,
+    unless the slot is page-locked."""
     return _BatchUnpickler(payload, slot, overflow).load()
 
 
@@ -221,7 +223,9 @@ class _BatchUnpickler(pickle.Unpickler):
     def __init__(self, payload: Payload, slot: np.ndarray | None, overflow: np.ndarray | None) -> None:
         super().__init__(io.BytesIO(payload.pickled))
         self._payload, self._slot, self._overflow = payload, slot, overflow
-        self._least = SMALL * sum(size for _, size in payload.areas)
+        # Page-locked slots are for a Preloader, which drops the host batch once it is copied.
+        is_kept = slot is None or page_locked_until(slot.ctypes.data) is None
+        self._least = SMALL * sum(size for _, size in payload.areas) if is_kept else 0
         self._storages: list[torch.UntypedStorage | None] = [None] * len(payload.areas)
         self._tensors: dict[int, Any] = {}
 

@@ -146,9 +146,9 @@ print("whole")
 """
 
 
-def test_without_worker_processes_a_seeded_loader_says_once_that_the_calling_process_reads(python):
+def test_without_worker_processes_a_seeded_loader_says_once_that_threads_read(python):
     done = python.run("-c", ELSEWHERE, timeout=100)
     assert done.stdout == "whole\n", done.stderr
     before, after = done.stderr.split("from here on there are to be worker processes\n")
-    assert "calling process" not in before
-    assert after.count("calling process") == 1 and after.startswith("WARNING")
+    assert "threads read" not in before
+    assert after.count("threads read the samples") == 1 and after.startswith("WARNING")

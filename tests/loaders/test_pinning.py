@@ -30,7 +30,7 @@ def a_gpu(monkeypatch):
         return ring(count, shared)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(dispatcher, "pin_memory", lambda batch: Pinned([batch.clone()]))
+    monkeypatch.setattr(dispatcher, "pinned", lambda batch: Pinned([batch.clone()]))
     monkeypatch.setattr(engine, "SlotRing", make_ring)
     return page_locked
 

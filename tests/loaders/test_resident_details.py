@@ -42,33 +42,6 @@ def test_close_lets_go_of_the_set_and_its_epoch():
         next(iterator)
 
 
-def test_close_waits_for_a_gpu_that_may_still_read_the_set_and_only_then(monkeypatch):
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append((device, loader.stats())))
-    loader = ResidentLoader(Numbers(4), 2)
-    loader.device = GPU
-    loader.close()
-    assert not waited, "nothing was on the device"
-    loader = ResidentLoader(Numbers(4), 2)
-    iter(loader)
-    loader.device = GPU
-    loader.close()
-    assert waited == [(GPU, {"resident": {"bytes": 4 * 8}})]
-
-
-def test_the_indices_of_a_batch_are_copied_to_a_gpu_without_waiting(monkeypatch):
-    asked = []
-    loader = ResidentLoader(Numbers(4), 2)
-    iter(loader)
-    loader.device = GPU
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: asked.append("pinned") or tensor)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *given, **how: asked.append((given, how)) or tensor)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    assert next(loader).tolist() == [0, 1]
-    assert asked == ["pinned", ((GPU,), {"non_blocking": True})]
-    loader.close()
-
-
 def test_what_torch_has_reserved_on_a_gpu_and_does_not_use_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)

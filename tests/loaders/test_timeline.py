@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loaders import Preloader, TorchLoader, WorkerLoader, timeline
-from loaders.timeline import COPY_STREAM, PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
+from loaders.timeline import PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
 from loaders.timing import StepTimer
 
 
@@ -134,37 +134,6 @@ def test_work_of_no_known_batch_is_shown_without_a_number():
     for place in ((0, None), (None, 7)):
         recorded.add_work("worker 0", Work(seconds=0.5), *place)
     assert recorded.spans() == [Span("worker 0", "read", 0.0, 0.5, None)] * 2
-
-
-def test_what_a_gpu_did_is_shown_at_the_hosts_time(clock, monkeypatch):
-    class Event:
-        def __init__(self, enable_timing=False):
-            assert enable_timing
-            self.recorded = None
-
-        def record(self, stream):
-            assert stream == "stream of cuda:1"
-            self.recorded = clock.now
-
-        def synchronize(self):
-            assert self.recorded is not None
-
-        def elapsed_time(self, later):
-            return 1000 * (later.recorded - self.recorded)  # milliseconds
-
-    waits = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(clock.now))
-    monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
-    clock.now = 5.0
-    recorded, start, end = Timeline("cuda:1"), Event(enable_timing=True), Event(enable_timing=True)
-    start.recorded, end.recorded = 6.0, 6.5
-    recorded.add_device(COPY_STREAM, "copy", start, end, (0, 1))
-    recorded.close()
-    recorded.add_device(COPY_STREAM, "copy", start, end, (0, 2))
-    recorded.end = 9.0
-    assert recorded.spans() == [Span(COPY_STREAM, "copy", 6.0, 6.5, (0, 1))]
-    assert waits == [5.0, 5.0]
 
 
 LOADERS = {

@@ -148,36 +148,6 @@ def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock
     }
 
 
-def test_on_a_device_steps_are_timed_by_its_events_which_are_waited_for_when_they_are_read(clock, monkeypatch):
-    class Event:
-        """Stands in for torch.cuda.Event: recorded and reached at the clock's time."""
-
-        waited = 0
-
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: str) -> None:
-            assert stream == "stream of cuda:1"
-            self.at = clock.now
-            Event.newest = self
-
-        def synchronize(self) -> None:
-            assert self is Event.newest
-            Event.waited += 1
-
-        def elapsed_time(self, end: "Event") -> float:
-            return 1000 * (end.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
-    timer = StepTimer(torch.device("cuda:1"), warmup_steps=0)
-    run(timer, clock, 1.0, 1.0, 2.0)
-    assert Event.waited == 0
-    assert timer.run() == Window(steps=3, images=24, seconds=13.0, wait_seconds=4.0)
-    assert Event.waited == 1
-
-
 def test_images_are_counted_by_batch(clock):
     timer = StepTimer(CPU, warmup_steps=0)
     for _ in timer.batches([torch.zeros(8), {"image": torch.zeros(5)}, [torch.zeros(2), torch.zeros(2)]]):

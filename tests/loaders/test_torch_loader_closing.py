@@ -47,26 +47,9 @@ def test_workers_are_asked_to_exit_if_nobody_waits_for_them(loader):
     assert stock.calls == ["shut down"]
 
 
-def test_workers_are_asked_to_exit_before_the_first_batch(loader):
-    stock = loader._loader
-    iter(loader)
-    loader.close()
-    assert stock.calls == ["shut down"]
-
-
 def test_workers_are_asked_to_exit_after_a_batch(loader):
     stock, iterator = loader._loader, iter(loader)
     assert next(iterator) == "first"
-    loader.close()
-    assert stock.calls == ["shut down"]
-
-
-def test_workers_are_asked_to_exit_after_an_error(loader):
-    stock, iterator = loader._loader, iter(loader)
-    stock.script = [lambda: 1 / 0]
-    with pytest.raises(ZeroDivisionError):
-        next(iterator)
-    assert stock.calls == []
     loader.close()
     assert stock.calls == ["shut down"]
 

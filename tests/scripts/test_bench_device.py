@@ -64,3 +64,11 @@ def test_a_device_that_is_not_there_ends_the_bench_with_one_line(python):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --device cuda:99: torch cannot use it (")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_modelled_device_hides_its_copies_behind_longer_steps(capsys):
+    assert bench.hidden_share(copy=0.01, step=0.1, host=0.02, depth=0) == pytest.approx(0)
+    assert bench.hidden_share(copy=0.01, step=0.1, host=0.02, depth=2) >= 0.98
+    assert bench.hidden_share(copy=0.1, step=0.01, host=0.02, depth=2) < 0.3  # the copies are the bottleneck
+    bench.main(["--tiny", "--workers", "1", "--steps", "2", "--modelled", "25", "100"])
+    assert "hidden" in capsys.readouterr().out

@@ -86,7 +86,6 @@ def test_correct_overrides_and_hydras_own_flags_pass(arguments):
         "loader.preload_depth=-1",
         "loader.timeout=-1",
         "loader.on_error=ignore",
-        "device=tpu",
         "seed=-1",
     ],
 )
@@ -99,10 +98,10 @@ def test_a_value_out_of_bounds_is_refused_with_key_and_value(override):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("device=gpu", r"device=gpu: did you mean cuda\?"),
+        ("device=gpu", "device='gpu' is unknown to torch: use 'cpu', 'cuda'"),
         ("task.scores=my.f", r"task\.scores=my\.f: write 'task\.scores=\{NAME: \{_target_: my\.f\}\}'"),
         ("+train.epoch=1", r"Key 'epoch' not in 'train'"),
-        ("device=cuda", "device=cuda, but torch finds no CUDA device"),
+        ("device=cuda", "device='cuda', but torch finds no CUDA device"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_in_a_sentence(monkeypatch, override, sentence):

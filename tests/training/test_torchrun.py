@@ -219,7 +219,7 @@ def test_more_processes_than_gpus_are_refused_with_both_numbers(monkeypatch):
         monkeypatch.setenv(name, "unused")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    config = SimpleNamespace(device="auto", train=SimpleNamespace(batch_size=16, sync_batchnorm=False))
+    config = SimpleNamespace(device="cuda", train=SimpleNamespace(batch_size=16, sync_batchnorm=False))
     with pytest.raises(ConfigError, match=r"2 processes on this machine, which has 1 GPUs?: .*--nproc-per-node=gpu"):
         start_processes(config)
 

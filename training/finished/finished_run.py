@@ -25,6 +25,7 @@ from data.errors import did_you_mean
 from data.subset import split as split_dataset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
+from loaders.preload.accelerator import chosen_device
 from training.checkpoint import load_weights, read_checkpoint, step_files
 from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
 from training.data_spec import DataSpec
@@ -73,10 +74,11 @@ class FinishedRun:
         check_config(values, self.path, trusted, key="data")
         self.config, self.step = configure(settings, overrides), int(state["step"])
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
-        cuda = torch.cuda.is_available() if self.config.device == "auto" else self.config.device == "cuda"
-        self.device = torch.device("cuda" if cuda else "cpu")
+        self.device = chosen_device(self.config.device)
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
-        self.batch_size = self.config.train.batch_size if cuda else min(self.config.train.batch_size, CPU_BATCH)
+        self.batch_size = self.config.train.batch_size
+        if self.device.type == "cpu":
+            self.batch_size = min(self.batch_size, CPU_BATCH)
         if "pretrained" in self.config.model:
             self.config.model["pretrained"] = False  # nothing is downloaded
         self.transform = None

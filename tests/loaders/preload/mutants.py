@@ -11,10 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COPY, PRELOADER = "loaders/preload/device_copy.py", "loaders/preload/preloader.py"
+EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
+TRANSFER = "loaders/preload/transfer.py"
 HOLD = "self._copies.append((stream.record_event(), batch))"
 MOVE = "            prepared = self._moved(batch)\n"
 EARLY = "            early = self._stream and self._stream.record_event()\n"
-RECORD = "_record_stream(tensor, consumer, self.device)"
+RECORD = "tensor.record_stream(consumer)"
 TRANSFORM = "            if self.transform is not None:\n"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
@@ -41,7 +43,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
     ],
     "no wait at the end": [
-        ("loaders/preload/producer.py", "make.copier.release_copied(wait=True)", "make.copier._copies.clear()")
+        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()"),
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
@@ -56,6 +58,14 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
+    ],
+    "a slot is taken for torch's pinned memory": [("loaders/workers/epochs.py", "deepcopy(batch)", "batch")],
+    "tensors of one copy share a version": [(TRANSFER, "offset).data", "offset)")],
+    "a tensor of one copy is another's": [(TRANSFER, "// width\n", "// width * 0\n")],
+    "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
+    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
+    "a resident set is freed while it is read": [
+        ("loaders/resident_loader.py", "self._accelerator.synchronize()", "pass")
     ],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }

@@ -24,11 +24,7 @@ ROWS, BATCH, WIDTH = 96, 4, 3000
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
     """Slots are page-locked on the simulated device; delays are drawn anew, and nothing undefined has happened."""
-    monkeypatch.setattr(accelerator, "can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.workers.engine.can_pin_memory", lambda: True)
-    monkeypatch.setattr(accelerator, "page_lock", sim.lock)
-    monkeypatch.setattr(accelerator, "page_unlock", sim.unlock)
+    sim.page_lock_with(monkeypatch)
     seed = random.SystemRandom().randrange(10**6)
     print(f"delays drawn from seed {seed}")
     random.seed(seed)
@@ -55,8 +51,8 @@ def doubled(batch, random):
     return {"x": batch["x"] * 2, "label": batch["label"]}
 
 
-def workers(**settings):
-    return WorkerLoader(Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
+def workers(dataset=None, **settings):
+    return WorkerLoader(dataset or Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
 
 
 LOADERS = {
@@ -110,6 +106,13 @@ def test_the_second_device_is_served_while_the_first_is_current():
         assert consumed(loader) == expected("seeded")
 
 
+def test_a_device_without_a_number_is_the_current_one_and_others_have_to_exist():
+    with sim.device(1):
+        assert accelerator.checked_device("sim") == torch.device("sim:1")
+    with pytest.raises(RuntimeError, match="device='sim:2', but torch finds 2 SIM devices here: use a number below 2"):
+        accelerator.checked_device("sim:2")
+
+
 def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
     with Preloader(workers(), DEVICE, 2, doubled) as loader, sim.stream(sim.Stream(DEVICE)):
         assert consumed(loader) == expected("seeded")
@@ -127,6 +130,20 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
         with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
             seen = consumed(loader)
         assert [low for low, _, _ in seen] == [[20] * BATCH] * (ROWS // BATCH)
+
+
+def test_a_resident_set_is_freed_only_when_nothing_reads_it():
+    sim.kernel_seconds = 0.01
+    loader = ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE)
+    iterator = iter(loader)
+    sim.synchronize()
+    with sim.stream(sim.Stream(DEVICE)):
+        busy = torch.zeros(1, device=DEVICE)
+        for _ in range(10):
+            busy += 1
+        batch = next(iterator)
+        loader.close()
+        assert consumed([doubled(batch, None)]) == expected("resident")[:1]
 
 
 class Host:
@@ -160,7 +177,7 @@ def test_a_loader_is_used_without_its_preloader_afterwards():
         seen = []
         for batch in base:
             x = batch["x"].to(DEVICE, non_blocking=True) * 2
-            seen.append((x.amin(1), x.amax(1), batch["label"]))
+            seen.append((x.amin(1), x.amax(1), batch["label"].clone()))
             del batch
         results = [(low.cpu().tolist(), high.cpu().tolist(), label.tolist()) for low, high, label in seen]
         assert results == expected("seeded")
@@ -200,6 +217,61 @@ def test_an_error_of_the_transform_comes_in_its_place_and_the_bytes_stay_right(d
     loader.close()
 
 
+def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done():
+    kept: list[torch.Tensor] = []
+
+    def fails(batch, random):
+        kept.append(batch["x"])
+        raise ValueError
+
+    sim.copy_seconds = 0.02
+    with Preloader(workers(shuffle=False, prefetch_factor=1), DEVICE, 2, fails) as loader:
+        iterator = iter(loader)
+        for _ in range(ROWS // BATCH):
+            with pytest.raises(ValueError):
+                next(iterator)
+        sim.synchronize()
+        assert [x.cpu()[:, 0].tolist() for x in kept] == torch.arange(ROWS).view(-1, BATCH).tolist()
+
+
+def test_tensors_in_one_slot_are_copied_together_and_small_ones_keep_no_large_ones():
+    class Fields(Rows):
+        def __getitem__(self, index: int):
+            row = torch.full((WIDTH,), index, dtype=torch.int32)
+            return {"x": row, "mask": row % 2 == 0, "y": -row, "label": index, "weight": 0.5 * index}
+
+    with Preloader(workers(dataset=Fields()), DEVICE, 2) as loader:
+        for batch in loader:
+            x, label = batch["x"].cpu(), batch["label"].cpu()
+            assert torch.equal(batch["mask"].cpu(), x % 2 == 0)
+            assert torch.equal(batch["y"].cpu(), -x)
+            assert torch.equal(batch["weight"].cpu(), 0.5 * label)
+            assert x[:, 0].tolist() == label.tolist()
+            changed = batch["x"].mul_(2)
+            assert (changed._version, batch["y"]._version) == (1, 0)  # what autograd knows of each is its own
+        owners = {name: field.owner for name, field in batch.items()}  # the last batch lies in a slot for sure
+        assert owners["x"] is owners["y"]
+        assert owners["label"] is owners["weight"]
+        assert owners["label"].block.size == 512
+
+
+def test_tensors_of_every_kind_arrive_whole_whether_or_not_they_share_a_storage():
+    block = torch.arange(4096, dtype=torch.int32)
+    batch = {
+        "shared": [block[:1000], block[1001:2001].view(10, 100).T, block[2000:2100], block[3000:].view(torch.uint8)],
+        "overlapping": [block[:100], block[50:150], block[:400:2], block[5].expand(3)],
+        "dtypes": [torch.ones(9).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int64, torch.float64)],
+        "odd": [torch.tensor(5), torch.zeros(0, 3), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+        "others": ["text", None, 3],
+    }
+    (arrived,) = Preloader([batch], DEVICE, 2)
+    assert arrived.pop("others") == batch.pop("others")
+    for kind, sent in batch.items():
+        for here, there in zip(sent, arrived[kind], strict=True):
+            assert (there.device, there.dtype, there.stride()) == (DEVICE, here.dtype, here.to("meta").stride()), kind
+            assert torch.equal(there.cpu(), here), kind
+
+
 def test_steps_and_spans_are_timed_on_their_own_device():
     sim.copy_seconds = sim.kernel_seconds = 0.001
     timeline = Timeline("sim:1")
@@ -208,9 +280,13 @@ def test_steps_and_spans_are_timed_on_their_own_device():
         timer = StepTimer(torch.device("sim:1"), 2, timeline, 8)
         for batch in timer.batches(loader):
             batch["x"].sum()
-    assert timer.run().steps == ROWS // BATCH - 2
-    lanes = {span.lane for span in timeline.spans()}
-    assert {COPY_STREAM, GPU, "preloader", "training loop"} <= lanes
+    window, spans = timer.run(), timeline.spans()
+    assert window.steps == ROWS // BATCH - 2
+    assert 0 < window.wait_seconds < window.seconds
+    assert {COPY_STREAM, GPU, "preloader", "training loop"} <= {span.lane for span in spans}
+    arrived = {span.batch: span.end for span in spans if span.lane == COPY_STREAM}
+    steps = {span.batch: span.start for span in spans if (span.lane, span.activity) == (GPU, "compute")}
+    assert steps and all(arrived[batch] <= start for batch, start in steps.items() if batch in arrived)
 
 
 def test_a_stream_is_made_for_the_preloader_and_not_for_each_epoch():

@@ -3,12 +3,11 @@
 `torch.cuda._sleep` keeps a stream busy for so many cycles that whatever does not wait for it comes first.
 """
 
-import weakref
-
 import pytest
 import torch
 
 from loaders.preload.device_copy import DeviceCopier
+from loaders.preload.transfer import strided_parts
 from loaders.randomness import Random
 
 LONG = 500_000_000  # cycles: about a third of a second
@@ -77,15 +76,21 @@ def test_a_batch_on_another_device_is_moved():
     assert batch[0].is_meta
 
 
-@pytest.mark.cuda
-def test_a_device_number_that_is_not_there_is_refused_in_words():
-    with pytest.raises(RuntimeError, match=r"device='cuda:99', but torch finds \d+ CUDA devices? here"):
-        DeviceCopier("cuda:99", None, depth=2)
+@pytest.mark.parametrize(
+    "convert", ["to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"]
+)
+@pytest.mark.filterwarnings("ignore:Sparse ... tensor support is in beta")
+def test_a_sparse_tensors_memory_is_that_of_its_strided_parts(convert):
+    sparse = getattr(torch.eye(4), convert)(*(((2, 2),) if convert.endswith(("bsr", "bsc")) else ()))
+    parts = list(strided_parts({"a": sparse, "b": torch.ones(1)}))
+    assert len(parts) == (3 if convert == "to_sparse_coo" else 4)
+    assert all(part.layout == torch.strided for part in parts)
 
 
-@pytest.mark.cuda
-def test_a_device_without_a_number_is_the_current_one():
-    assert DeviceCopier("cuda", None, depth=2).device == torch.device("cuda", torch.cuda.current_device())
+def test_a_nested_tensors_memory_is_that_of_its_strided_parts():
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    pointers = {part.data_ptr() for part in strided_parts([jagged])}
+    assert {jagged.values().data_ptr(), jagged.offsets().data_ptr()} <= pointers
 
 
 def cuda_stage(transform=None) -> DeviceCopier:
@@ -109,42 +114,6 @@ def test_preparing_never_waits_for_the_device(pinned):
     assert not ready.query(), "the copy was over when prepare() returned: it was synchronous"
     stage.hand_over(prepared, ready)
     assert bool((prepared == 1).all())
-
-
-@pytest.mark.cuda
-def test_the_consumers_stream_waits_for_the_batch():
-    def slowly(batch, _):
-        torch.cuda._sleep(LONG)
-        return batch + 1
-
-    stage = cuda_stage(slowly)
-    with stage.on_stream():
-        prepared, ready = stage.prepare(torch.ones(1 << 20), no_random())
-    assert bool((stage.hand_over(prepared, ready) == 2).all())
-
-
-@pytest.mark.cuda
-def test_handing_over_never_waits_for_the_device():
-    stage = cuda_stage()
-    with stage.on_stream():
-        torch.cuda._sleep(LONG)
-        prepared, ready = stage.prepare(torch.ones(1 << 20), no_random())
-    stage.hand_over(prepared, ready)
-    assert not ready.query()
-
-
-@pytest.mark.cuda
-def test_the_memory_of_a_batch_is_not_reused_while_the_consumer_reads_it():
-    stage = cuda_stage()
-    verdicts = []
-    for number in range(1, 9):
-        with stage.on_stream():
-            prepared, ready = stage.prepare(torch.full((1 << 20,), number), no_random())
-        batch = stage.hand_over(prepared, ready)
-        torch.cuda._sleep(LONG // 10)
-        verdicts.append((batch == number).all())
-        del batch, prepared  # the allocator may now give the memory to the next copy, on the other stream
-    assert torch.stack(verdicts).tolist() == [True] * 8
 
 
 def nested() -> dict:
@@ -184,27 +153,3 @@ def test_tensors_of_every_kind_arrive_whole():
         assert arrived[name].is_cuda, name
         assert (arrived[name].dtype, arrived[name].layout) == (leaf.dtype, leaf.layout), name
         assert torch.equal(dense(arrived[name]).cpu(), dense(leaf)), name
-
-
-class Watched:
-    """A nest's leaf that is no tensor: tells when the host batch it is part of was let go."""
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_host_batch_is_held_until_its_copy_is_done(depth):
-    stage = DeviceCopier("cuda", None, depth)
-    batch = [torch.ones(1 << 20).pin_memory(), Watched()]
-    alive = weakref.ref(batch[1])
-    with stage.on_stream():
-        torch.cuda._sleep(LONG)
-        prepared, _ = stage.prepare(batch, no_random())
-        copied = torch.cuda.Event()
-        copied.record()
-    prepared[1] = None
-    del batch
-    held = alive() is not None
-    assert held or copied.query(), "the loader may rewrite memory that is being copied from"
-    torch.cuda.synchronize()
-    stage.release_copied(wait=True)
-    assert alive() is None

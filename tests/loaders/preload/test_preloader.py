@@ -6,28 +6,25 @@ import gc
 import itertools
 import logging
 import multiprocessing
+import os
 import pickle
 import threading
 import traceback
 import weakref
-from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
-from collections.abc import Iterator, Mapping
+from collections import namedtuple
+from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import suppress
-from types import MappingProxyType
 
-import numpy as np
 import pytest
 import torch
 from example_datasets import Faulty, Numbers, contents
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import loaders.preload.producer
+import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
-from loaders.nested import move
+from loaders.base import Position
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
 
@@ -86,8 +83,8 @@ def blocking():
 @pytest.fixture
 def impatient(monkeypatch):
     """The end of an epoch does not wait long for a thread that does not come back."""
-    monkeypatch.setattr(loaders.preload.producer, "JOIN_SECONDS", 0.05)
-    monkeypatch.setattr(loaders.preload.producer, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.epoch, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.epoch, "GIVE_UP_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -130,94 +127,8 @@ class Frozen:
     rest: tuple
 
 
-class FixedMapping(Mapping):
-    def __init__(self, content: Mapping) -> None:
-        self._content = dict(content)
-
-    def __getitem__(self, key):
-        return self._content[key]
-
-    def __iter__(self):
-        return iter(self._content)
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-
 def image() -> torch.Tensor:
     return torch.arange(6, dtype=torch.uint8).reshape(2, 3)
-
-
-NESTS = {
-    "tensor": image,
-    "dict": lambda: {"image": image(), 1: "text"},
-    "list": lambda: [image(), "text"],
-    "tuple": lambda: (image(), 2.5),
-    "namedtuple": lambda: Point(image(), "text"),
-    "dataclass": lambda: Example(image(), "a cat"),
-    "frozen dataclass": lambda: Frozen(image(), (image(), None)),
-    "OrderedDict": lambda: OrderedDict(b=image(), a=image()),
-    "defaultdict": lambda: defaultdict(list, a=image()),
-    "Counter": lambda: Counter(cat=2, dog=1),
-    "deque": lambda: deque([image(), image()], maxlen=5),
-    "UserDict": lambda: UserDict(a=image()),
-    "mapping": lambda: FixedMapping({"a": image(), "b": b"bytes"}),
-    "mapping proxy": lambda: MappingProxyType({"a": image()}),
-    "str": lambda: "text",
-    "bytes": lambda: b"bytes",
-    "None": lambda: None,
-    "numbers": lambda: [1, 2.5, True, 1j],
-    "numpy": lambda: {"array": np.arange(3)},
-    "packed sequence": lambda: pack_sequence([torch.ones(3), torch.ones(1)]),
-    "sparse": lambda: (image().float().to_sparse(), image().float().to_sparse_csr()),
-    "dtypes": lambda: [image().to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int64, torch.complex64)],
-    "odd tensors": lambda: [torch.tensor(5), torch.zeros(0, 3), image().T, image()[:, ::2]],
-    "nested": lambda: {"views": [Point(image(), {"deep": (Example(image(), ""), Frozen(image(), ("x",)))})], "n": 3},
-    "empty": lambda: {"a": [], "b": (), "c": {}},
-}
-
-
-def assert_same(one, other) -> None:
-    """Equal in type and value, all the way down."""
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.layout, one.device) == (other.dtype, other.layout, other.device)
-        if one.layout != torch.strided:
-            one, other = one.to_dense(), other.to_dense()
-        assert torch.equal(one, other)
-    elif isinstance(one, PackedSequence):
-        assert torch.equal(one.data, other.data)
-        assert torch.equal(one.batch_sizes, other.batch_sizes)
-    elif isinstance(one, Mapping):
-        assert list(one) == list(other)
-        for key in one:
-            assert_same(one[key], other[key])
-        assert getattr(one, "default_factory", None) is getattr(other, "default_factory", None)
-    elif isinstance(one, (list, tuple, deque)):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-    elif dataclasses.is_dataclass(one):
-        assert_same(vars(one), vars(other))
-    else:
-        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
-
-
-@pytest.mark.parametrize("kind", NESTS)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_batches_keep_their_types_and_values(make, depth, kind):
-    batches = list(make([NESTS[kind](), NESTS[kind]()], depth))
-    assert len(batches) == 2
-    for batch in batches:
-        assert_same(batch, NESTS[kind]())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("kind", NESTS)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_batches_keep_their_types_and_values_on_the_device(make, depth, kind):
-    for batch in make([NESTS[kind](), NESTS[kind]()], depth, "cuda"):
-        assert_same(move(batch, lambda leaf: leaf.to("cpu")), NESTS[kind]())
 
 
 @DEPTHS
@@ -236,14 +147,6 @@ def test_every_tensor_of_a_batch_is_on_the_device(make, depth):
 
 
 @DEPTHS
-def test_a_plain_list_of_batches_is_a_loader(make, depth):
-    loader = make([torch.tensor([number]) for number in range(7)], depth)
-    assert len(loader) == 7
-    for _ in range(2):
-        assert contents(loader) == [[number] for number in range(7)]
-
-
-@DEPTHS
 def test_a_generator_is_a_loader(make, depth):
     loader = make(Batches(7), depth)
     assert contents(loader) == [[number] for number in range(7)]
@@ -252,13 +155,6 @@ def test_a_generator_is_a_loader(make, depth):
     assert contents(loader) == [[number] for number in range(7)]
     with pytest.raises(TypeError):
         len(loader)
-
-
-@DEPTHS
-def test_an_epoch_of_no_batches_is_over_at_once(make, depth):
-    loader = make([], depth)
-    for _ in range(2):
-        assert list(loader) == []
 
 
 @pytest.mark.parametrize(("depth", "num_workers"), [(0, 2), (1, 0), (3, 2)])
@@ -283,14 +179,6 @@ def test_breaking_off_an_epoch_of_the_stock_dataloader_leaves_nothing_behind(mak
     for _ in range(3):
         assert next(iter(loader)).tolist() == [0, 1, 2]
     assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-
-
-def test_an_iterable_dataset_of_the_stock_dataloader_is_a_loader(make):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(5))
-
-    assert contents(make(DataLoader(Stream(), batch_size=2))) == [[0, 1], [2, 3], [4]]
 
 
 def distributed() -> DistributedSampler:
@@ -434,19 +322,6 @@ def test_an_out_of_memory_error_names_the_device_and_what_to_lower(make, depth):
     assert next(iterator)[0] == 3
 
 
-@pytest.mark.cuda
-@DEPTHS
-def test_out_of_memory_on_the_device_comes_out_of_next_and_the_epoch_goes_on(make, depth):
-    def greedy(batch: torch.Tensor, random) -> torch.Tensor:
-        return torch.empty(1 << 50, dtype=torch.uint8, device=batch.device) if len(batch) == 4 else batch
-
-    iterator = iter(make([torch.zeros(3), torch.zeros(4), torch.zeros(5)], depth, "cuda", greedy))
-    assert len(next(iterator)) == 3
-    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory on cuda:\d while preparing a batch of 4 samples"):
-        next(iterator)
-    assert next(iterator).tolist() == [0] * 5
-
-
 @DEPTHS
 def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
     loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
@@ -458,18 +333,6 @@ def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
     resumed = make(TorchLoader(Numbers(4), 1), depth)
     resumed.load_state_dict(loader.state_dict())
     assert contents(resumed) == [[3]]
-
-
-@DEPTHS
-def test_an_error_ends_the_epoch_if_it_ends_the_loader(make, depth):
-    class Ending:
-        def __iter__(self):
-            yield torch.tensor([0])
-            raise LookupError("no more")
-
-    first, error = outcomes(iter(make(Ending(), depth)))
-    assert first == 0
-    assert "no more" in str(error)
 
 
 @DEPTHS
@@ -542,11 +405,6 @@ def test_the_transforms_random_numbers_depend_on_nothing_but_seed_epoch_and_batc
     assert contents(resumed) == epochs[1][2:]
 
 
-def test_another_seed_is_other_random_numbers_for_the_transform(make):
-    one, other = (contents(make(TorchLoader(Numbers(4), 2, seed=seed), transform=draw)) for seed in (0, 1))
-    assert all(a[-2:] != b[-2:] for a, b in zip(one, other, strict=True))
-
-
 @DEPTHS
 def test_over_a_loader_that_counts_no_epochs_the_preloader_does(make, depth):
     loader, same = make(Batches(3), depth, transform=draw), make(Batches(3), 0, transform=draw)
@@ -572,19 +430,6 @@ def test_the_transform_runs_once_a_batch(make, depth):
 
 
 # One epoch at a time, and its thread
-
-
-@DEPTHS
-def test_older_iterators_raise_after_a_newer_iter(make, depth):
-    loader = make(Batches(5), depth)
-    fresh, running = iter(loader), iter(loader)
-    next(running)
-    newest = iter(loader)
-    for older in (fresh, running):
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="ended this epoch"):
-                next(older)
-    assert contents(newest) == [[number] for number in range(5)]
 
 
 class Counting:
@@ -637,16 +482,50 @@ def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
     assert preloading() == []
 
 
-@DEPTHS
-def test_the_loaders_epoch_begins_in_the_calling_thread(make, depth):
-    class Beginning:
-        def __iter__(self):
-            self.thread = threading.current_thread()
-            return iter([])
+@THREADED
+def test_a_forked_child_is_refused_with_both_process_numbers(make, monkeypatch, depth):
+    iterator, owner = iter(make(Batches(3), depth)), os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 12345)
+        with pytest.raises(RuntimeError, match=rf"batches belong to another process \({owner}\).*\(12345\)"):
+            next(iterator)
+    assert contents(iterator) == [[0], [1], [2]]
 
-    source = Beginning()
-    list(make(source, depth))
-    assert source.thread is threading.current_thread()
+
+class Timing:
+    """Its second call raises an error that belongs to no batch."""
+
+    def __init__(self) -> None:
+        self.position = Position(0)
+        self.calls = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("timed out")
+        if self.position.batch == 3:
+            raise StopIteration
+        self.position.batch += 1
+        return torch.tensor([self.position.batch - 1.0])
+
+    def state_dict(self) -> dict:
+        return {"epoch": 0, "samples": self.position.batch, "global_batch_size": 1}
+
+    load_state_dict = None
+
+
+@DEPTHS
+def test_an_error_that_belongs_to_no_batch_moves_no_number_and_no_random_numbers(make, depth):
+    loader = make(Timing(), depth, transform=draw)
+    first = next(loader).tolist()
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(loader)
+    assert loader.state_dict()["samples"] == 1
+    rest = [next(loader).tolist() for _ in range(2)]
+    assert [first, *rest] == contents(make([torch.tensor([float(n)]) for n in range(3)], 0, transform=draw))
 
 
 @THREADED
@@ -656,12 +535,6 @@ def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, bl
     assert blocking.reached.wait(bound)
     assert alive() is None
     blocking.release.set()
-
-
-def test_depth_0_keeps_no_batch_alive(make):
-    loader = make(Batches(3), depth=0)
-    alive = weakref.ref(next(loader))
-    assert alive() is None
 
 
 @THREADED
@@ -940,10 +813,10 @@ def test_a_new_epoch_does_not_close_a_loader_that_is_slow(make, blocking, impati
 PREAMBLE = """
 import threading
 import torch
-import loaders.preload.producer
+import loaders.preload.epoch
 from loaders import Preloader, TorchLoader
+from loaders.base import Position
 
-loaders.preload.producer.JOIN_SECONDS = 1000  # whoever waits for a thread that cannot end does so for ever
 """
 
 
@@ -1039,125 +912,6 @@ def test_stats_tell_how_many_batches_are_queued(make, bound, depth):
     loader = make(source, depth)
     source.take(iter(loader), bound, ahead=depth + 1)
     assert loader.stats()["preloader"]["queued"] == depth
-
-
-# On a CUDA device
-
-ROWS = 1 << 20
-SLOW = 30_000_000  # cycles: about 20 ms
-
-
-def numbered(count: int, pinned: bool) -> Iterator[torch.Tensor]:
-    for number in range(count):
-        batch = torch.full((ROWS,), number, dtype=torch.int32)
-        yield batch.pin_memory() if pinned else batch
-
-
-class Numbered:
-    def __init__(self, pinned: bool) -> None:
-        self.pinned = pinned
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return numbered(20, self.pinned)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
-@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-@DEPTHS
-def test_a_slow_step_reads_whole_batches_while_the_next_ones_come(make, depth, own_stream, pinned):
-    loader = make(Numbered(pinned), depth, "cuda", transform=lambda batch, random: batch * 2 + 1)
-    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
-    right = []
-    with torch.cuda.stream(stream):
-        for number, batch in enumerate(loader):
-            assert batch.is_cuda
-            torch.cuda._sleep(SLOW)
-            right.append((batch == 2 * number + 1).all())
-            del batch  # its memory may be given to a later batch as soon as nothing reads it
-        assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_a_slow_transform_is_over_before_the_step_reads(make, depth):
-    def slowly(batch, random):
-        torch.cuda._sleep(SLOW)
-        return batch + 1
-
-    loader = make(Numbered(pinned=True), depth, "cuda", transform=slowly)
-    right = [(batch == number + 1).all() for number, batch in enumerate(loader)]
-    assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_next_never_synchronises_with_the_device(make, depth):
-    loader = make(Numbered(pinned=True), depth, "cuda", transform=lambda batch, random: batch * 2)
-    list(loader)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        right = [(batch == 2 * number).all() for number, batch in enumerate(loader)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.stack(right).tolist() == [True] * 20
-
-
-@pytest.mark.cuda
-@THREADED
-def test_next_does_not_wait_for_the_step_before(make, depth):
-    loader = make(Numbered(pinned=True), depth, "cuda")
-    list(loader)  # first uses of memory may synchronise
-    iterator = iter(loader)
-    next(iterator)
-    torch.cuda._sleep(100 * SLOW)
-    step = torch.cuda.Event()
-    step.record()
-    next(iterator)
-    assert not step.query()
-    loader.close()
-
-
-@pytest.mark.cuda
-@THREADED
-def test_batches_on_the_device_outlive_the_preloader(make, depth):
-    loader = make(Numbered(pinned=False), depth, "cuda")
-    kept = list(itertools.islice(loader, 5))
-    loader.close()
-    del loader
-    gc.collect()
-    torch.full((8, ROWS), -1, device="cuda")
-    assert [bool((batch == number).all()) for number, batch in enumerate(kept)] == [True] * 5
-
-
-@pytest.mark.cuda
-@THREADED
-def test_epochs_share_one_stream(make, depth):
-    streams = set()
-
-    def note(batch, random):
-        streams.add(torch.cuda.current_stream().cuda_stream)
-        return batch
-
-    loader = make(Batches(3), depth, "cuda", transform=note)
-    for _ in range(3):
-        list(loader)
-    assert len(streams) == 1
-    assert torch.cuda.current_stream().cuda_stream not in streams
-
-
-@pytest.mark.cuda
-@pytest.mark.timeout(90)
-def test_an_interpreter_exits_without_an_error_though_batches_are_on_a_device(python):
-    script = """
-loader = Preloader([torch.zeros(1 << 20)] * 1000, "cuda", 2, lambda batch, random: batch * 2)
-iterator = iter(loader)
-for _ in range(5):
-    next(iterator)
-"""
-    done = python.run("-c", PREAMBLE + script, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])

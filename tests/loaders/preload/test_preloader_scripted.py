@@ -1,12 +1,14 @@
 """Preloader over loaders that do what a test's script says: what it keeps, counts and passes on."""
 
 import logging
+import sys
 
 import pytest
 import torch
 
 from loaders import Preloader, TorchLoader
 from loaders.preload import preloader as module
+from loaders.preload.epoch import PreloadedEpoch
 from loaders.randomness import Random
 
 
@@ -86,79 +88,26 @@ def test_an_interrupted_next_loses_no_batch_and_moves_no_state(monkeypatch, dept
         assert loader.stats()["preloader"]["batches"] == 3
 
 
-def test_the_seconds_that_the_consumer_waits_add_up(monkeypatch):
-    clock = iter([1.0, 3.0, 10.0, 14.0])
-    loader = Preloader([1, 2], "cpu", 0)
-    iterator = iter(loader)
-    monkeypatch.setattr(module, "time", type("Clock", (), {"perf_counter": staticmethod(lambda: next(clock))}))
-    assert [next(iterator), next(iterator)] == [1, 2]
-    assert loader.stats()["preloader"]["wait_seconds"] == 6
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_exception_between_a_batchs_arrival_and_its_delivery_loses_no_batch(depth):
+    def interrupt(frame, event, _):
+        if frame.f_code is not PreloadedEpoch.next.__code__:
+            return None
+        if event == "return":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
 
-
-class Queue:
-    """A producer whose queue has one batch less after each."""
-
-    def __init__(self, make) -> None:
-        self.make, self.queued = make, 5
-        self.calls: list = []
-
-    def get(self):
-        self.queued -= 1
-        return self.make()
-
-    def done(self) -> None:
-        """Nothing is kept."""
-
-    def close(self, unblock=None) -> None:
-        self.calls.append("close")
-
-    def stop(self, deadline: float, unblock) -> None:
-        self.calls.append(("stop", deadline))
-        unblock()
-
-
-@pytest.fixture
-def queues(monkeypatch):
-    """The producers that are made, in place of threads."""
-    made: list[Queue] = []
-    monkeypatch.setattr(module, "ThreadProducer", lambda make: made.append(Queue(make)) or made[-1])
-    return made
-
-
-def test_stats_tell_the_mean_number_of_queued_batches(queues):
-    loader = Preloader([1, 2, 3], "cpu", 3)
-    assert loader.stats()["preloader"]["mean_queued"] == 0
-    iterator = iter(loader)
-    means = [loader.stats()["preloader"]["mean_queued"] for _ in iterator]
-    assert means == [4.0, 3.5, 3.0]
-
-
-def test_the_end_of_an_epoch_closes_its_producer(queues):
-    loader = Preloader([1], "cpu", 1)
-    assert list(loader) == [1]
-    assert queues[0].calls == ["close"]
-    loader.close()
-
-
-def test_at_the_interpreters_exit_the_thread_is_stopped_and_the_loader_closed(queues, monkeypatch):
-    class Closing(list):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
-    registered: list = []
-    monkeypatch.setattr(module, "stop_at_exit", registered.append)
-    inner = Closing([1, 2])
-    loader = Preloader(inner, "cpu", 1)
-    loader.stop(deadline=7.0)  # no epoch has begun
-    assert not registered
-    iter(loader)
-    assert registered == [loader]
-    loader.stop(deadline=7.0)
-    assert queues[0].calls == [("stop", 7.0)]
-    assert inner.closed
-    Preloader([1], "cpu", 1).stop(deadline=7.0)  # without close()
+    with Preloader([1, 2], "cpu", depth) as loader:
+        iterator = iter(loader)
+        before = sys.gettrace()
+        try:
+            sys.settrace(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        finally:
+            sys.settrace(before)
+        assert list(iterator) == [1, 2]
 
 
 def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
@@ -226,3 +175,20 @@ def test_the_state_of_a_broken_off_epoch_is_forgotten_when_the_next_begins():
 def test_between_epochs_set_epoch_is_passed_on_at_once():
     with pytest.raises(ValueError, match="an epoch is an integer from 0"):
         Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1).set_epoch(-1)
+
+
+def test_of_the_loaders_error_and_its_states_the_first_is_reported():
+    class Broken(Resumable):
+        calls = 0
+
+        def __iter__(self):
+            return map(int, ["bad"])
+
+        def state_dict(self) -> dict:
+            self.calls += 1
+            if self.calls > 1:
+                raise RuntimeError("no state")
+            return super().state_dict()
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(Preloader(Broken(), "cpu", 0))

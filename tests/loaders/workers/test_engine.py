@@ -71,11 +71,11 @@ def test_without_workers_the_caller_reads_nothing_ahead_and_there_are_no_slots(b
     assert not caplog.messages
 
 
-def test_a_system_without_worker_processes_reads_inline_and_says_so(built, monkeypatch, caplog):
+def test_a_system_without_worker_processes_reads_in_threads_and_says_so(built, monkeypatch, caplog):
     monkeypatch.setattr(module, "HAS_PROCESSES", False)
     module.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
-        assert built(num_workers=1, seed=0).dispatcher[0] == "InlinePool"
+        assert built(num_workers=1, seed=0).dispatcher[0] == "ThreadPool"
         assert built(num_workers=1, seed=0, worker_method="thread").dispatcher[0] == "ThreadPool"
     (said,) = caplog.messages
     assert said.startswith("worker processes need Linux")

@@ -230,7 +230,7 @@ def test_torchs_persistent_iterator_keeps_its_engine(engines):
 def test_batches_are_pinned_if_that_was_asked_for_where_there_is_a_gpu_and_the_consumer_does_not_hold_them(
     monkeypatch, seed
 ):
-    monkeypatch.setattr(dispatcher, "pin_memory", lambda batch: "pinned")
+    monkeypatch.setattr(dispatcher, "pinned", lambda batch: "pinned")
 
     def pinned(has_gpu: bool = True, pin_memory: bool = True, holds: bool = False) -> list[bool]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)

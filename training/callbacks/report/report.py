@@ -13,6 +13,7 @@ import torch
 
 from loaders import Preloader
 from loaders.machine import available_cores
+from loaders.preload.accelerator import Accelerator
 from loaders.timing import Window
 from loaders.workers.reader import offers
 from training.callbacks.report.load import Load
@@ -117,8 +118,7 @@ class Report:
         """What is known before anything more is measured."""
         self._memory, stats, dataset = peak_memory(), loader.stats(), loader.dataset
         on_cpu = loader.device.type == "cpu"
-        if loader.device.type == "cuda":
-            self._device_memory = torch.cuda.max_memory_allocated(loader.device)
+        self._device_memory = Accelerator(loader.device).peak_bytes()
         workers, config = stats.get("workers", {}), self.run.config
         self._active_workers, steps = workers.get("active_workers"), max(1, self.run.timer.whole().steps)
         keys = ("loader_wait", "copy", "transform")

@@ -22,6 +22,7 @@ import yaml
 from loaders import LoaderConfig, Preloader
 from loaders.machine import available_cores
 from loaders.nested import tensors
+from loaders.preload.accelerator import Accelerator
 from training.callbacks.report.measured import Interval
 from training.config import CONF
 from training.run import Run
@@ -139,8 +140,7 @@ class Trials:
         for number, batch in enumerate(islice(batches, warm_up + REPETITIONS * steps), 1 - warm_up):
             trainer.train_step(batch)
             if number >= 0 and number % steps == 0:
-                if trainer.device.type == "cuda":
-                    torch.cuda.synchronize(trainer.device)
+                Accelerator(trainer.device).synchronize()
                 ends.append(time.perf_counter())
             is_late = self._takes_too_long(1, time.perf_counter() - began)
             signal, is_late_anywhere = trainer.processes.agree(self._run.signals.received, int(is_late))

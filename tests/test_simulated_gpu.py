@@ -1,4 +1,4 @@
-"""Runs on_simulated_gpu.py in a process of its own, because the simulated device patches torch."""
+"""Runs each file of scenarios in a process of its own, because the simulated device patches torch."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from torch.utils import backend_registration
 
-SCENARIOS = Path(__file__).with_name("on_simulated_gpu.py")
+# Files below this folder.
+SCENARIOS = ("loaders/preload/on_simulated_gpu.py", "train_on_simulated_gpu.py")
 
 
 @pytest.mark.timeout(300)
@@ -15,7 +16,9 @@ SCENARIOS = Path(__file__).with_name("on_simulated_gpu.py")
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot define a device in Python",
 )
-def test_the_preloader_on_a_simulated_gpu():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-n", "0", str(SCENARIOS)]
+@pytest.mark.parametrize("scenarios", SCENARIOS)
+def test_on_a_simulated_gpu(scenarios):
+    file = Path(__file__).parent / scenarios
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-n", "0", str(file)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]

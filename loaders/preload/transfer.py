@@ -1,0 +1,118 @@
+"""Moves a batch's tensors to a device without blocking the host, those that lie side by side in one copy.
+
+Tensors are copied together if they lie in the same slot, or share a storage, and each is at least a quarter of what is
+copied. So whoever keeps one of them on the device keeps at most four times its memory: labels do not keep images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ..nested import is_dense, leaves, move, tensors
+from ..workers.batch_buffer import SMALL, is_plain
+from .accelerator import page_locked_until
+
+ROUNDED = 512  # bytes: a device's allocator gives no less, so smaller tensors count as that
+
+# The strided tensors inside a sparse one.
+PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+class _Group:
+    """Tensors on the host that are copied together: the bytes from `start` to `end`."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self._tensors, size = [first], first.nbytes
+        self._start = start = first.data_ptr()
+        self._end, self._smallest = start + size, max(size, ROUNDED)
+        locked_until, storage = page_locked_until(start), first.untyped_storage()
+        self._is_pinned = locked_until is not None or first.is_pinned()  # which asks the driver: about 1 us
+        self._limit = locked_until or storage.data_ptr() + storage.nbytes()
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Adds a tensor, which does not begin earlier than the others, if it may be copied together with them."""
+        start, size = tensor.data_ptr(), tensor.nbytes
+        end, smallest = max(start + size, self._end), min(max(size, ROUNDED), self._smallest)
+        is_aligned = (start - self._start) % tensor.itemsize == 0
+        if end > self._limit or smallest < SMALL * (end - self._start) or not is_aligned:
+            return False
+        self._end, self._smallest = end, smallest
+        self._tensors.append(tensor)
+        return True
+
+    def copied(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies the group, and yields each tensor with its copy. The host's memory must stay until that is done."""
+        size, is_alone = self._end - self._start, len(self._tensors) == 1
+        source = self._tensors[0]
+        if not is_alone:
+            source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
+        if not self._is_pinned:
+            source = source.pin_memory()  # from pageable memory the copy would be synchronous
+        copy = source.to(device, non_blocking=True)
+        if is_alone:
+            yield self._tensors[0], copy
+            return
+        flat: dict[torch.dtype, torch.Tensor] = {}
+        for tensor in self._tensors:
+            dtype, width = tensor.dtype, tensor.itemsize
+            if dtype not in flat:
+                flat[dtype] = copy[: size // width * width].view(dtype)
+            offset = (tensor.data_ptr() - self._start) // width
+            # .data: else autograd would take an in-place change of one tensor for a change of all of them.
+            yield tensor, flat[dtype].as_strided(tensor.size(), tensor.stride(), offset).data
+
+
+def transfer(batch: Any, device: torch.device, to: Callable[[Any], Any]) -> Any:
+    """Returns the batch with its plain host tensors copied to the device, and `to` applied to everything else."""
+    groups: list[_Group] = []
+    for tensor in sorted(filter(_is_plain, leaves(batch)), key=torch.Tensor.data_ptr):
+        if not any(group.takes(tensor) for group in groups):
+            groups.append(_Group(tensor))
+    copies = {id(tensor): copy for group in groups for tensor, copy in group.copied(device)}
+    return move(batch, lambda leaf: copies[id(leaf)] if id(leaf) in copies else to(leaf))
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Returns whether a leaf is nothing but memory on the host: no subclass and not sparse, for example."""
+    if type(leaf) is not torch.Tensor or not is_plain(leaf) or not leaf.numel():
+        return False
+    return leaf.is_contiguous() or is_dense(leaf)
+
+
+def strided_parts(batch: Any) -> Iterator[torch.Tensor]:
+    """Yields every strided tensor of a batch, also those inside sparse tensors, subclasses, and objects with `.to`."""
+    for tensor in tensors(batch):
+        yield from _strided(tensor)
+
+
+def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the tensor, or the strided tensors inside a sparse one or a subclass."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _strided(getattr(tensor, name))
+    elif tensor.layout in PARTS:
+        yield from (getattr(tensor, name)() for name in PARTS[tensor.layout])
+    else:
+        yield tensor
+
+
+def pinned(batch: Any) -> Any:
+    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way.
+
+    A batch that lies in a page-locked slot is copied out of it first: torch takes that for pinned memory of its own.
+    """
+    if any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch)):
+        batch = deepcopy(batch)
+    return pin_memory(batch)
