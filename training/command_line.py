@@ -11,7 +11,6 @@ import re
 import shlex
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -44,23 +43,28 @@ def complete(arguments: list[str]) -> list[str]:
     trusted, and for a sweep under torchrun.
     """
     overrides = {override.key_or_group: override for override in _parsed(arguments)}
-    is_sweep, torchrun = bool(SWEEP_FLAGS & set(arguments)), started_by_torchrun()
-    folder, resume = None, overrides.get("train.resume")
-    if resume and not resume.is_sweep_override() and _values(resume)[0] not in ("auto", None):
-        run = _store_settings(Path(str(_values(resume)[0])).expanduser(), overrides)
+    is_sweep, folder = bool(SWEEP_FLAGS & set(arguments)), None
+    resume = _values(overrides["train.resume"]) if "train.resume" in overrides else []
+    if len(resume) == 1 and resume[0] not in ("auto", None):
+        run = _store_settings(Path(str(resume[0])).expanduser(), overrides)
         arguments = [f"--config-name={RESUMED}", *arguments]  # argparse wants the flags before or after all overrides
         folder = None if is_sweep else run  # each job of a sweep is a run of its own
-    if torchrun and is_sweep:
-        raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
-    if not is_main_process():
-        return [*arguments, *SILENT]
-    if torchrun and folder is None:  # the same folder after a restart by torchrun
-        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
-        earlier = sorted(Path("outputs").glob(f"*_{name}"))
-        folder = earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    if started_by_torchrun():
+        if is_sweep:
+            raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
+        if not is_main_process():
+            return [*arguments, *SILENT]
+        folder = folder or _folder_of_torchrun()
     if folder is None or "hydra.run.dir" in overrides:
         return arguments
-    return [*arguments, f"hydra.run.dir={_quoted(folder, always=True)}"]
+    return [*arguments, f"hydra.run.dir={_quoted(folder)}"]
+
+
+def _folder_of_torchrun() -> Path:
+    """A new folder, or the same one after a restart by torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
+    earlier = sorted(Path("outputs").glob(f"*_{name}"))
+    return earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
 
 
 def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None:
@@ -88,22 +92,6 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
     return run
 
 
-def check_folder(arguments: list[str]) -> None:
-    """Raises ConfigError if the run's folder cannot be made; Hydra would print a traceback."""
-    if not is_main_process():
-        return
-    key = "hydra.sweep.dir" if SWEEP_FLAGS & set(arguments) else "hydra.run.dir"
-    given = [_values(override)[0] for override in _parsed(arguments) if override.key_or_group == key]
-    folder = Path(str(given[-1] if given else ".")).expanduser().absolute()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not say whether /proc can be written to
-    except OSError as error:
-        raise ConfigError(
-            f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run"
-        ) from error
-
-
 def resume_command(folder: Path) -> str:
     """The shell command that continues the run in `folder`."""
     program = "python train.py"
@@ -118,28 +106,27 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
     Hydra 1.3 exits on such an override without a suggestion. Checks nothing if there are flags other than -m, such as
     --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
-    config, flags = "config", {argument for argument in arguments if argument.startswith("-")} - SWEEP_FLAGS
-    if f"--config-name={RESUMED}" in flags:
-        config, flags = RESUMED, flags - {f"--config-name={RESUMED}"}
+    resumed = f"--config-name={RESUMED}"
+    flags = {argument for argument in arguments if argument.startswith("-")} - {*SWEEP_FLAGS, resumed}
     if flags or full_errors():
         return
     overrides = [override for override in _parsed(arguments) if not override.key_or_group.startswith("hydra")]
     with initialize_config_dir(str(conf), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-        for override in groups:
-            choices = loader.get_group_options(override.key_or_group)
-            for value in _values(override):  # a list for groups of which several may be chosen, null for none
+        loader, chosen = GlobalHydra.instance().config_loader(), []
+        for override in [override for override in overrides if loader.get_group_options(override.key_or_group)]:
+            overrides.remove(override)
+            choices, values = loader.get_group_options(override.key_or_group), _values(override)
+            for value in values:  # a list for groups of which several may be chosen, null for none
                 for choice in value if isinstance(value, list) else [value or choices[0]]:
                     check_choice(override.key_or_group, str(choice), choices, ConfigError)
+            chosen.append(f"{override.get_key_element()}={values[0] or 'null'}")
         try:
-            chosen = [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups]
-            known = with_types(compose(config, chosen))
-        except HydraException as error:
+            known = with_types(compose(RESUMED if resumed in arguments else "config", chosen))
+        except (HydraException, ValueError) as error:  # ValueError for the choice null
             raise ConfigError(one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for override in overrides:
-        if override not in groups and not str(override.input_line).startswith(("+", "~")):
+        if not str(override.input_line).startswith(("+", "~")):
             for value in _values(override):
                 _check_value(override.key_or_group, value, known, names)
 
@@ -153,6 +140,10 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
+    if isinstance(default, DictConfig) and not isinstance(value, dict):
+        raise ConfigError(
+            f"{key}={value}: {key} is a section: give one of its keys, such as {key}.{next(iter(default))}"
+        )
     # Many keys have no declared type: a value must have the type of the default.
     kinds = {float: (int, float)}.get(kind := type(default), (kind,))
     if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:
@@ -188,7 +179,7 @@ def _names(config: DictConfig) -> list[str]:
     return list(dict.fromkeys(".".join(one[:length]) for one in parts for length in range(1, len(one) + 1)))
 
 
-def _quoted(path: Path, always: bool = False) -> str:
+def _quoted(path: Path) -> str:
     """The path in the syntax of Hydra's overrides, in quotes if it needs them."""
-    plain = re.fullmatch(r"[\w./:-]+", str(path)) and not always
-    return str(path) if plain else QuotedString(str(path), Quote.single).with_quotes()
+    is_plain = re.fullmatch(r"[\w./-]+", str(path))
+    return str(path) if is_plain else QuotedString(str(path), Quote.single).with_quotes()

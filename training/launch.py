@@ -34,7 +34,7 @@ from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
-from training.command_line import check_folder, check_overrides, complete, resume_command
+from training.command_line import check_overrides, complete, resume_command
 from training.config import CONF, ConfigError, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
@@ -108,7 +108,6 @@ class Launcher:
             check_launcher(sys.argv[1:])
             sys.argv[1:] = complete(sys.argv[1:])
             check_overrides(sys.argv[1:], conf)
-            check_folder(sys.argv[1:])
             main()
         except (ConfigError, yaml.YAMLError) as error:
             if full_errors():
