@@ -66,6 +66,7 @@ class Trainer:
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
+        torch.backends.cudnn.benchmark = True  # tries which algorithm is the fastest for each shape
         self.model: Any = build_network(config, data.spec.model_options, self.device)
         self.memory_format = memory_format(self.config.channels_last, self.device)
         self.dtype = choose_dtype(self.config.precision, self.device)

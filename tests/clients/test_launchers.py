@@ -136,7 +136,7 @@ def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_
 
 
 def test_a_launcher_that_is_not_installed_is_refused_with_the_pip_command(monkeypatch):
-    monkeypatch.setattr("training.launch.ConfigStore.list", lambda self, path: ["basic.yaml"])
+    monkeypatch.setattr("training.launch.distributions", lambda name: [])
     sentence = "hydra/launcher=joblib needs .*, which is not installed: pip install hydra-joblib-launcher"
     with pytest.raises(ConfigError, match=sentence):
         check_launcher(["-m", "seed=0,1", "hydra/launcher=joblib"])

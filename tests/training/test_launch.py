@@ -8,7 +8,7 @@ from data.errors import DataError
 from loaders import LoaderConfigError
 from loaders.workers.pool import WorkerTimeout
 from training.config import ConfigError
-from training.launch import Launcher, sentence_of
+from training.launch import launch, sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -92,10 +92,10 @@ def test_on_request_a_wrong_setting_has_its_traceback_too(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
     monkeypatch.setenv("PYTHONPATH", "")  # launch changes it
     with pytest.raises(SystemExit, match=r"^error: the sentence$"):
-        Launcher(lambda *_: None).launch(main, CONF)
+        launch(main, CONF)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ConfigError, match=r"^the sentence$"):
-        Launcher(lambda *_: None).launch(main, CONF)
+        launch(main, CONF)
 
 
 def test_when_a_job_of_a_sweep_fails_the_others_go_on(train, tmp_path):
