@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from training.trust import check_config, check_links
 # Overrides for the processes that are not the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 SWEEP_FLAGS = {"-m", "--multirun"}
-RESUMED = "resumed"  # the name of the config that has the settings of the run to continue, beside conf/config.yaml
+RESUMED = "resumed"  # the name of the config that has the settings of an earlier run, beside conf/config.yaml
+RESUMES = f"--config-name={RESUMED}"
+OUR_FLAGS = {*SWEEP_FLAGS, RESUMES}
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 TRUST = "train.trust=[{}]"
 
@@ -46,8 +49,8 @@ def complete(arguments: list[str]) -> list[str]:
     is_sweep, folder = bool(SWEEP_FLAGS & set(arguments)), None
     resume = _values(overrides["train.resume"]) if "train.resume" in overrides else []
     if len(resume) == 1 and resume[0] not in ("auto", None):
-        run = _store_settings(Path(str(resume[0])).expanduser(), overrides)
-        arguments = [f"--config-name={RESUMED}", *arguments]  # argparse wants the flags before or after all overrides
+        run = _store_settings_of(Path(str(resume[0])).expanduser(), overrides)
+        arguments = [RESUMES, *arguments]  # argparse wants the flags before or after all overrides
         folder = None if is_sweep else run  # each job of a sweep is a run of its own
     if started_by_torchrun():
         if is_sweep:
@@ -67,7 +70,7 @@ def _folder_of_torchrun() -> Path:
     return earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
 
 
-def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None:
+def _store_settings_of(resume: Path, overrides: dict[str, Override]) -> Path | None:
     """Stores the config RESUMED. Returns the run's folder if it is to be continued there, None for a checkpoint."""
     for key, override in overrides.items():
         if override.is_delete() or key in ("experiment", "debug"):
@@ -83,13 +86,25 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
     trust = _values(overrides["train.trust"])[0] if "train.trust" in overrides else []
     trusted = [str(name) for name in trust] if isinstance(trust, list) else []
     check_config(settings, path, [*trusted, *(key for key in overrides if "." in key)], TRUST)
-    groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
-    ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
+    _store(settings)
     if not resume.is_dir():
         return None
     run = path.parents[1] if path.parent.name == "checkpoints" else path.parent
     check_links(run, trusted=trusted, option=TRUST)
     return run
+
+
+def _store(settings: dict[str, Any]) -> None:
+    groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
+    ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
+
+
+def compose_with(settings: dict[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """The config of conf/ with an earlier run's settings and `overrides` on top. Raises ConfigError for wrong ones."""
+    _store(settings)
+    check_overrides([RESUMES, *overrides], CONF)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(RESUMED, list(overrides))
 
 
 def resume_command(folder: Path) -> str:
@@ -106,9 +121,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
     Hydra 1.3 exits on such an override without a suggestion. Checks nothing if there are flags other than -m, such as
     --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
-    resumed = f"--config-name={RESUMED}"
-    flags = {argument for argument in arguments if argument.startswith("-")} - {*SWEEP_FLAGS, resumed}
-    if flags or full_errors():
+    if full_errors() or any(argument.startswith("-") and argument not in OUR_FLAGS for argument in arguments):
         return
     overrides = [override for override in _parsed(arguments) if not override.key_or_group.startswith("hydra")]
     with initialize_config_dir(str(conf), version_base="1.3"):
@@ -121,7 +134,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
                     check_choice(override.key_or_group, str(choice), choices, ConfigError)
             chosen.append(f"{override.get_key_element()}={values[0] or 'null'}")
         try:
-            known = with_types(compose(RESUMED if resumed in arguments else "config", chosen))
+            known = with_types(compose(RESUMED if RESUMES in arguments else "config", chosen))
         except (HydraException, ValueError) as error:  # ValueError for the choice null
             raise ConfigError(one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
@@ -154,9 +167,9 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
         raise ConfigError(f"{key}={value}: {one_line(error)}") from error
 
 
-def _parsed(arguments: list[str]) -> list[Override]:
+def _parsed(arguments: Sequence[str]) -> list[Override]:
     """The overrides among the arguments. Raises ConfigError for one that Hydra cannot parse."""
-    has_flags = any(argument.startswith("-") and argument not in SWEEP_FLAGS for argument in arguments)  # --cfg job
+    has_flags = any(argument.startswith("-") and argument not in OUR_FLAGS for argument in arguments)  # --cfg job
     lines = [line for line in arguments if not line.startswith("-") and ("=" in line or not has_flags)]
     try:
         return OverridesParser.create().parse_overrides(lines)

@@ -80,7 +80,7 @@ def test_without_an_earlier_run_nothing_is_added(earlier_run, monkeypatch, resum
 
 
 def test_a_run_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.resume=\S+nowhere does not exist"):
+    with pytest.raises(ConfigError, match=r"^\S+nowhere does not exist"):
         complete([f"train.resume={tmp_path}/nowhere"])
 
 

@@ -165,8 +165,6 @@ def test_a_misspelt_module_and_a_misspelt_function_are_named_with_the_right_one(
     [
         ("task.loss", "my.loss", "task.loss={_target_: my.loss}"),
         ("task.loss", {"a": 1}, "task.loss={_target_: MODULE.NAME}"),
-        ("task.scores.top2", "my.top2", "task.scores={top2: {_target_: my.top2}}"),
-        ("task.scores._target_", "my.top2", "task.scores={NAME: {_target_: my.top2}}"),
     ],
 )
 def test_a_function_without_a_target_is_refused_with_an_override_that_works(name, section, advice):
