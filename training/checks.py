@@ -147,12 +147,12 @@ def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
         outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
     # Mixup and cutmix turn labels into shares of the classes.
     mixed = [nn.functional.one_hot(labels.long().flatten(), task.num_outputs).float()] if mixes else []
-    for labels in (labels, *mixed):
-        about = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)}, {labels.dtype}"
+    for given in (labels, *mixed):
+        about = "no labels" if given is None else f"labels of shape {tuple(given.shape)}, {given.dtype}"
         with _refused(f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score"):
-            if not task.loss(outputs.requires_grad_(), labels).requires_grad:
+            if not task.loss(outputs.requires_grad_(), given).requires_grad:
                 raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
-            task.scores(outputs.detach(), labels)
+            task.scores(outputs.detach(), given)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from scripts import bench_verdict as bench
 from scripts import verdict_cases as parts
 from scripts.verdict_cases import CASES, HELD_OUT, Case, cases_of
-from training.callbacks.report.verdict import SENTENCES
+from training.callbacks.report.verdict import CAUSES
 from training.config import CONF, checked
 from training.targets import build
 
@@ -20,7 +20,7 @@ SUMMARY = {"images_per_second": 100.0, "seconds": 8.0, "verdict": "a sentence"}
 
 def test_there_are_thirteen_cases_and_ten_held_out():
     assert (len(cases_of(CASES)), len(cases_of(HELD_OUT)), len(ALL)) == (13, 10, 23)
-    assert {case.truth for case in ALL.values()} <= {*SENTENCES, "not measurable"}
+    assert {case.truth for case in ALL.values()} <= {*CAUSES, "not measurable"}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,8 +6,6 @@ equal, and the report recommends the simplest of them.
 The report is a pure function of the sweep's folder, so any process on any machine can write it: after every job, at
 the end, or after an interruption. Each job has a folder, named by its number, with `.hydra/overrides.yaml`, and with
 `summary.json` if the job is done or `error.txt` if it failed. With neither, the job was interrupted or is running.
-
-    python -m training.sweeps.sweep multirun/2026-11-21_10-00-00_123456      # writes the report again, and prints it
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import logging
 import math
 import shlex
 import statistics
-from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -288,16 +285,3 @@ class SweepTable(Callback):
                 write_report(Path(config.hydra.runtime.output_dir).parent)
             except Exception as error:  # the other jobs matter more than the report
                 log.warning("the sweep's report could not be written: %s", error)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = ArgumentParser(description="Write the report of a sweep again, and print it.")
-    parser.add_argument("folder", help="the sweep's folder, such as multirun/2026-11-21_10-00-00_123456")
-    try:
-        print_sweep(parser.parse_args(arguments).folder)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main()
