@@ -80,7 +80,7 @@ def test_what_is_measured_after_a_run_tells_how_batches_vary_and_changes_nothing
     assert_equal_weights(undisturbed, tmp_path / "equal")
     assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
     collate = f"+data.collate={{_target_: {__name__.rpartition('.')[2]}.first_ones}}"
-    train(tmp_path / "several", "timing.trial_seconds=0.05", collate)
+    train(tmp_path / "several", "timing.trial_seconds=0.5", "train.epochs=8", collate)
     equal, several = found
     assert equal.sizes[0] == equal.sizes[1] > 1 and several.sizes[0] < several.sizes[1]
     assert equal.free.low > 0 and 0 <= equal.others <= 1
