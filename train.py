@@ -179,12 +179,14 @@ def train_epoch(run: Run) -> None:
             log_steps(run)
             last_logged = trainer.step
         timer.end_step()
+        if loader.state_dict()["samples"] == 0:  # a checkpoint of now is of a complete epoch
+            trainer.end_epoch()
         run.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
     if trainer.step > last_logged:
         log_steps(run)
-    trainer.end_epoch(is_complete=loader.state_dict()["samples"] == 0)
+    trainer.epoch += 1
 
 
 def log_steps(run: Run) -> None:

@@ -161,10 +161,9 @@ class Trainer:
             step_all(self.schedules)
         self.step += 1
 
-    def end_epoch(self, is_complete: bool) -> None:
-        """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
-        self.epoch += 1
-        if is_complete and self._schedule.get("every") == "epoch":
+    def end_epoch(self) -> None:
+        """Steps the schedules that change once an epoch, after the last step of a complete one."""
+        if self._schedule.get("every") == "epoch":
             step_all(self.schedules)
 
     @torch.inference_mode()
