@@ -117,22 +117,22 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
     A step that a subclass overrides decides itself what it does with outputs: the default one is not checked then.
     Raises DataError or ConfigError if something does not fit, or if there is no score of the name task.metric.
     """
-    trains, evaluates = (not trainer.overrides(step) for step in ("training_step", "evaluation_step"))
     trainer.model.eval()
-    for split, first in (("training", data.first), ("test", data.first_tested)):
+    steps = ("training", "training_step", data.first), ("test", "evaluation_step", data.first_tested)
+    for split, step, first in steps:
         batch = move(first, lambda tensor: tensor.to(trainer.device))
         batch = batch if data.transform is None else data.transform(batch)
-        if trains or evaluates:
-            inputs, labels = trainer.inputs_and_labels(batch)
-            shapes = ", ".join(str(tuple(getattr(field, "shape", ()))) for field in inputs)
-            name = type(trainer.model).__name__
-            about = f"model: {name} cannot take inputs of shape {shapes} (first {split} samples)"
-            with _refused(about), torch.no_grad(), trainer.autocast:
-                outputs = trainer.model(*inputs)
-            trainer.task.check(outputs, labels)
-        if trains and split == "training":
+        if trainer.overrides(step):
+            continue
+        inputs, labels = trainer.inputs_and_labels(batch)
+        network, shapes = type(trainer.model).__name__, [tuple(getattr(field, "shape", ())) for field in inputs]
+        about = f"model: {network} cannot take inputs of shape {', '.join(map(str, shapes))} (first {split} samples)"
+        with _refused(about), torch.no_grad(), trainer.autocast:
+            outputs = trainer.model(*inputs)
+        trainer.task.check(outputs, labels)
+        if split == "training":
             _check_loss(trainer.task, outputs, labels, data.mixes)
-    name = "task" if evaluates else f"trainer: {type(trainer).__name__}.evaluation_step"
+    name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
     metrics = trainer.metrics.names

@@ -154,9 +154,8 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig) and not isinstance(value, dict):
-        raise ConfigError(
-            f"{key}={value}: {key} is a section: give one of its keys, such as {key}.{next(iter(default))}"
-        )
+        example = next((name for name in names if name.startswith(f"{key}.")), key)
+        raise ConfigError(f"{key}={value}: {key} is a section: give one of its keys, such as {example}")
     # Many keys have no declared type: a value must have the type of the default.
     kinds = {float: (int, float)}.get(kind := type(default), (kind,))
     if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:

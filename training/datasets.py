@@ -73,8 +73,8 @@ class Datasets:
             classes=[str(name) for name in getattr(train, "classes", ())],
             dataset=stored(test),
             shape=shape and list(shape),
-            mean=normalize and list(map(float, normalize.mean)),
-            std=normalize and list(map(float, normalize.std)),
+            mean=list(map(float, normalize.mean)) if normalize else None,
+            std=list(map(float, normalize.std)) if normalize else None,
             images=list(normalize.fields) if normalize else [],
         )
         if hasattr(test, "classes"):

@@ -261,7 +261,8 @@ def write_report(folder: str | Path) -> list[Path]:
         written = sweep.csv()
         heading, picture = f"# Sweep {sweep.folder.resolve().name}", "![Speed and waiting of each setting](sweep.png)"
         page = f"{heading}\n\n```\n{sweep.text()}\n```\n\n{picture}\n"
-        for path, content in zip(paths, (written, page, sweep.picture()), strict=True):
+        contents: list[str | bytes] = [written, page, sweep.picture()]
+        for path, content in zip(paths, contents, strict=True):
             write_whole(path, content)
         sweep = Sweep(folder)
     return paths
