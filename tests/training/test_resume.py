@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +46,10 @@ def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDa
 def state(folder: Path) -> dict:
     found = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
     return {key: value for key, value in found.items() if key != "config"}
+
+
+def newest_step(folder: Path) -> int:
+    return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
 
 
 def differences(one: object, other: object, where: str = "") -> list[str]:
@@ -113,9 +116,15 @@ def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(
     for (step, how), loader in zip(stops, loaders, strict=False):
         with pytest.MonkeyPatch.context() as patch:
             stop(patch, step, how)
-            with suppress(Stopped, ZeroDivisionError):  # a step that was saved already is not trained again
+            try:
                 train(folder, *given, f"loader={loader}")
+            except Stopped:
+                assert state(folder)["step"] == step, "a signal loses no step"
+            except ZeroDivisionError:
+                assert newest_step(folder) >= (step if how == "evaluation" else step - 3), "an error loses few"
     train(folder, *given, f"loader={loaders[len(stops)]}")
     assert differences(state(whole), state(folder)) == []
+    steps = [line["step"] for line in metrics(folder) if "loss" in line]
+    assert steps == sorted(set(steps)), "no step is in metrics.jsonl twice"
     scores = [[line for line in metrics(run) if "test_loss" in line] for run in (whole, folder)]
     assert scores[0] == scores[1]
