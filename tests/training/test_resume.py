@@ -112,7 +112,13 @@ def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(
     alike = {"augmented": ["prefetch", "resident"], "batch sampler": ["prefetch"]}.get(part, LOADERS)
     loaders = [loader if loader in alike else alike[0] for loader in loaders]
     whole, folder = undisturbed(part, schedule, alike[0]), tmp_path_factory.mktemp("stopped")
-    given = [*PARTS[part], f"schedule={schedule}", *SCHEDULES[schedule], "train.checkpoint_every=3"]
+    given = [
+        *PARTS[part],
+        f"schedule={schedule}",
+        *SCHEDULES[schedule],
+        "train.checkpoint_every=3",
+        "train.log_interval=1",
+    ]
     for (step, how), loader in zip(stops, loaders, strict=False):
         with pytest.MonkeyPatch.context() as patch:
             stop(patch, step, how)

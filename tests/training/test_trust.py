@@ -32,7 +32,7 @@ REFUSED_TARGETS = [
     "data",
     "hydra.utils.call",
     "functools.partial",
-    "training.launch.Launcher",
+    "training.launch.SweepStart",
     "training.files.write_whole",
     "torch.nn.functional.boolean_dispatch",  # calls any function
     "torch.nn.functional.handle_torch_function",
