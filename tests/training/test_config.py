@@ -40,7 +40,6 @@ def config(*overrides: str):
             r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
         ),
         (["train=1"], r"train=1: train is a section: give one of its keys, such as train\.epochs$"),
-        (["logger=null"], r"Config group override must be a string or a list"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
     ],
