@@ -50,7 +50,7 @@ def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
     seconds = {name: float(value) for name, value in rows.items()}
     whole = seconds.pop("the whole run, without imports")
     assert sum(seconds.values()) == pytest.approx(whole, abs=0.06 * len(seconds)), "rounded to tenths"
-    assert whole == pytest.approx(sum(summary["seconds"].values()), abs=0.06)
+    assert 0 < whole < sum(summary["seconds"].values()) + 0.06, "which is taken later"
     assert seconds["the rest"] >= 0 and seconds["dataset and first batch"] > 0.2
     assert {"set-up", "waiting for the loader", "computing", "evaluation"} < seconds.keys()
     assert "![" in text and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
