@@ -24,7 +24,7 @@ from training.checkpoint import Checkpoints
 from training.clock import FILE_MAKING, Clock
 from training.config import Config, ConfigError, checked
 from training.datasets import Datasets
-from training.launch import Launcher
+from training.launch import launch, run_job
 from training.processes import Processes, start_processes
 from training.results import Results
 from training.run import Run, build_callbacks
@@ -49,7 +49,6 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         processes = cleanup.enter_context(start_processes(config))  # one, or as many as torchrun started
         config = checked(processes.share(lambda: cfg))
         torch.manual_seed(config.seed)
-        torch.backends.cudnn.benchmark = True
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
         torch.set_num_threads(config.train.num_threads or torch.get_num_threads())
 
@@ -180,12 +179,14 @@ def train_epoch(run: Run) -> None:
             log_steps(run)
             last_logged = trainer.step
         timer.end_step()
+        if loader.state_dict()["samples"] == 0:  # a checkpoint of now is of a complete epoch
+            trainer.end_epoch()
         run.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break
     if trainer.step > last_logged:
         log_steps(run)
-    trainer.end_epoch(is_complete=loader.state_dict()["samples"] == 0)
+    trainer.epoch += 1
 
 
 def log_steps(run: Run) -> None:
@@ -227,13 +228,10 @@ def score(run: Run, loader: Preloader, split: str) -> dict[str, float]:
     return scores
 
 
-launcher = Launcher(run)
-
-
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> None:
-    launcher.job(cfg)
+    run_job(run, cfg)
 
 
 if __name__ == "__main__":
-    launcher.launch(main, CONF)
+    launch(main, CONF)

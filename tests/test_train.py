@@ -5,13 +5,11 @@ import threading
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
 
 import train as train_module
-from data.array_dataset import ArrayDataset
 from loaders import timing
 from tests.configs import NO_TRIALS, composed
 from train import run
@@ -97,35 +95,6 @@ def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader_and_another_s
         assert_equal_weights(tmp_path / "one", tmp_path / "other")
 
 
-@pytest.mark.parametrize("stop_after", [8, 11], ids=["between two epochs", "inside an epoch"])
-def test_a_resumed_run_ends_with_the_weights_of_one_that_did_not_stop(tmp_path, monkeypatch, undisturbed, stop_after):
-    # The learning rate depends on the run's length, so the first part is interrupted instead of made shorter.
-    interrupt_after(monkeypatch, stop_after)
-    train(tmp_path)
-    monkeypatch.undo()
-    train(tmp_path, f"train.resume={tmp_path}", "loader=prefetch", "loader.num_workers=2")
-    assert_equal_weights(undisturbed, tmp_path)
-
-
-def test_a_run_resumed_with_another_loader_ends_with_the_same_weights_augmentation_included(tmp_path, monkeypatch):
-    whole, data = tmp_path / "whole", "data._target_=tests.test_train.augmented_images"
-    train(whole, data, "loader=workers")
-    for first, then in (("resident", "prefetch"), ("prefetch", "resident"), ("resident", "resident")):
-        part = tmp_path / f"{first}-{then}"
-        with monkeypatch.context() as patch:
-            interrupt_after(patch, 11)
-            train(part, data, f"loader={first}")
-        train(part, data, f"train.resume={part}", f"loader={then}")
-        assert_equal_weights(whole, part)
-
-
-def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDataset:
-    random = np.random.default_rng(train)
-    images = random.integers(256, size=(length if train else test_length, 8, 8, 3), dtype=np.uint8)
-    about = {"classes": range(10), "mean": (0.5,) * 3, "std": (0.2,) * 3}
-    return ArrayDataset(images, np.arange(len(images)) % 10, train=train, pad=2, flip=True, **about)
-
-
 def test_a_cached_run_can_be_resumed(tmp_path):
     train(tmp_path, "loader=cached", "train.epochs=1")
     summary = train(tmp_path, "loader=cached", f"train.resume={tmp_path}")
@@ -137,13 +106,6 @@ def test_a_dataset_that_does_not_fit_into_memory_ends_the_run_with_the_reason(tm
     with pytest.raises(RuntimeError, match=r"loader=resident needs .* on cpu for 1,000,000 samples.* free") as caught:
         train(tmp_path, "loader=resident", "data.length=1000000", "data.image_size=1024")
     assert is_expected(caught.value), "the run ends with this sentence, not with a traceback"
-
-
-def interrupt_after(monkeypatch, steps):
-    """Ends the run like max_steps, but with the learning rate of the whole run."""
-    from train import Trainer
-
-    monkeypatch.setattr(Trainer, "finished", property(lambda trainer: trainer.step >= steps))
 
 
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole_batch(tmp_path):
@@ -233,17 +195,6 @@ def test_resume_null_starts_afresh_in_the_same_folder(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, "train.epochs=1", "train.resume=null")
     assert not (tmp_path / "summary.json").exists(), "it would be that of the earlier run"
-
-
-def test_an_evaluation_that_fails_loses_no_training(tmp_path, monkeypatch, undisturbed):
-    monkeypatch.setattr("train.Trainer.evaluate", lambda trainer, loader, signals: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path)
-    monkeypatch.undo()
-    train(tmp_path)
-    ours, theirs = metrics(tmp_path), metrics(undisturbed)
-    assert [line for line in ours if "test_accuracy" in line] == [line for line in theirs if "test_accuracy" in line]
-    assert_equal_weights(undisturbed, tmp_path)
 
 
 def test_checkpoints_are_saved_inside_an_epoch_and_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):

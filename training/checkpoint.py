@@ -186,7 +186,7 @@ def find_checkpoint(given: Path) -> tuple[Path, dict[str, Any]]:
     found = newest_checkpoint(given / "checkpoints") or newest_checkpoint(given)
     if found is None:
         what = "has no checkpoints/step-*.pt" if given.is_dir() else "does not exist"
-        raise ConfigError(f"train.resume={given} {what}: give a checkpoint file or the folder of a run that saved one")
+        raise ConfigError(f"{given} {what}: give a checkpoint file or the folder of a run that saved one")
     return found
 
 

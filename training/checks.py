@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,8 +25,6 @@ from training.tasks import Task
 if TYPE_CHECKING:
     from training.datasets import Datasets
     from training.trainer import Trainer
-
-log = logging.getLogger(__name__)
 
 ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
@@ -70,21 +66,15 @@ def check_dataset(
 
 
 def check_methods(dataset: Any) -> None:
-    """Raises DataError for a dataset without samples, or without a method or argument that loaders need."""
+    """Raises DataError for a dataset without samples, or without a method that loaders need."""
     name = type(dataset).__name__
     for method in ("__len__", "__getitem__"):
         if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
             raise DataError(f"{name} has no {method}: train.py needs a dataset with __len__ and __getitem__")
     if not len(dataset):
         raise DataError(f"{name} has no samples: check the folder or files that data.root names")
-    if not offers(dataset, "read_batch"):
-        return
-    if not callable(getattr(dataset, "sample_spec", None)):
+    if offers(dataset, "read_batch") and not callable(getattr(dataset, "sample_spec", None)):
         raise DataError(f"{name} has read_batch and no sample_spec: add it, data/__init__.py says what it returns")
-    try:
-        inspect.signature(dataset.read_batch).bind(None, None, None)
-    except TypeError as error:
-        raise DataError(f"{name}.read_batch needs the arguments (self, indices, out, random): {error}") from error
 
 
 def as_checked(dataset: Any, task: Task, has_collate: bool) -> Samples:
@@ -127,28 +117,22 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
     A step that a subclass overrides decides itself what it does with outputs: the default one is not checked then.
     Raises DataError or ConfigError if something does not fit, or if there is no score of the name task.metric.
     """
-    trains, evaluates = (not trainer.overrides(step) for step in ("training_step", "evaluation_step"))
     trainer.model.eval()
-    for split, first in (("training", data.first), ("test", data.first_tested)):
+    steps = ("training", "training_step", data.first), ("test", "evaluation_step", data.first_tested)
+    for split, step, first in steps:
         batch = move(first, lambda tensor: tensor.to(trainer.device))
         batch = batch if data.transform is None else data.transform(batch)
-        if trains or evaluates:
-            inputs, labels = trainer.inputs_and_labels(batch)
-            shapes = ", ".join(str(tuple(getattr(field, "shape", ()))) for field in inputs)
-            about = (
-                f"model: {type(trainer.model).__name__} cannot take inputs of shape {shapes} (first {split} samples)"
-            )
-            with _refused(about), torch.no_grad(), trainer.autocast:
-                outputs = trainer.model(*inputs)
-            trainer.task.check(outputs, labels)
-        if trains and split == "training":
+        if trainer.overrides(step):
+            continue
+        inputs, labels = trainer.inputs_and_labels(batch)
+        network, shapes = type(trainer.model).__name__, [tuple(getattr(field, "shape", ())) for field in inputs]
+        about = f"model: {network} cannot take inputs of shape {', '.join(map(str, shapes))} (first {split} samples)"
+        with _refused(about), torch.no_grad(), trainer.autocast:
+            outputs = trainer.model(*inputs)
+        trainer.task.check(outputs, labels)
+        if split == "training":
             _check_loss(trainer.task, outputs, labels, data.mixes)
-            if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
-                log.warning(
-                    f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
-                    "not the mean of its parts' losses, as for a loss over pairs of samples"
-                )
-    name = "task" if evaluates else f"trainer: {type(trainer).__name__}.evaluation_step"
+    name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
     metrics = trainer.metrics.names
@@ -161,15 +145,14 @@ def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
     """Checks the loss and the scores of the first outputs, also with the labels of mixed images."""
     if labels is not None and len(labels) == task.num_outputs:  # a loss could take samples for outputs, and fail later
         outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
-    possible_labels = [labels]
-    if mixes:  # mixup and cutmix turn labels into shares of the classes
-        possible_labels.append(nn.functional.one_hot(labels.long().flatten(), task.num_outputs).float())
-    for labels in possible_labels:
-        about = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)}, {labels.dtype}"
+    # Mixup and cutmix turn labels into shares of the classes.
+    mixed = [nn.functional.one_hot(labels.long().flatten(), task.num_outputs).float()] if mixes else []
+    for given in (labels, *mixed):
+        about = "no labels" if given is None else f"labels of shape {tuple(given.shape)}, {given.dtype}"
         with _refused(f"task: outputs of shape {tuple(outputs.shape)} and {about}, do not fit the loss or a score"):
-            if not task.loss(outputs.requires_grad_(), labels).requires_grad:
+            if not task.loss(outputs.requires_grad_(), given).requires_grad:
                 raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
-            task.scores(outputs.detach(), labels)
+            task.scores(outputs.detach(), given)
 
 
 @contextmanager
@@ -181,16 +164,3 @@ def _refused(about: str) -> Iterator[None]:
         raise
     except ARGUMENT_ERRORS as error:
         raise ConfigError(f"{about}: {one_line(error)}") from error
-
-
-@torch.no_grad()
-def is_over_pairs(task: Task, outputs: Tensor, labels: Any) -> bool:
-    """Whether the loss of some random outputs differs from the mean over their halves."""
-    outputs = torch.randn((8, *outputs.shape[1:]), generator=torch.Generator().manual_seed(0)).to(outputs.device)
-    labels = None if labels is None else torch.cat([labels] * 8)[:8]
-    halves = [(outputs[at], None if labels is None else labels[at]) for at in (slice(4), slice(4, None))]
-    try:
-        whole, parts = task.loss(outputs, labels), [task.loss(*half) for half in halves]
-    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
-        return False
-    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()

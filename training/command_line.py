@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -32,7 +32,9 @@ from training.trust import check_config, check_links
 # Overrides for the processes that are not the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 SWEEP_FLAGS = {"-m", "--multirun"}
-RESUMED = "resumed"  # the name of the config that has the settings of the run to continue, beside conf/config.yaml
+RESUMED = "resumed"  # the name of the config that has the settings of an earlier run, beside conf/config.yaml
+RESUMES = f"--config-name={RESUMED}"
+OUR_FLAGS = {*SWEEP_FLAGS, RESUMES}
 TYPES = {bool: "true or false", int: "an integer", float: "a number"}
 TRUST = "train.trust=[{}]"
 
@@ -44,26 +46,31 @@ def complete(arguments: list[str]) -> list[str]:
     trusted, and for a sweep under torchrun.
     """
     overrides = {override.key_or_group: override for override in _parsed(arguments)}
-    is_sweep, torchrun = bool(SWEEP_FLAGS & set(arguments)), started_by_torchrun()
-    folder, resume = None, overrides.get("train.resume")
-    if resume and not resume.is_sweep_override() and _values(resume)[0] not in ("auto", None):
-        run = _store_settings(Path(str(_values(resume)[0])).expanduser(), overrides)
-        arguments = [f"--config-name={RESUMED}", *arguments]  # argparse wants the flags before or after all overrides
+    is_sweep, folder = bool(SWEEP_FLAGS & set(arguments)), None
+    resume = _values(overrides["train.resume"]) if "train.resume" in overrides else []
+    if len(resume) == 1 and resume[0] not in ("auto", None):
+        run = _store_settings_of(Path(str(resume[0])).expanduser(), overrides)
+        arguments = [RESUMES, *arguments]  # argparse wants the flags before or after all overrides
         folder = None if is_sweep else run  # each job of a sweep is a run of its own
-    if torchrun and is_sweep:
-        raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
-    if not is_main_process():
-        return [*arguments, *SILENT]
-    if torchrun and folder is None:  # the same folder after a restart by torchrun
-        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
-        earlier = sorted(Path("outputs").glob(f"*_{name}"))
-        folder = earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    if started_by_torchrun():
+        if is_sweep:
+            raise ConfigError("-m: torchrun starts one run; start a torchrun for each setting of the sweep")
+        if not is_main_process():
+            return [*arguments, *SILENT]
+        folder = folder or _folder_of_torchrun()
     if folder is None or "hydra.run.dir" in overrides:
         return arguments
-    return [*arguments, f"hydra.run.dir={_quoted(folder, always=True)}"]
+    return [*arguments, f"hydra.run.dir={_quoted(folder)}"]
 
 
-def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None:
+def _folder_of_torchrun() -> Path:
+    """A new folder, or the same one after a restart by torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")[:16]
+    earlier = sorted(Path("outputs").glob(f"*_{name}"))
+    return earlier[-1] if earlier else Path(f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+
+
+def _store_settings_of(resume: Path, overrides: dict[str, Override]) -> Path | None:
     """Stores the config RESUMED. Returns the run's folder if it is to be continued there, None for a checkpoint."""
     for key, override in overrides.items():
         if override.is_delete() or key in ("experiment", "debug"):
@@ -79,8 +86,7 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
     trust = _values(overrides["train.trust"])[0] if "train.trust" in overrides else []
     trusted = [str(name) for name in trust] if isinstance(trust, list) else []
     check_config(settings, path, [*trusted, *(key for key in overrides if "." in key)], TRUST)
-    groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
-    ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
+    _store(settings)
     if not resume.is_dir():
         return None
     run = path.parents[1] if path.parent.name == "checkpoints" else path.parent
@@ -88,20 +94,17 @@ def _store_settings(resume: Path, overrides: dict[str, Override]) -> Path | None
     return run
 
 
-def check_folder(arguments: list[str]) -> None:
-    """Raises ConfigError if the run's folder cannot be made; Hydra would print a traceback."""
-    if not is_main_process():
-        return
-    key = "hydra.sweep.dir" if SWEEP_FLAGS & set(arguments) else "hydra.run.dir"
-    given = [_values(override)[0] for override in _parsed(arguments) if override.key_or_group == key]
-    folder = Path(str(given[-1] if given else ".")).expanduser().absolute()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not say whether /proc can be written to
-    except OSError as error:
-        raise ConfigError(
-            f"{nearest} cannot be written to: {key}=FOLDER chooses another folder for the run"
-        ) from error
+def _store(settings: dict[str, Any]) -> None:
+    groups = [{f"override {section}": None} for section in settings if (CONF / section).is_dir()]
+    ConfigStore.instance().store(name=RESUMED, node={"defaults": ["config", *groups, "_self_"], **settings})
+
+
+def compose_with(settings: dict[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """The config of conf/ with an earlier run's settings and `overrides` on top. Raises ConfigError for wrong ones."""
+    _store(settings)
+    check_overrides([RESUMES, *overrides], CONF)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(RESUMED, list(overrides))
 
 
 def resume_command(folder: Path) -> str:
@@ -118,28 +121,25 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
     Hydra 1.3 exits on such an override without a suggestion. Checks nothing if there are flags other than -m, such as
     --help or --cfg, or with HYDRA_FULL_ERROR=1.
     """
-    config, flags = "config", {argument for argument in arguments if argument.startswith("-")} - SWEEP_FLAGS
-    if f"--config-name={RESUMED}" in flags:
-        config, flags = RESUMED, flags - {f"--config-name={RESUMED}"}
-    if flags or full_errors():
+    if full_errors() or any(argument.startswith("-") and argument not in OUR_FLAGS for argument in arguments):
         return
     overrides = [override for override in _parsed(arguments) if not override.key_or_group.startswith("hydra")]
     with initialize_config_dir(str(conf), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        groups = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-        for override in groups:
-            choices = loader.get_group_options(override.key_or_group)
-            for value in _values(override):  # a list for groups of which several may be chosen, null for none
+        loader, chosen = GlobalHydra.instance().config_loader(), []
+        for override in [override for override in overrides if loader.get_group_options(override.key_or_group)]:
+            overrides.remove(override)
+            choices, values = loader.get_group_options(override.key_or_group), _values(override)
+            for value in values:  # a list for groups of which several may be chosen, null for none
                 for choice in value if isinstance(value, list) else [value or choices[0]]:
                     check_choice(override.key_or_group, str(choice), choices, ConfigError)
+            chosen.append(f"{override.get_key_element()}={values[0] or 'null'}")
         try:
-            chosen = [f"{group.get_key_element()}={_values(group)[0] or 'null'}" for group in groups]
-            known = with_types(compose(config, chosen))
-        except HydraException as error:
+            known = with_types(compose(RESUMED if RESUMES in arguments else "config", chosen))
+        except (HydraException, ValueError) as error:  # ValueError for the choice null
             raise ConfigError(one_line(error)) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for override in overrides:
-        if override not in groups and not str(override.input_line).startswith(("+", "~")):
+        if not str(override.input_line).startswith(("+", "~")):
             for value in _values(override):
                 _check_value(override.key_or_group, value, known, names)
 
@@ -153,6 +153,9 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
         raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
     default = OmegaConf.select(known, key)
+    if isinstance(default, DictConfig) and not isinstance(value, dict):
+        example = next((name for name in names if name.startswith(f"{key}.")), key)
+        raise ConfigError(f"{key}={value}: {key} is a section: give one of its keys, such as {example}")
     # Many keys have no declared type: a value must have the type of the default.
     kinds = {float: (int, float)}.get(kind := type(default), (kind,))
     if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:
@@ -163,9 +166,9 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
         raise ConfigError(f"{key}={value}: {one_line(error)}") from error
 
 
-def _parsed(arguments: list[str]) -> list[Override]:
+def _parsed(arguments: Sequence[str]) -> list[Override]:
     """The overrides among the arguments. Raises ConfigError for one that Hydra cannot parse."""
-    has_flags = any(argument.startswith("-") and argument not in SWEEP_FLAGS for argument in arguments)  # --cfg job
+    has_flags = any(argument.startswith("-") and argument not in OUR_FLAGS for argument in arguments)  # --cfg job
     lines = [line for line in arguments if not line.startswith("-") and ("=" in line or not has_flags)]
     try:
         return OverridesParser.create().parse_overrides(lines)
@@ -188,7 +191,7 @@ def _names(config: DictConfig) -> list[str]:
     return list(dict.fromkeys(".".join(one[:length]) for one in parts for length in range(1, len(one) + 1)))
 
 
-def _quoted(path: Path, always: bool = False) -> str:
+def _quoted(path: Path) -> str:
     """The path in the syntax of Hydra's overrides, in quotes if it needs them."""
-    plain = re.fullmatch(r"[\w./:-]+", str(path)) and not always
-    return str(path) if plain else QuotedString(str(path), Quote.single).with_quotes()
+    is_plain = re.fullmatch(r"[\w./-]+", str(path))
+    return str(path) if is_plain else QuotedString(str(path), Quote.single).with_quotes()

@@ -74,13 +74,7 @@ class TrainConfig(Keys):
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         self.channels_last = self.channels_last.lower()
         check_choice("train.channels_last", self.channels_last, ("auto", "true", "false"), ConfigError)
-        if self.num_threads is not None and self.num_threads > (os.cpu_count() or 1):
-            raise ConfigError(
-                f"train.num_threads={self.num_threads}: give at most {os.cpu_count()}, the number of cores"
-            )
         self.freeze = [self.freeze] if isinstance(self.freeze, str) else list(self.freeze or [])
-        if not all(isinstance(name, str) for name in self.freeze):
-            raise ConfigError(f"train.freeze={self.freeze}: give backbone, a list such as [conv1,layer1], or null")
         check_choice("train.precision", self.precision, ("auto", "bf16", "fp16", "fp32"), ConfigError)
         check_choice("train.last_batch", self.last_batch, ("drop", "keep", "rollover"), ConfigError)
         self.checkpoint_interval()

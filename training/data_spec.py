@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,25 +30,11 @@ class DataSpec:
 
     model_options: dict[str, int]
     classes: Sequence[str]
-    dataset: dict[str, Any] = field(default_factory=dict)
-    shape: Sequence[int] | None = None
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    images: Sequence[str] = ()
-
-    @classmethod
-    def from_checkpoint(cls, values: dict[str, Any]) -> DataSpec:
-        """The DataSpec whose fields a checkpoint has. Raises KeyError with the names of those that it lacks."""
-        if missing := [one.name for one in fields(cls) if one.name not in values]:
-            raise KeyError(", ".join(f"data_spec.{name}" for name in missing))
-        return cls(**values)
-
-    def image_shape(self, what: str) -> tuple[int, int, int]:
-        """An image's shape (H, W, C). Raises ConfigError, which names `what`, if the network takes no uint8 images."""
-        if self.shape is None or self.mean is None:
-            raise ConfigError(f"{what} needs a network that was trained on uint8 images, and this one was not")
-        height, width, channels = self.shape
-        return height, width, channels
+    dataset: dict[str, Any]
+    shape: Sequence[int] | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    images: Sequence[str]
 
     def fill(self, section: dict[str, Any]) -> dict[str, Any]:
         """Returns the section `data`; where it has null, it gets the value that the network was trained with."""

@@ -68,11 +68,15 @@ class Datasets:
         model_options = {"num_classes": self.task.num_outputs}  # for the network, if it accepts them
         if shape is not None:
             model_options |= {"in_channels": shape[2], "image_size": min(shape[:2])}
-        about: dict[str, Any] = {"classes": [str(name) for name in getattr(train, "classes", ())]}
-        if normalize is not None:
-            about |= {name: list(map(float, getattr(normalize, name))) for name in ("mean", "std")}
-            about["images"] = list(normalize.fields)
-        self.spec = DataSpec(model_options, dataset=stored(test), shape=shape and list(shape), **about)
+        self.spec = DataSpec(
+            model_options,
+            classes=[str(name) for name in getattr(train, "classes", ())],
+            dataset=stored(test),
+            shape=shape and list(shape),
+            mean=list(map(float, normalize.mean)) if normalize else None,
+            std=list(map(float, normalize.std)) if normalize else None,
+            images=list(normalize.fields) if normalize else [],
+        )
         if hasattr(test, "classes"):
             self.spec.check_classes(test, "the test set has")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import logging
 import os
 import re
@@ -18,16 +17,16 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 import yaml
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
@@ -35,7 +34,7 @@ from loaders import LoaderConfigError, MachineFull, WorkerFailure
 from loaders.preload.accelerator import Accelerator, chosen_device
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
-from training.command_line import check_folder, check_overrides, complete, resume_command
+from training.command_line import check_overrides, complete, resume_command
 from training.config import CONF, ConfigError, full_errors
 from training.files import write_whole
 from training.processes import ProcessesLost, is_main_process
@@ -60,74 +59,67 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
 
 
-class Launcher:
-    """Runs jobs for Hydra, and remembers whether a job failed."""
-
-    def __init__(self, run: Callable[[DictConfig, Path], object]) -> None:
-        self._run, self._failed = run, False
-
-    def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        """Pickles a reference to train.launcher, because not all attributes of a launcher can be pickled."""
-        return _launcher_in, ("train",)
-
-    def job(self, cfg: DictConfig) -> None:
-        """Hydra's task function: runs a job of a sweep, or the only job."""
-        hydra = HydraConfig.get()
-        folder = Path(hydra.runtime.output_dir)
+def run_job(run: Callable[[DictConfig, Path], object], cfg: DictConfig) -> None:
+    """Hydra's task function: calls `run` for a job of a sweep, or for the only job, which exits with 1 if it fails."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if is_main_process():
+        (folder / "error.txt").unlink(missing_ok=True)  # an earlier run in this folder may have left it
+    try:
+        run(cfg, folder)
+    except Stopped as stop:
         if is_main_process():
-            (folder / "error.txt").unlink(missing_ok=True)  # an earlier run in this folder may have left it
-        try:
-            self._run(cfg, folder)
-        except Stopped as stop:
-            if is_main_process():
-                log.warning("%s; to continue: %s", stop, resume_command(folder))
-            if "SUBMITIT_EXECUTOR" not in os.environ:
-                raise
-            raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped
-        except Exception as error:
-            if full_errors():
-                raise
-            self._failed, sentence = True, sentence_of(error)
-            log.error("error: %s", sentence, exc_info=not is_expected(error))
-            if is_main_process():
-                with suppress(OSError):  # the disk may be full
-                    write_whole(folder / "error.txt", sentence + "\n")
-        finally:
-            gc.collect()  # frees this job's memory for the next one
-            Accelerator(chosen_device("auto")).empty_cache()
+            log.warning("%s; to continue: %s", stop, resume_command(folder))
+        if "SUBMITIT_EXECUTOR" not in os.environ:
+            raise
+        raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped
+    except Exception as error:
+        if full_errors():
+            raise
+        sentence = sentence_of(error)
+        log.error("error: %s", sentence, exc_info=not is_expected(error))
+        if is_main_process():
+            with suppress(OSError):  # the disk may be full
+                write_whole(folder / "error.txt", sentence + "\n")
+        if hydra.mode != RunMode.MULTIRUN:  # else the sweep goes on with its other jobs
+            raise SystemExit(1) from None
+    finally:
+        gc.collect()  # frees this job's memory for the next one
+        Accelerator(chosen_device("auto")).empty_cache()
 
-    def launch(self, main: Callable[[], None], conf: Path) -> None:
-        """Checks the command line, runs Hydra's main, exits.
 
-        The exit code is 0, or 1 after an error, 130 after Ctrl-C, 75 after another signal ("try again").
-        """
-        code: int | str | None = 0
-        # Jobs in other processes import train.py, and may run in another folder.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
-        try:
-            check_launcher(sys.argv[1:])
-            sys.argv[1:] = complete(sys.argv[1:])
-            check_overrides(sys.argv[1:], conf)
-            check_folder(sys.argv[1:])
-            main()
-        except (ConfigError, yaml.YAMLError) as error:
-            if full_errors():
-                raise
-            code = f"error: {error}"
-            if isinstance(error, yaml.YAMLError):
-                code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
-        except Stopped as stop:
-            code = stop.exit_code
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            code = 130
-        except SystemExit as stopped:  # Hydra or its launcher has shown an error
-            code = stopped.code
-        if SweepStart.folder is not None:
-            for function in SweepStart.at_end:
+def launch(main: Callable[[], None], conf: Path) -> None:
+    """Checks the command line, runs Hydra's main, exits.
+
+    The exit code is 0, or 1 after an error, 130 after Ctrl-C, 75 after another signal ("try again").
+    """
+    code: int | str | None = 0
+    # Jobs in other processes import train.py, and may run in another folder.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(conf.parent), os.environ.get("PYTHONPATH")]))
+    try:
+        check_launcher(sys.argv[1:])
+        sys.argv[1:] = complete(sys.argv[1:])
+        check_overrides(sys.argv[1:], conf)
+        main()
+    except ConfigError as error:
+        if full_errors():
+            raise
+        code = f"error: {error}"
+    except yaml.YAMLError as error:
+        code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
+    except Stopped as stop:
+        code = stop.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except SystemExit as stopped:  # the error has been shown
+        code = stopped.code
+    if SweepStart.folder is not None:
+        for function in SweepStart.at_end:
+            with suppress(ValueError):  # no job has started
                 function(SweepStart.folder)
-            self._failed = not all_done(SweepStart.folder)
-        sys.exit(code or int(self._failed))
+        code = code or int(not all_done(SweepStart.folder))
+    sys.exit(code)
 
 
 class SweepStart(Callback):
@@ -151,10 +143,6 @@ def stop_sweep(number: int, frame: FrameType | None) -> None:
     raise Stopped("stopped by SIGTERM", number)
 
 
-def _launcher_in(module: str) -> Launcher:
-    return importlib.import_module(module).launcher
-
-
 def all_done(sweep: Path) -> bool:
     """Whether all jobs in the sweep's folder are done, in this process or in others."""
     jobs = [overrides.parents[1] for overrides in sweep.glob("*/.hydra/overrides.yaml")]
@@ -163,12 +151,9 @@ def all_done(sweep: Path) -> bool:
 
 def check_launcher(arguments: list[str]) -> None:
     """Raises ConfigError if the plugin of the sweep's launcher is not installed."""
-    chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
-    name = chosen[-1].partition("=")[2] if chosen else ""
-    if name and (CONF / "hydra" / "launcher" / f"{name}.yaml").exists():
-        Plugins.instance()  # registers the plugins' configs
-        if f"{name}.yaml" not in ConfigStore.instance().list("hydra/launcher"):
-            package = f"hydra-{name.partition('_')[0]}-launcher"
+    for name in [text.partition("=")[2] for text in arguments if text.startswith("hydra/launcher=")]:
+        package = f"hydra-{name.partition('_')[0]}-launcher"
+        if (CONF / "hydra" / "launcher" / f"{name}.yaml").exists() and not list(distributions(name=package)):
             raise ConfigError(f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}")
 
 

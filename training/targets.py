@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
 from traceback import extract_tb
@@ -16,9 +18,7 @@ from data.errors import DataError, did_you_mean
 from training.config import CONF, ConfigError, one_line
 
 
-def build(
-    name: str, section: dict[str, Any], *arguments: Any, optional: dict[str, Any] | None = None, **options: Any
-) -> Any:
+def build(name: str, section: Any, *arguments: Any, optional: dict[str, Any] | None = None, **options: Any) -> Any:
     """Calls the `_target_` of the section called `name` with `arguments`, the section's keys and `options`.
 
     Also passes those of `optional` that the section does not set and the target accepts. Raises a DataError or
@@ -29,15 +29,10 @@ def build(
             f"{name} has no _target_: its file in conf/{name.partition('.')[0]}/ needs the line "
             "'_target_: MODULE.NAME', with the class or function to call"
         )
-    keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
-    try:
+    with _explained(name, section):
         target = instantiate(section, _partial_=True)
         not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
-    except (ConfigError, DataError):
-        raise
-    except Exception as error:
-        raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error
 
 
 def function_of(name: str, section: Any) -> Any:
@@ -47,15 +42,23 @@ def function_of(name: str, section: Any) -> Any:
     cannot be imported or constructed.
     """
     if not isinstance(section, dict) or "_target_" not in section:
-        key, value = name, f"{{_target_: {section if isinstance(section, str) else 'MODULE.NAME'}}}"
-        if name.startswith("task.scores."):  # null by default: only the whole can be set
-            key, value = "task.scores", f"{{{name.rpartition('.')[2].replace('_target_', 'NAME')}: {value}}}"
-        raise ConfigError(f"{name} has {section} in place of a function: write '{key}={value}', with its arguments")
-    try:
+        named = section if isinstance(section, str) else "MODULE.NAME"
+        raise ConfigError(f"{name} has {section} in place of a function: write '{name}={{_target_: {named}}}'")
+    with _explained(name, section):
         target = instantiate(section, _partial_=True)
         return target() if inspect.isclass(target.func) else target
+
+
+@contextmanager
+def _explained(name: str, section: dict[str, Any]) -> Iterator[None]:
+    """Turns an error in this block into a ConfigError that names the section, its target and its keys."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
     except Exception as error:
-        raise ConfigError(f"{name}: {section['_target_']}: {reason_of(error)}") from error
+        keys = ", ".join(f"{key}={value}" for key, value in section.items() if key != "_target_")
+        raise ConfigError(f"{name}: {section['_target_']}({keys}): {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:

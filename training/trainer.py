@@ -66,6 +66,7 @@ class Trainer:
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
+        torch.backends.cudnn.benchmark = True  # tries which algorithm is the fastest for each shape
         self.model: Any = build_network(config, data.spec.model_options, self.device)
         self.memory_format = memory_format(self.config.channels_last, self.device)
         self.dtype = choose_dtype(self.config.precision, self.device)
@@ -160,10 +161,9 @@ class Trainer:
             step_all(self.schedules)
         self.step += 1
 
-    def end_epoch(self, is_complete: bool) -> None:
-        """Counts the epoch, and if it is complete steps the schedules that change once an epoch."""
-        self.epoch += 1
-        if is_complete and self._schedule.get("every") == "epoch":
+    def end_epoch(self) -> None:
+        """Steps the schedules that change once an epoch, after the last step of a complete one."""
+        if self._schedule.get("every") == "epoch":
             step_all(self.schedules)
 
     @torch.inference_mode()

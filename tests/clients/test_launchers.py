@@ -1,6 +1,5 @@
 """Sweeps whose jobs run in other processes, side by side: the launchers of joblib and submitit, and the report."""
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -21,8 +20,7 @@ from training.launch import all_done, check_launcher
 from training.slurm import CheckSlurm, Requeue
 
 sweep_module = pytest.importorskip("training.sweeps.sweep", reason="a fork may have deleted it")
-Sweep, write_report = sweep_module.Sweep, sweep_module.write_report
-print_sweep = importlib.import_module("training.sweeps.table").print_sweep
+Sweep, write_report, print_sweep = sweep_module.Sweep, sweep_module.write_report, sweep_module.print_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
@@ -138,7 +136,7 @@ def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_
 
 
 def test_a_launcher_that_is_not_installed_is_refused_with_the_pip_command(monkeypatch):
-    monkeypatch.setattr("training.launch.ConfigStore.list", lambda self, path: ["basic.yaml"])
+    monkeypatch.setattr("training.launch.distributions", lambda name: [])
     sentence = "hydra/launcher=joblib needs .*, which is not installed: pip install hydra-joblib-launcher"
     with pytest.raises(ConfigError, match=sentence):
         check_launcher(["-m", "seed=0,1", "hydra/launcher=joblib"])

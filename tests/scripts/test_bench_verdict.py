@@ -10,7 +10,7 @@ from scripts import bench_verdict as bench
 from scripts import verdict_cases as parts
 from scripts.bench_harness import BenchError
 from tests.configs import composed_by_hydra
-from training.callbacks.report.verdict import SENTENCES
+from training.callbacks.report.verdict import CAUSES
 from training.config import checked
 from training.targets import build
 
@@ -18,7 +18,7 @@ ALL = parts.cases()
 
 
 def test_every_bottleneck_that_a_verdict_can_name_has_a_case():
-    assert len(ALL) == 10 and {truth for truth, _ in ALL.values()} == {*SENTENCES, "not measurable"}
+    assert len(ALL) == 10 and {truth for truth, _ in ALL.values()} == {*CAUSES, "not measurable"}
 
 
 @pytest.mark.parametrize("name", ALL)

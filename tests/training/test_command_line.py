@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from tests.configs import CONF, composed
 from training.checkpoint import KEYS
-from training.command_line import RESUMED, check_folder, check_overrides, complete, resume_command
+from training.command_line import RESUMED, check_overrides, complete, resume_command
 from training.config import ConfigError, changes, checked
 
 FLAG = f"--config-name={RESUMED}"
@@ -80,7 +80,7 @@ def test_without_an_earlier_run_nothing_is_added(earlier_run, monkeypatch, resum
 
 
 def test_a_run_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.resume=\S+nowhere does not exist"):
+    with pytest.raises(ConfigError, match=r"^\S+nowhere does not exist"):
         complete([f"train.resume={tmp_path}/nowhere"])
 
 
@@ -134,21 +134,3 @@ def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_ru
     arguments = [text for text in complete([override]) if text != FLAG]
     values = [one.value() for one in OverridesParser.create().parse_overrides(arguments)]
     assert [getattr(value, "text", value) for value in values] == [str(folder)] * 2
-
-
-def test_only_the_process_that_writes_needs_a_folder(monkeypatch):
-    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("RANK", "1")
-    nowhere = "hydra.run.dir=/proc/nowhere"  # even root cannot make it
-    check_folder(complete([nowhere]))
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match=r"^/proc cannot be written to: hydra\.run\.dir=FOLDER"):
-        check_folder(complete([nowhere]))
-
-
-def test_a_folder_inside_a_file_is_refused_with_the_key_that_chooses_another(tmp_path):
-    (tmp_path / "file").touch()
-    for key, sweep in (("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])):
-        with pytest.raises(ConfigError, match=rf"/file cannot be written to: {key}=FOLDER chooses another folder"):
-            check_folder([*sweep, f"{key}={tmp_path}/file/out"])

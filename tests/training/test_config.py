@@ -39,6 +39,7 @@ def config(*overrides: str):
             ["task.loss._target_=my.Loss"],
             r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
         ),
+        (["train=1"], r"train=1: train is a section: give one of its keys, such as train\.epochs$"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
     ],
@@ -162,8 +163,6 @@ def test_a_misspelt_module_and_a_misspelt_function_are_named_with_the_right_one(
     [
         ("task.loss", "my.loss", "task.loss={_target_: my.loss}"),
         ("task.loss", {"a": 1}, "task.loss={_target_: MODULE.NAME}"),
-        ("task.scores.top2", "my.top2", "task.scores={top2: {_target_: my.top2}}"),
-        ("task.scores._target_", "my.top2", "task.scores={NAME: {_target_: my.top2}}"),
     ],
 )
 def test_a_function_without_a_target_is_refused_with_an_override_that_works(name, section, advice):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import WeightedRandomSampler
 
 from data.synthetic import Synthetic
-from tests.test_train import assert_equal_weights, compose_small, interrupt_after, metrics
+from tests.test_train import compose_small, metrics
 from train import run
 from training.config import ConfigError
 from training.metrics import EpochMetrics, Means
@@ -164,25 +164,6 @@ TWO = [f"trainer._target_={HERE}.Alternating", f"model._target_={HERE}.TwoParts"
 WORST = [f"task.metrics={{worst: {{_target_: {HERE}.Confusion}}}}", "task.metric=worst"]
 
 
-@pytest.mark.parametrize(("stop_after", "schedule"), [(8, "step"), (11, "step"), (8, "one_cycle"), (11, "cosine")])
-def test_a_run_with_two_optimizers_and_an_epoch_metric_is_resumed_to_the_same_bits(
-    tmp_path, monkeypatch, stop_after, schedule
-):
-    settings = [*TWO, *WORST, f"schedule={schedule}"] + (["schedule.step_size=1"] if schedule == "step" else [])
-    whole = train(tmp_path / "whole", *settings)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, stop_after)
-        train(tmp_path / "part", *settings)
-    part = train(tmp_path / "part", f"train.resume={tmp_path / 'part'}", *settings)
-    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
-    assert part["test_worst"] == whole["test_worst"] and whole["score"] == "test_worst"
-    one, other = (state(tmp_path / name) for name in ("whole", "part"))
-    assert one["optimizer_classes"] == ["SGD", "Adam"] and len(one["schedules"]) == 2
-    for key in ("optimizers", "schedules"):
-        assert str(one[key]) == str(other[key])
-    assert metrics(tmp_path / "whole")[-1] == metrics(tmp_path / "part")[-1]
-
-
 # Parts of a batch
 
 
@@ -203,41 +184,6 @@ def test_lists_of_the_batchs_length_are_split_and_anything_else_is_refused(tmp_p
     size = "data.collate={_target_: " + HERE + ".collate_with_size}"
     with pytest.raises(ConfigError, match=r"accumulate=2: the batch has 32 samples, and its field 'size' is a tensor"):
         train(tmp_path, data, size, "train.accumulate=2")
-
-
-def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs @ outputs.T).logsumexp(1).mean() - outputs.diagonal().mean()
-
-
-@pytest.mark.parametrize(
-    ("override", "warned"),
-    [
-        (
-            "task.loss={_target_: tests.training.test_doors.pairs}",
-            "changes what is trained: the loss of a batch is not",
-        ),
-        ("task.label_smoothing=0.2", ""),
-    ],
-)
-def test_a_loss_over_pairs_that_is_computed_in_parts_is_warned_of(tmp_path, caplog, override, warned):
-    train(tmp_path, *LINEAR, override, "train.accumulate=2", "train.max_steps=1")
-    assert bool(warned) == ("train.accumulate=2" in caplog.text) and warned in caplog.text
-
-
-# Precision
-
-
-def test_fp16_trains_with_a_scaled_loss_and_resumes_its_scale(tmp_path, monkeypatch):
-    settings = [*LINEAR, "train.precision=fp16"]
-    train(tmp_path / "whole", *settings)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 11)
-        train(tmp_path / "part", *settings)
-    assert state(tmp_path / "part")["scaler"]["scale"] >= 1.0
-    train(tmp_path / "part", *settings)
-    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
-    losses = [line["loss"] for line in metrics(tmp_path / "whole") if "lr" in line]
-    assert losses[-1] < losses[0]
 
 
 # Schedules
@@ -331,17 +277,6 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     summary = train(tmp_path, *sampler, f"loader={loader}", "train.epochs=3")
     assert set(Counted.seen) == {3} and len(Counted.seen) == 3 * 64
     assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
-
-
-def test_a_batch_sampler_decides_which_samples_make_a_batch_and_the_run_is_resumed(tmp_path, monkeypatch):
-    sampler = [f"batch_sampler._target_={HERE}.Pairs", "train.last_batch=keep", "loader=workers", "data.length=20"]
-    train(tmp_path / "whole", *LINEAR, *sampler)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 13)
-        train(tmp_path / "part", *LINEAR, *sampler)
-    train(tmp_path / "part", *LINEAR, *sampler)
-    assert state(tmp_path / "part")["step"] == 20
-    assert_equal_weights(tmp_path / "whole", tmp_path / "part")
 
 
 ADDS = "+callbacks.mine._target_=torch.nn.ReLU"

@@ -7,8 +7,7 @@ import yaml
 from data.errors import DataError
 from loaders import LoaderConfigError
 from loaders.workers.pool import WorkerTimeout
-from training.config import ConfigError
-from training.launch import Launcher, sentence_of
+from training.launch import sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -83,19 +82,6 @@ def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, mon
     assert "/no/such/folder" in (tmp_path / "out" / "error.txt").read_text()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True).stderr
-
-
-def test_on_request_a_wrong_setting_has_its_traceback_too(monkeypatch):
-    def main():
-        raise ConfigError("the sentence")
-
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    monkeypatch.setenv("PYTHONPATH", "")  # launch changes it
-    with pytest.raises(SystemExit, match=r"^error: the sentence$"):
-        Launcher(lambda *_: None).launch(main, CONF)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(ConfigError, match=r"^the sentence$"):
-        Launcher(lambda *_: None).launch(main, CONF)
 
 
 def test_when_a_job_of_a_sweep_fails_the_others_go_on(train, tmp_path):

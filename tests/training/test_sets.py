@@ -170,11 +170,6 @@ class OtherLabels(Batched):
     wrong = "label"
 
 
-class OtherArguments(Batched):
-    def read_batch(self, indices, out) -> None:
-        pass
-
-
 class Undescribed(Plain):
     def read_batch(self, indices, out, random) -> None:
         pass
@@ -240,7 +235,6 @@ class Endless:
         ),
         ("ForgetsImages", [], r"ForgetsImages\.read_batch writes another 'image' for sample 0 than __getitem__"),
         ("OtherLabels", [], r"OtherLabels\.read_batch writes another 'label' for sample 63 than"),
-        ("OtherArguments", [], r"OtherArguments\.read_batch needs the arguments \(self, indices, out, random\)"),
         ("Undescribed", [], r"Undescribed has read_batch and no sample_spec"),
         ("Unread", [], r"Unread has no __getitem__"),
         (
@@ -262,7 +256,7 @@ class Endless:
         ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"Ragged\[1\] has .*shape \(2,\), and Ragged\[0\]"),
         ("Plain", ["+data.collate=data.collate.pad"], r"write 'data\.collate=\{_target_: data\.collate\.pad\}'"),
-        ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd: "),
+        ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd\(\): "),
         ("Plain", ["task.loss=torch.nn.HuberLoss"], r"write 'task\.loss=\{_target_: torch\.nn\.HuberLoss\}'"),
         ("Plain", ["task.metric=acuracy"], r"task\.metric=acuracy: did you mean accuracy\?"),
         (

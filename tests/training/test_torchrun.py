@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -273,29 +272,3 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run.wait_for(lambda: "error: rank 0 lost another process" in run.text())
     stopped.kill()
     assert run.wait()[0] == 1 and "train.process_timeout=3 seconds" in run.text()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_after_kills_and_signals_at_20_random_moments_the_weights_are_the_same_to_the_last_bit(
-    python, tmp_path, undisturbed
-):
-    chance, seconds = random.Random(0), []
-    for number in range(20):
-        run = Run(python, tmp_path / str(number), "train.checkpoint_every=5", torchrun=True)
-        for _ in range(chance.choice([1, 1, 2])):
-            run.wait_for_step(chance.randrange(5, 190))
-            ranks = run.ranks()
-            for rank in ranks if chance.random() < 0.3 else ranks[-chance.randrange(2) :][:1]:
-                rank.kill()
-        run.finish()
-        assert same_bits(run, undisturbed), number
-
-        run = Run(python, tmp_path / f"signal {number}", torchrun=True)
-        time.sleep(chance.uniform(1, 12))  # a random moment, not a moment at which something has happened
-        sent = time.monotonic()
-        run.send_signal(chance.choice([signal.SIGTERM, signal.SIGINT]))
-        run.wait()
-        seconds.append(time.monotonic() - sent)
-        assert same_bits(Run(python, tmp_path / f"signal {number}", torchrun=True).finish(), undisturbed), number
-    print(f"from the signal to the exit: at most {max(seconds):.1f} s")

@@ -120,12 +120,8 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
         color = ACTIVITIES[span.activity][1]
         axes.barh(row, right - left, 0.62, left, color=color, edgecolor="white", linewidth=0.5)
         if span.batch and span.activity in ("read", "compute") and right - left > 12 * (end - start):
-            style = {
-                "color": "white" if span.activity == "compute" else INK,
-                "ha": "center",
-                "va": "center",
-                "fontsize": 8,
-            }
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
+            style["color"] = "white" if span.activity == "compute" else INK
             axes.text((left + right) / 2, row, str(span.batch[1]), **style)
         if span.activity in ("read", "collate"):
             read[span.batch] = right, row + 0.31
@@ -155,7 +151,7 @@ def title_of(spans: Sequence[Span]) -> str:
     steps, preparing = sum(span.activity == "compute" for span in spans), seconds["copy"] + seconds["transform"]
     total = seconds["wait"] + seconds["compute"] or 1.0  # preparing is a part of the waiting
     waiting = (seconds["wait"] - preparing) / total
-    title = (
-        f"{steps} training steps: {seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for batches (red)"
+    shares = f"{seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for batches (red)"
+    return f"{steps} training steps: {shares}" + (
+        f", {preparing / total:.0%} making them ready" if preparing > 0.01 * total else ""
     )
-    return title + (f", {preparing / total:.0%} making them ready" if preparing > 0.01 * total else "")

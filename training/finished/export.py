@@ -96,7 +96,7 @@ def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance:
 
 def describe(spec: DataSpec, prepare: Prepare, folder: Path, about: str) -> None:
     """Writes preprocessing.json and README.md into `folder`, which tell how to use the exported files there."""
-    height, width, channels = spec.image_shape("export.py")
+    height, width, channels = spec.shape or ()
     steps = [
         f"decode the image, upright (EXIF orientation), to {'grey' if channels == 1 else 'RGB'}: uint8 (height, "
         f"width, {channels})",

@@ -15,19 +15,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from data.errors import did_you_mean
 from data.subset import split as split_dataset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from loaders.preload.accelerator import chosen_device
-from training.checkpoint import load_weights, read_checkpoint, step_files
-from training.config import CONF, Config, ConfigError, checked, flat, full_errors, one_line, with_types
+from training.checkpoint import find_checkpoint, load_weights
+from training.command_line import compose_with
+from training.config import Config, ConfigError, checked, full_errors, one_line
 from training.data_spec import DataSpec
 from training.datasets import as_samples, build_task, open_dataset
 from training.launch import is_expected, sentence_of
@@ -38,8 +34,8 @@ from training.trainer import Trainer
 from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
-SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer")
-KEYS = ("seed", "train.batch_size", "train.precision")
+SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer", "seed")
+TRAIN_KEYS = ("batch_size", "precision")
 SPLITS = ("test", "val", "train")
 CPU_BATCH = 32  # samples
 
@@ -54,13 +50,11 @@ class FinishedRun:
     """
 
     def __init__(self, given: Path, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> None:
-        self.path = find(given)
-        state = read_checkpoint(self.path)
+        self.path, state = find(given)
         try:
             settings = {key: state["config"][key] for key in SECTIONS}
-            flattened = flat(state["config"])
-            settings |= {key: flattened[key] for key in KEYS}
-            self.spec = DataSpec.from_checkpoint(state["data_spec"])
+            settings["train"] = {key: state["config"]["train"][key] for key in TRAIN_KEYS}
+            self.spec = DataSpec(**state["data_spec"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"{self.path} was saved by another version of this repository, and lacks {one_line(error)}: use that "
@@ -142,9 +136,13 @@ class FinishedRun:
 
     def image_shape(self, what: str) -> tuple[int, int, int]:
         """The shape (H, W, C) of the input, uint8 images. Raises ConfigError, which names `what`, for other inputs."""
-        if self.task.inputs != ["image"]:
-            raise ConfigError(f"{what} is for networks of one image; this one gets {', '.join(self.task.inputs)}")
-        return self.spec.image_shape(what)
+        if self.task.inputs != ["image"] or self.spec.shape is None or self.spec.mean is None:
+            inputs = ", ".join(self.task.inputs)
+            raise ConfigError(
+                f"{what} needs a network that was trained on one uint8 image, and this one gets {inputs}"
+            )
+        height, width, channels = self.spec.shape
+        return height, width, channels
 
     @torch.inference_mode()
     def outputs(self, batch: dict[str, Any]) -> Tensor:
@@ -168,40 +166,15 @@ def refused_as(what: str) -> Iterator[None]:
         raise ConfigError(f"{what}: {reason_of(error)}") from error
 
 
-def find(given: Path) -> Path:
-    """The checkpoint file to use: `given`, or best.pt in that folder, or the newest one. Raises ConfigError."""
-    if given.is_file():
-        return given
-    if not given.exists():
-        raise ConfigError(f"{given} does not exist: give the folder of a run, or a checkpoint file")
-    folder = given / "checkpoints"
-    for path in (folder / "best.pt", *step_files(folder)):
-        if path.exists():
-            return path
-    raise ConfigError(
-        f"{given} has no checkpoints/*.pt: give the folder of a run that saved one, or a checkpoint file"
-    )
+def find(given: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint to use, and its content: `given`, or best.pt in that folder, or the newest one."""
+    best = given / "checkpoints" / "best.pt"
+    return find_checkpoint(best if best.exists() else given)
 
 
 def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of conf/, with a run's settings and then `overrides`. Raises ConfigError for a wrong override."""
-    choices = [override for override in overrides if (CONF / override.partition("=")[0]).is_dir()]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = with_types(compose("config", choices))
-    for key, value in settings.items():
-        OmegaConf.update(cfg, key, value, merge=False)
-    for override in overrides:
-        if override not in choices:
-            key, equals, text = override.lstrip("+").partition("=")
-            known = flat(OmegaConf.to_container(cfg))
-            if not equals:
-                raise ConfigError(f"{override}: an override looks like data.root=FOLDER")
-            if key not in known and not override.startswith("+"):
-                raise ConfigError(f"{override}: there is no key {key}; {did_you_mean(key, known)}+{override} adds it")
-            try:
-                OmegaConf.update(cfg, key, yaml.safe_load(text), force_add=override.startswith("+"))
-            except (OmegaConfBaseException, yaml.YAMLError) as error:
-                raise ConfigError(f"{override}: {one_line(error)}") from error
+    cfg = compose_with(settings, overrides)
     if "decode_on" in cfg.data:
         cfg.data.decode_on = "workers"  # this machine may have no GPU
     return checked(cfg)

@@ -21,7 +21,7 @@ class Logger:
     options: the keys of the logger's section in `callbacks`. The package is imported when the run starts. Before
     `start`, these are set: folder of the run; sweep, its folder if the run is a job of one; config, the settings as a
     dict; run_name; id_file, where `start` keeps the run's id; earlier_id, that of the run that is continued.
-    Raises ConfigError if `package` is not installed; `on_start` raises it for an unknown key.
+    Raises ConfigError if `package` is not installed.
     """
 
     package: ClassVar[str]
@@ -62,8 +62,6 @@ class Logger:
             method(*arguments)
         except Exception as error:
             self._works = False
-            if isinstance(error, TypeError) and method == self.start:
-                raise ConfigError(f"callbacks.{self.name}: {error}") from error  # an unknown key
             reason = f"{type(error).__name__}: {one_line(error)}"
             log.warning("logger=%s failed and is left out from here on: %s", self.name, reason)
 

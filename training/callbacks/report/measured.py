@@ -88,7 +88,7 @@ class Measured:
 
     @property
     def obstacle(self) -> str:
-        """Why steps with free data say nothing about this run: a key of OBSTACLES, or "" if they do."""
+        """Why steps with free data say nothing about this run: a key of `reasons` in verdict.py, or ""."""
         if self.others > MOST_OTHERS:
             return "others"
         if self.free is None:

@@ -117,7 +117,7 @@ class Report:
     def _measured(self, total: Window, loader: Preloader) -> Measured:
         """What is known before anything more is measured."""
         self._memory, stats, dataset = peak_memory(), loader.stats(), loader.dataset
-        on_cpu = loader.device.type == "cpu"
+        on_cpu, is_inline = loader.device.type == "cpu", loader.depth == 0  # inline: in the training thread
         self._device_memory = Accelerator(loader.device).peak_bytes()
         workers, config = stats.get("workers", {}), self.run.config
         self._active_workers, steps = workers.get("active_workers"), max(1, self.run.timer.whole().steps)
@@ -125,8 +125,7 @@ class Report:
         ahead, copy, transform = (stats["preloader"][f"{key}_seconds"] / steps for key in keys)
         if on_cpu:  # there is no other device to copy to
             copy, transform = 0.0, copy + transform
-        is_inline = loader.depth == 0  # then the training thread does these
-        waiting = total.wait_seconds / total.steps - (copy + transform if is_inline else 0.0)
+        made_ready = (copy, transform) if is_inline else (0.0, 0.0)
         no_policy = config.data.get("collate") is None and getattr(dataset, "policy", None) is None
         return Measured(
             loader=config.loader,
@@ -135,9 +134,9 @@ class Report:
             steps=steps,
             phases=self._phases(),
             step=total.seconds / total.steps,
-            waiting=max(0.0, waiting),
-            copy=copy if is_inline else 0.0,
-            transform=transform if is_inline else 0.0,
+            waiting=max(0.0, total.wait_seconds / total.steps - sum(made_ready)),
+            copy=made_ready[0],
+            transform=made_ready[1],
             ahead=(0.0, 0.0, 0.0) if is_inline else (ahead, copy, transform),
             others=self._load.of_others(),
             num_workers=max(1, workers.get("active_workers", 1)),
@@ -170,10 +169,10 @@ class Report:
         copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
         rows = {
             "set-up": phases["set-up"],
-            FILE_MAKING: phases.get(FILE_MAKING, 0.0),
+            **({FILE_MAKING: phases[FILE_MAKING]} if FILE_MAKING in phases else {}),
             "dataset and first batch": phases["start-up"],
             "waiting for the loader": max(0.0, whole.wait_seconds - first - copy - transform),
-            "waiting for the copy": copy,
+            **({"waiting for the copy": copy} if copy else {}),
             "waiting for the transform": transform,
             "computing": whole.seconds - whole.wait_seconds,
             "evaluation": phases["evaluation"],
@@ -181,20 +180,15 @@ class Report:
         }
         total = sum(phases.values())
         rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        shown = [
-            name for name, seconds in rows.items() if seconds or name not in (FILE_MAKING, "waiting for the copy")
-        ]
-        seconds = ["seconds", *(f"{rows[name]:.1f}" for name in shown)]
-        return table([["phase", *shown], seconds, ["share", *(f"{rows[name] / total:.0%}" for name in shown)]])
+        seconds = ["seconds", *(f"{value:.1f}" for value in rows.values())]
+        return table([["phase", *rows], seconds, ["share", *(f"{value / total:.0%}" for value in rows.values())]])
 
     def _step_table(self) -> list[str]:
         """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
-        parts = ("step", "waiting", "computing")
-        percentiles = zip(*(self.run.timer.step_ms(50, 95, 100, part=part) for part in parts), strict=True)
-        columns = [["milliseconds", *parts]]
-        for heading, values in zip(("median", "95 %", "worst"), percentiles, strict=True):
-            columns.append([heading, *(f"{value:.1f}" for value in values)])
-        return table(columns)
+        rows = {part: self.run.timer.step_ms(50, 95, 100, part=part) for part in ("step", "waiting", "computing")}
+        columns = zip(("median", "95 %", "worst"), zip(*rows.values(), strict=True), strict=True)
+        figures = [[heading, *(f"{value:.1f}" for value in values)] for heading, values in columns]
+        return table([["milliseconds", *rows], *figures])
 
 
 def peak_memory() -> int:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import Any
 
 import torch
@@ -84,18 +84,16 @@ class Trials:
         found: Interval | None = NEVER
         if not self._run.signals.received:
             with self._apart_from_the_run(), self._changed_loader(overrides) as (loader, ahead):
-                found = self._measure_loader(loader, ahead, step_seconds)
+                if self._takes_too_long(WARM_UP_STEPS + ahead + max(REPETITIONS, ahead), step_seconds):
+                    return None
+                batches = chain.from_iterable(repeat(loader))  # one epoch after the other
+                started = time.perf_counter() + min(START_SECONDS, self._seconds)
+                while time.perf_counter() < started and not self._run.signals.received:  # workers are still starting
+                    self._trainer.train_step(next(batches))
+                # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
+                steps = max(self._steps(step_seconds), -(-ahead // REPETITIONS))
+                found = self._measure(batches, WARM_UP_STEPS + ahead, steps)
         return found
-
-    def _measure_loader(self, loader: Preloader, ahead: int, step_seconds: float) -> Interval | None:
-        batches, warm_up = _endless(loader), WARM_UP_STEPS + ahead
-        if self._takes_too_long(warm_up + max(REPETITIONS, ahead), step_seconds):
-            return None
-        started = time.perf_counter() + min(START_SECONDS, self._seconds)
-        while time.perf_counter() < started and not self._run.signals.received:  # workers are still starting
-            self._trainer.train_step(next(batches))
-        # Workers that finish at the same time deliver their batches in bursts: measure a few bursts.
-        return self._measure(batches, warm_up, max(self._steps(step_seconds), -(-ahead // REPETITIONS)))
 
     @contextmanager
     def _apart_from_the_run(self) -> Iterator[None]:
@@ -166,8 +164,3 @@ def changed_config(loader: LoaderConfig, overrides: Iterable[str], workers: int 
     numbers = {"num_workers": workers or available_cores(), "prefetch_factor": 4}
     values |= {key: number for key, number in numbers.items() if values[key] == "auto"}
     return LoaderConfig(**values | {"timeout": WORKER_TIMEOUT})
-
-
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -19,36 +19,8 @@ NO_DATA = ("step", "not measurable", *PHASES)  # bottlenecks for which training 
 ALWAYS_BUSY = 0.1  # workers count as always busy if they are idle for less than this share of the time
 BUSY = 0.6  # workers that read for more than this share of the time are the limit; else it is the delivery of batches
 
-SENTENCES = {
-    "step": "compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot help",
-    "reading": "data-bound: reading a batch takes a worker {reading:.1f} ms, in {cpu:.1f} of which it computes and in "
-    "{collate:.1f} collates, and a step takes {free:.1f} ms with free data",
-    "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle {idle:.0%} of the "
-    "time, and training waits {waiting:.1f} ms per step",
-    "transform": "data-bound: making batches ready in the training process takes {ready:.1f} ms per step, {copy:.1f} "
-    "of which for copies to the device",
-    "cores": "short of cores ({cores} for workers and training): computing takes {computing:.1f} ms per step, and "
-    "{free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
-    "start-up": "start-up took {share:.0%} of the run: {seconds:.1f} s until the first batch arrived",
-    "evaluation": "evaluation took {share:.0%} of the run, {seconds:.1f} s",
-    "checkpoint": "saving checkpoints took {share:.0%} of the run, {seconds:.1f} s",
-}
-SLOWED = (
-    "compute-bound, and slowed down by something else than its data: computing takes {computing:.1f} ms per step, "
-    "and took {free:.1f} ms right after the run"
-)
-UNMEASURED = "compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
+CAUSES = ("step", "reading", "loader", "transform", "cores", *PHASES)
 CACHED = "loader=cached: this is what training costs with free data: compare its images/s with those of other loaders"
-# Why steps with free data may say nothing about a run.
-OBSTACLES = {
-    "others": "other programs kept {others:.0%} of the cores busy: run it again on an idle machine",
-    "sizes": "batches vary in size ({least:,} to {most:,} numbers), and free data are one batch: compare loaders by a "
-    "sweep",
-    "repetitions": "repetitions of a step with free data disagree, {free:.1f} ms: run it again, or raise "
-    "timing.trial_seconds",
-    "free": "a step takes {free:.1f} ms with free data, which is not faster, although it waits for data: run it again",
-}
-NOT_MEASURABLE = "not measurable: {}. A step takes {{step:.1f}} ms, {{seen:.1f}} of which it spends on data"
 HINTS = {
     "start-up": "make the dataset's first samples cheaper, or train longer per start",
     "checkpoint": "save less often: train.checkpoint_every=10min",
@@ -64,7 +36,7 @@ HINTS = {
 class Verdict:
     """What bounds a run. Gains are factors: 2.0 is twice as fast."""
 
-    bottleneck: str  # a key of SENTENCES, or "not measurable"
+    bottleneck: str  # one of CAUSES, or "not measurable"
     finding: str  # the sentence about it
     free_gain: Interval | None = None  # if the bottleneck cost no time; None: unknown
     changes: tuple[str, ...] = ()  # the overrides to try
@@ -135,7 +107,7 @@ def losses_of(measured: Measured, free: float | None = None) -> dict[str, float]
 
 
 def cause_of_waiting(measured: Measured) -> str:
-    """Why the batches of the loader are late: a key of SENTENCES."""
+    """Why the batches of the loader are late: one of CAUSES."""
     busy, workers = measured.of_batch("busy"), measured.workers
     if not workers:  # loader=resident makes batches in the training process
         return "transform"
@@ -173,36 +145,45 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
     return [*changes, *([(f"loader.num_workers={measured.cores}",)] if more else one_thread)]
 
 
-def finding(measured: Measured, bottleneck: str, share: float = 0.0) -> str:
-    """The sentence about a bottleneck, with its figures; share: the part of the run that a phase took."""
-    sentence = SENTENCES.get(bottleneck) or NOT_MEASURABLE.format(OBSTACLES[measured.obstacle])
-    if bottleneck == "step":
-        sentence = UNMEASURED if measured.free is None else SLOWED if measured.is_slowed else sentence
-    if bottleneck == "reading" and measured.workers.get("deaths"):
-        sentence += "; {deaths} workers died (see the log), and their batches were retried"
-    copy = measured.copy or measured.ahead[1]
-    milliseconds = {
-        "step": measured.step,
-        "computing": measured.computing,
-        "seen": measured.seen,
-        "waiting": measured.waiting,
-        "copy": copy,
-        "ready": copy + (measured.transform or measured.ahead[2] or (0.0 if measured.workers else measured.waiting)),
-        "reading": measured.of_batch("busy"),
-        "cpu": measured.of_batch("cpu"),
-        "collate": measured.of_batch("collate"),
-        "queued": measured.of_batch("queued"),
+def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
+    """The sentence about a bottleneck, with its figures in milliseconds; share: the part of the run of a phase."""
+    free = (run.free or Interval.of([run.computing])).map(lambda seconds: 1000 * seconds)
+    step, computing, waiting, seen = (1000 * seconds for seconds in (run.step, run.computing, run.waiting, run.seen))
+    reading, cpu, collate, queued = (1000 * run.of_batch(key) for key in ("busy", "cpu", "collate", "queued"))
+    copy = 1000 * (run.copy or run.ahead[1])
+    ready = copy + 1000 * (run.transform or run.ahead[2] or (0.0 if run.workers else run.waiting))
+    seconds, deaths = run.phases.get(bottleneck, 0.0), run.workers.get("deaths")
+    if bottleneck == "step" and run.free is None:
+        return f"compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
+    if bottleneck == "step" and run.is_slowed:
+        return (
+            "compute-bound, and slowed down by something else than its data: computing takes "
+            f"{computing:.1f} ms per step, and took {free:.1f} ms right after the run"
+        )
+    reasons = {
+        "others": f"other programs kept {run.others:.0%} of the cores busy: run it again on an idle machine",
+        "sizes": f"batches vary in size ({run.sizes[0]:,} to {run.sizes[1]:,} numbers), and free data are one batch: "
+        "compare loaders by a sweep",
+        "repetitions": f"repetitions of a step with free data disagree, {free:.1f} ms: run it again, or raise "
+        "timing.trial_seconds",
+        "free": f"a step takes {free:.1f} ms with free data, which is not faster, although it waits for data: "
+        "run it again",
     }
-    free = measured.free or Interval.of([measured.computing])
-    return sentence.format(
-        **{name: 1000 * seconds for name, seconds in milliseconds.items()},
-        free=free.map(lambda seconds: 1000 * seconds),
-        share=share,
-        seconds=measured.phases.get(bottleneck, 0.0),
-        others=measured.others,
-        least=measured.sizes[0],
-        most=measured.sizes[1],
-        cores=measured.cores,
-        idle=measured.idle,
-        deaths=measured.workers.get("deaths"),
-    )
+    return {
+        "step": f"compute-bound: a step takes {step:.1f} ms, and {free:.1f} ms with free data: a faster loader cannot "
+        "help",
+        "reading": f"data-bound: reading a batch takes a worker {reading:.1f} ms, in {cpu:.1f} of which it computes "
+        f"and in {collate:.1f} collates, and a step takes {free:.1f} ms with free data"
+        + (f"; {deaths} workers died (see the log), and their batches were retried" if deaths else ""),
+        "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle "
+        f"{run.idle:.0%} of the time, and training waits {waiting:.1f} ms per step",
+        "transform": f"data-bound: making batches ready in the training process takes {ready:.1f} ms per step, "
+        f"{copy:.1f} of which for copies to the device",
+        "cores": f"short of cores ({run.cores} for workers and training): computing takes {computing:.1f} ms per "
+        f"step, and {free:.1f} ms while no worker runs; a worker waits {queued:.1f} ms for a core in each batch",
+        "start-up": f"start-up took {share:.0%} of the run: {seconds:.1f} s until the first batch arrived",
+        "evaluation": f"evaluation took {share:.0%} of the run, {seconds:.1f} s",
+        "checkpoint": f"saving checkpoints took {share:.0%} of the run, {seconds:.1f} s",
+        "not measurable": f"not measurable: {reasons.get(run.obstacle)}. A step takes {step:.1f} ms, {seen:.1f} of "
+        "which it spends on data",
+    }[bottleneck]

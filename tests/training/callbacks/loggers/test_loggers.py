@@ -46,14 +46,6 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert not any(isinstance(one, base.Logger) for one in build_callbacks(config()).values())
 
 
-def test_a_key_that_a_logger_does_not_have_is_refused(tmp_path, monkeypatch, wandb):
-    def init(*, dir: str) -> None: ...
-
-    monkeypatch.setattr(sys.modules["wandb"], "init", init)
-    with pytest.raises(ConfigError, match=r"^callbacks\.wandb: .*unexpected keyword"):
-        LoggedRun(tmp_path, config("logger=wandb"))
-
-
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])
 def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, monkeypatch, wandb, caplog, at):
     class Failing(base.Logger):

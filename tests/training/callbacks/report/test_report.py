@@ -1,157 +1,147 @@
-"""The report's clock and its tables; what bounded a run is tested in test_verdict.py, whole runs in test_train.py."""
+"""The reports of whole runs; what bounded a run is tested in test_verdict.py."""
 
+import json
 import math
+import os
 import re
+import signal
 from resource import RUSAGE_SELF, getrusage
-from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
-from psutil import Process
+from torch.utils.data import default_collate
 
-from loaders.timing import StepTimer, Window
-from tests.test_train import compose_small
-from training.callbacks.report import report as module
+from tests.test_train import assert_equal_weights, train
 from training.callbacks.report.measured import Interval
-from training.callbacks.report.report import Report, peak_memory
+from training.callbacks.report.report import peak_memory
 from training.callbacks.report.verdict import Verdict
-from training.clock import Clock
-from training.config import checked
+from training.stopping import Stopped
+from training.trainer import Trainer
+
+REPORT = "training.callbacks.report.report"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(folder)
+    return folder
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = SimpleNamespace(now=100.0, cpu=5.0)
-    stand_in = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.cpu)
-    monkeypatch.setattr("training.clock.time", stand_in)
-    return clock
+def found(monkeypatch):
+    """The measurements of runs, of which reading is said to be the bottleneck."""
+    measured = []
+    verdict = Verdict("reading", "found", Interval.of([10.0]))
+    monkeypatch.setattr(f"{REPORT}.diagnose", lambda run: measured.append(run) or verdict)
+    return measured
 
 
-def report_of(*overrides: str) -> Report:
-    """A report of a run that has not begun to train."""
-    config, device = checked(compose_small(*overrides)), torch.device("cpu")
-    report = Report()
-    report.on_start(SimpleNamespace(config=config, clock=Clock(), timer=StepTimer(device, 0)))
-    return report
+def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
+    pytest.importorskip("training.callbacks.timeline", reason="a fork may have deleted it")
+    slow = ["data.length=64", "data.cost=wait", "data.cost_ms=8"]  # the first batch takes 0.26 s
+    summary = train(tmp_path, "timing.timeline=16", "timing.warmup_steps=0", "loader.num_workers=2", *slow)
+    assert summary["bottleneck"] and summary["memory_bytes"] > 0 and summary["active_workers"] == 2
+    text = (tmp_path / "report.md").read_text()
+    assert f"\n{summary['verdict']}\n" in text and "\nWorkers: 2, busy " in text
+    rows = dict(re.findall(r"^([^\d\n]+?) +(-?[\d.]+) .*%$", text.partition("milliseconds")[0], flags=re.MULTILINE))
+    seconds = {name: float(value) for name, value in rows.items()}
+    whole = seconds.pop("the whole run, without imports")
+    assert sum(seconds.values()) == pytest.approx(whole, abs=0.06 * len(seconds)), "rounded to tenths"
+    assert 0 < whole < sum(summary["seconds"].values()) + 0.06, "which is taken later"
+    assert seconds["the rest"] >= 0 and seconds["dataset and first batch"] > 0.2
+    assert {"set-up", "waiting for the loader", "computing", "evaluation"} < seconds.keys()
+    assert "![" in text and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"worker 0", "worker 1", "training loop"} <= lanes
 
 
-TEN = Interval.of([10.0])
+@pytest.mark.parametrize(("loader", "in_thread"), [("torch", False), ("prefetch", True)])
+def test_what_a_preloaders_thread_does_is_no_part_of_the_step(tmp_path, found, loader, in_thread):
+    summary = train(tmp_path, f"loader={loader}", "loader.num_workers=0", "timing.warmup_steps=0")
+    (run,) = found
+    assert run.waiting + run.copy + run.transform == pytest.approx(summary["data_wait_fraction"] * run.step)
+    assert run.copy == run.ahead[1] == 0, "on a CPU, copying is a part of the transform"
+    assert (run.transform > 0, sum(run.ahead) > 0) == (not in_thread, in_thread)
 
 
-@pytest.fixture
-def finished(monkeypatch):
-    """Finishes a run of ten steps of 0.1 s, in which `changes` are tried: seconds a step, by override."""
-    found, closed = [], []
-    monkeypatch.setattr(module, "diagnose", lambda run: found.append(run) or Verdict("reading", "found", TEN))
-    monkeypatch.setattr(module, "candidates", lambda *_: [("a=1",), ("b=2",), ("c=3",)])
-    monkeypatch.setattr(Report, "_text", lambda *_: "the report")
-    spent = {f"{what}_seconds": 0.0 for what in ("loader_wait", "copy", "transform")}
-    loader = SimpleNamespace(device=torch.device("cpu"), depth=0, close=lambda: closed.append(True), dataset=[])
-    loader.stats = lambda: {"preloader": spent, "workers": {"active_workers": 3}}
+def first_ones(samples: list) -> dict:
+    """A batch of two samples, and as many more as the first one's label says."""
+    return default_collate(samples[: 2 + samples[0]["label"]])
 
-    def finish(changes: dict | None) -> dict:
-        report = report_of()
-        trials = changes and SimpleNamespace(
-            keep_batch=lambda of: (3, 4) if of is loader and not closed else pytest.fail("the loader is closed"),
-            free=lambda step: Interval.of([step / 2]),
-            change=lambda keys, _: seconds if (seconds := changes[keys[0]]) is None else Interval.of([seconds]),
-        )
-        report.finish(Window(10, 100, 1.0, 0.9), loader, trials)
-        assert closed and report.text == "the report" and report.summary()["memory_bytes"] > 0
-        assert (found[-1].step, found[-1].waiting, found[-1].num_workers) == pytest.approx((0.1, 0.09, 3))
-        assert found[-1].free == (Interval.of([0.05]) if changes else None)
-        assert found[-1].sizes == ((3, 4) if changes else (1, 1))
-        return report.summary()
 
-    return finish
+def test_what_is_measured_after_a_run_tells_how_batches_vary_and_changes_nothing_that_it_saved(
+    tmp_path, found, undisturbed
+):
+    tried = train(tmp_path / "equal", "timing.trial_seconds=0.05")
+    assert_equal_weights(undisturbed, tmp_path / "equal")
+    assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
+    collate = f"+data.collate={{_target_: {__name__.rpartition('.')[2]}.first_ones}}"
+    train(tmp_path / "several", "timing.trial_seconds=0.5", "train.epochs=8", collate)
+    equal, several = found
+    assert equal.sizes[0] == equal.sizes[1] > 1 and several.sizes[0] < several.sizes[1]
+    assert equal.free.low > 0 and 0 <= equal.others <= 1
 
 
 @pytest.mark.parametrize(
     ("changes", "tried", "gain"),
     [
-        ({"a=1": 0.1 / 1.04, "b=2": 0.1 / 1.06, "c=3": 0.01}, ["b=2"], 1.06),  # the first that is worth it
+        ({"a=1": 1.04, "b=2": 1.06, "c=3": 9.0}, ["b=2"], 1.06),  # the first that is worth it
         ({"a=1": None}, ["a=1"], 10.0),  # it takes too long to be tried
-        ({"a=1": 0.1, "b=2": 0.2, "c=3": math.inf}, [], 10.0),
-        (None, [], 10.0),  # the run was stopped
+        ({"a=1": 1.0, "b=2": 0.5, "c=3": 0.0}, [], 10.0),
     ],
 )
-def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(finished, changes, tried, gain):
-    summary = finished(changes)
-    assert (summary["try"], summary["gain"]) == (tried, pytest.approx(gain))
-    assert (summary["bottleneck"], summary["active_workers"]) == ("reading", 3)
+def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(
+    tmp_path, monkeypatch, found, changes, tried, gain
+):
+    def change(trials, overrides, step):
+        speed = changes[overrides[0]]
+        return None if speed is None else Interval.of([step / speed if speed else math.inf])
+
+    monkeypatch.setattr(f"{REPORT}.candidates", lambda *_: [("a=1",), ("b=2",), ("c=3",)])
+    monkeypatch.setattr(f"{REPORT}.Trials.free", lambda _, step: Interval.of([step / 10]))
+    monkeypatch.setattr(f"{REPORT}.Trials.change", change)
+    summary = train(tmp_path)
+    assert (summary["try"], summary["gain"], summary["bottleneck"]) == (tried, pytest.approx(gain), "reading")
+    assert ("Try b=2: 1.06 times as fast" in summary["verdict"]) == (tried == ["b=2"])
+
+
+def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{REPORT}.Trials.free", lambda _, step: os._exit(9))
+    child = os.fork()
+    if child == 0:
+        train(tmp_path)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["images_per_second"] > 0 and summary["epochs"] == 2
+    assert summary["verdict"] == "the run was stopped before its bottleneck was measured"
+
+
+def test_a_finished_run_continued_in_a_new_folder_is_evaluated_and_says_so(tmp_path, undisturbed):
+    again = train(tmp_path, f"train.resume={undisturbed}")
+    assert again["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
+    assert again["verdict"] == "nothing was left to train: the checkpoint was evaluated"
+
+
+def test_a_run_that_a_signal_stops_reports_where_its_time_went_until_then(tmp_path, monkeypatch):
+    step = Trainer.train_step
+
+    def stopped(trainer, batch):
+        step(trainer, batch)
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "train_step", stopped)
+    with pytest.raises(Stopped):
+        train(tmp_path)
+    assert "\ncomputing " in (tmp_path / "report.md").read_text()
 
 
 def test_the_peak_of_memory_counts_what_is_in_use_now():
-    before, past = peak_memory(), 1024 * getrusage(RUSAGE_SELF).ru_maxrss - Process().memory_info().rss
+    before, past = peak_memory(), 1024 * getrusage(RUSAGE_SELF).ru_maxrss - psutil.Process().memory_info().rss
     held = torch.ones((past + (256 << 20)) // 4)
     assert peak_memory() > before + (200 << 20)
     del held
-
-
-class Timer:
-    """A timer of 100 steps of 0.1 s, of which 0.03 s were waited for; the first batch took 2 s more."""
-
-    first_batch_seconds = 2.0
-
-    def whole(self) -> Window:
-        return Window(100, 3200, 12.0, 5.0)
-
-    def step_ms(self, *percentiles: int, part: str) -> list[float]:
-        return [{"step": 0.0, "waiting": 1000.0, "computing": 2000.0}[part] + percentile for percentile in percentiles]
-
-
-def finish(clock, depth: int) -> Report:
-    """A report of the run above, with the preloader at `depth`."""
-    report = report_of("loader=prefetch", "loader.num_workers=3")
-    report.run.timer = Timer()
-    with report.run.clock.phase("training"):
-        clock.now, clock.cpu = clock.now + 12.0, clock.cpu + 6.0
-    workers = {"read_batches": 100, "active_workers": 3, "worker_busy_seconds": 5.0, "worker_cpu_seconds": 4.0}
-    seconds = {"loader_wait_seconds": 2.0, "copy_seconds": 0.25, "transform_seconds": 0.5}
-    loader = SimpleNamespace(device=torch.device("cpu"), depth=depth, close=lambda: None, dataset=[])
-    loader.stats = lambda: {"workers": workers, "preloader": seconds}
-    measure = {"free": lambda step: Interval.of([0.05]), "change": lambda *_: Interval.of([math.inf])}
-    trials = SimpleNamespace(keep_batch=lambda _: (1, 1), **measure)
-    report.finish(Window(100, 3200, 10.0, 3.0), loader, trials)
-    return report
-
-
-def test_waiting_transforming_and_computing_add_up_to_the_step(clock, monkeypatch):
-    kept = []
-    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said"))
-    finish(clock, depth=0)
-    (measured,) = kept
-    assert measured.step == 0.1 and measured.transform == pytest.approx(0.0075)  # on a CPU a copy is a part of it
-    assert measured.copy == 0.0 and measured.waiting == pytest.approx(0.03 - 0.0075)
-    assert measured.waiting + measured.transform + measured.computing == pytest.approx(measured.step)
-    assert (measured.num_workers, measured.free.middle) == (3, 0.05)
-    assert measured.ahead == (0.0, 0.0, 0.0) and measured.num_threads == torch.get_num_threads()
-
-
-def test_what_a_preloaders_thread_does_is_no_part_of_the_step(clock, monkeypatch):
-    kept = []
-    monkeypatch.setattr(module, "diagnose", lambda measured: kept.append(measured) or Verdict("step", "said"))
-    finish(clock, depth=2)
-    (measured,) = kept
-    assert measured.waiting == pytest.approx(0.03) and measured.transform == 0.0
-    assert measured.ahead == pytest.approx((0.02, 0.0, 0.0075))
-
-
-def test_the_table_adds_up_to_the_run(clock, monkeypatch):
-    monkeypatch.setattr(module, "diagnose", lambda measured: Verdict("step", "the verdict's sentence"))
-    monkeypatch.setattr(module, "peak_memory", lambda: 3 * 2**29)
-    report = finish(clock, depth=0)
-    rows = dict(re.findall(r"^(\D+?) +([\d.]+) ", report.text.partition("milliseconds")[0], flags=re.MULTILINE))
-    said = {name: float(seconds) for name, seconds in rows.items()}
-    assert (
-        said["waiting for the loader"] == 2.2 and said["waiting for the transform"] == 0.8 and said["computing"] == 7.0
-    )
-    assert said["dataset and first batch"] == 2.0 and said["the whole run, without imports"] == 12.0
-    assert said["the rest"] == 0.0 and "waiting for the copy" not in said
-    parts = ("waiting for the loader", "waiting for the transform", "computing", "dataset and first batch", "the rest")
-    assert sum(said[part] for part in parts) == pytest.approx(12.0, abs=0.11)  # rounded to tenths
-    for figures in ("50.0", "95.0", "100.0", "1050.0", "2100.0", "waited 2.00 s", "1.50 GiB", "Workers: 3, busy"):
-        assert figures in report.text
-    assert "50.0 ms for a batch: 40.0 ms of CPU time" in report.text
-    assert report.text.endswith("\nthe verdict's sentence")
-    assert report.summary()["memory_bytes"] == 3 * 2**29 and report.summary()["active_workers"] == 3

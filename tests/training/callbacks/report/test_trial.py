@@ -1,4 +1,4 @@
-"""Measurements after a run, on a stand-in for its trainer; whole runs are in test_reports_of_runs.py."""
+"""Measurements after a run, on a stand-in for its trainer; whole runs are in test_report.py."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from training.figure import INK, new_figure, png
-from training.sweeps.jobs import Figure
 from training.table import shorten
 
-BAR, EQUAL, BEST, SPREAD = "#9ecae1", "#4a98c9", "#08519c", "#d94801"
+COLORS, SPREAD = {"": "#9ecae1", "equal": "#4a98c9", "best": "#08519c"}, "#d94801"
+
+
+class Figure(NamedTuple):
+    """A number in the report, and the ends of its spread."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Figure) -> bool:
+        """Whether neither counts as better.
+
+        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
+        the 20 orders of six numbers), and in 3 % with four.
+        """
+        return self.low <= other.high and other.low <= self.high
+
+    def half_spread(self, text: str) -> str:
+        """Half the width of the spread in the format `text`; "" if it is not known."""
+        return text.format((self.high - self.low) / 2) if self.low < self.high else ""
+
+
 Cell = Figure | str  # a word such as "failed" stands for a missing number
 
 
@@ -17,18 +39,17 @@ def draw_bars(
     labels: Sequence[str],
     speeds: Sequence[Cell],
     waiting: Sequence[Cell],
-    best: int | None,
-    equals: Sequence[int],
+    marks: Sequence[str],
     ceiling: float | None,
 ) -> bytes:
     """A PNG with two bar charts, of images/s and of the share of time spent waiting, and a row for each label.
 
-    best, equals: the rows of the best setting, which is drawn darkest, and of all that equal it. ceiling: the images/s
-    with free data, a dashed line. A thin line on a bar is its spread. A word stands in place of a bar.
+    marks: a key of COLORS for each row. ceiling: the images/s with free data, a dashed line. A thin line on a bar is
+    its spread. A word stands in place of a bar.
     """
     figure = new_figure(title, 13, 1.5 + 0.28 * len(labels))
     panels = figure.subplots(1, 2, sharey=True)
-    highest = max([ceiling or 0.0, *(cell.high for cell in speeds if not isinstance(cell, str))]) or 1.0
+    highest = max([ceiling or 0.0, *(cell.high for cell in speeds if isinstance(cell, Figure))]) or 1.0
     heading = "Training speed (images/s, more is better)"
     if ceiling:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
@@ -39,15 +60,13 @@ def draw_bars(
     )
     for axes, (heading, cells, longest, text, ticks) in zip(panels, contents, strict=True):
         for row, cell in enumerate(cells):
-            value, low, high = Figure(0.0, 0.0, 0.0) if isinstance(cell, str) else cell
-            color = BEST if row == best else EQUAL if row in equals else BAR
-            axes.barh(row, value, height=0.72, color=color)
+            value, low, high = cell if isinstance(cell, Figure) else (0.0, 0.0, 0.0)
+            axes.barh(row, value, height=0.72, color=COLORS[marks[row]])
             if low < high:
                 axes.plot([low, high], [row, row], color=SPREAD, linewidth=1.5, marker="|", markersize=6)
-            written = cell if isinstance(cell, str) else text.format(value)
+            style = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "parse_math": False}
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-            place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(written, (high, row), bbox=box, parse_math=False, **place)
+            axes.annotate(text.format(value) if isinstance(cell, Figure) else cell, (high, row), bbox=box, **style)
         axes.set_title(heading, loc="left", fontsize=10.5)
         axes.set_xlim(0, 1.15 * longest)
         axes.xaxis.set_major_formatter(ticks)
