@@ -227,7 +227,7 @@ def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog
         start(*args)
 
     monkeypatch.setattr(worker_process, "work", slow_start)
-    monkeypatch.setitem(process_pool.START_SECONDS, "fork", 0.5)
+    monkeypatch.setattr(process_pool, "START_SECONDS", 0.5)
     with loader_over(Plain(), 1) as loader:
         assert contents(loader) == undisturbed(Plain)
     assert "did not start in 0.5 s" in caplog.text
