@@ -97,13 +97,6 @@ def test_another_thread_of_a_worker_collates_into_memory_of_its_own(in_thread, b
     assert buffer.needed == 0
 
 
-@KINDS
-def test_a_users_own_stack_function_is_used(kind, monkeypatch):
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda samples, **_: samples)
-    sample = torch.ones(2)
-    assert kind(memory()).collate(default_collate, [sample]) == [sample]
-
-
 class Marked(torch.Tensor):
     """A subclass that changes nothing."""
 
