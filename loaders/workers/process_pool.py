@@ -111,7 +111,11 @@ class ProcessPool(Pool):
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         if result.error is not None:
-            return _unwrapped(pickle.loads(result.error))
+            wrapper: ExceptionWrapper = pickle.loads(result.error)
+            try:
+                wrapper.reraise()  # as torch does: an exception of the same class, with the worker's traceback as text
+            except BaseException as error:
+                return error
         payload, overflow = result.payload
         if result.overflowed and overflow is None:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
@@ -123,15 +127,27 @@ class ProcessPool(Pool):
         return Reading(*load(Payload(*payload), None if lease is None else lease.array, memory))
 
     def stop(self, deadline: float) -> None:
-        """Ends the workers at the interpreter's exit, by `deadline`."""
-        self._close(deadline)
-
-    def close(self) -> None:
-        """Ends and reaps all workers: an idle one may run its exit functions, a busy one is killed.
+        """Ends and reaps all workers, by `deadline`: an idle one may run its exit functions, a busy one is killed.
 
         It may be called while another thread is in `wait`, which then raises PoolClosed.
         """
-        self._close(time.monotonic() + EXIT_SECONDS)
+        self._closed = True
+        if os.getpid() != self._owner:  # a forked child inherits this object, but the workers are its parent's
+            return
+        workers = [worker for worker in self._workers if worker is not None]
+        self._rows[-1] = 1
+        try:
+            wait_for_exit(workers, deadline)
+        finally:  # also if another Ctrl-C interrupts the wait
+            for worker in workers:
+                worker.close()
+                self._workers[worker.number] = None
+            if self._spawned is not None:
+                self._spawned.close()
+            self._memory.close()
+
+    def close(self) -> None:
+        self.stop(time.monotonic() + EXIT_SECONDS)
 
     def _start(self, worker_id: int) -> WorkerProcess:
         if self._closed:
@@ -224,28 +240,3 @@ class ProcessPool(Pool):
         self._workers[worker.number] = None
         if self._closed:
             raise PoolClosed("the loader was closed")
-
-    def _close(self, deadline: float) -> None:
-        self._closed = True
-        if os.getpid() != self._owner:  # a forked child inherits this object, but the workers are its parent's
-            return
-        workers = [worker for worker in self._workers if worker is not None]
-        self._rows[-1] = 1
-        try:
-            wait_for_exit(workers, deadline)
-        finally:  # also if another Ctrl-C interrupts the wait
-            for worker in workers:
-                worker.close()
-                self._workers[worker.number] = None
-            if self._spawned is not None:
-                self._spawned.close()
-            self._memory.close()
-
-
-def _unwrapped(wrapper: ExceptionWrapper) -> BaseException:
-    """Returns a worker's exception as torch raises it: of the same class, with the worker's traceback as text."""
-    try:
-        wrapper.reraise()
-    except BaseException as error:
-        return error
-    raise AssertionError("reraise() returned")

@@ -40,7 +40,7 @@ class WorkerProcess:
         self.is_ready = False  # it has been set up, and answers tasks
         self.began = time.monotonic()  # when it was started, or began its task or sample
         self.began_row = NO_ROW  # what it was reading when its time limit was last checked
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()  # a signal handler may close the loader, too
         self._rows = rows
         rows[self.number] = NO_ROW
         self.pidfd = -1  # -1 where the system has none
@@ -76,11 +76,14 @@ class WorkerProcess:
 
     def submit(self, number: int, task: Task, slot: Slot | None, sent: list[Any]) -> bool:
         """Sends a task, and its slot's descriptor if the worker has not mapped it; False if the socket has no room."""
-        place, descriptors, retired = None, list[int](), list[int]()
+        place, descriptors, known = None, list[int](), self.slots
         if slot is not None:
-            if slot.number not in self.slots and slot.memory is not None:
+            retired: list[int] = []
+            if slot.number not in known and slot.memory is not None:
                 descriptors = [slot.memory.fd]
-                retired = [known for known, other in self.slots.items() if other.is_retired]
+                retired = [at for at, other in known.items() if other.is_retired]
+                known = {at: other for at, other in known.items() if at not in retired}
+                known[slot.number] = slot
             place = slot.number, retired
         message = pickle.dumps((number, task, place), pickle.HIGHEST_PROTOCOL)
         if self.is_ready and not self.tasks:
@@ -93,9 +96,7 @@ class WorkerProcess:
         except (BrokenPipeError, ConnectionResetError):
             sent.append(None)  # it has died: the pool's wait() reports that, and the task is retried
             return True
-        if slot is not None and descriptors:
-            self.slots = {known: other for known, other in self.slots.items() if known not in retired}
-            self.slots[slot.number] = slot
+        self.slots = known
         return True
 
     def kill(self) -> None:

@@ -151,7 +151,7 @@ def test_only_a_fork_while_a_batch_is_delivered_retires_its_slot():
     """The machine above tells that such slots are retired; this one that no others are."""
     ring = ring_of(1)
     number = ring.acquire().slot.number
-    for forks, reused in (("before", True), ("after", True), ("while undelivered", True), ("while delivered", False)):
+    for forks, reused in (("before", True), ("while undelivered", True), ("after", True), ("while delivered", False)):
         lease = ring.acquire()
         assert lease.slot.number == number
         slot = lease.slot
