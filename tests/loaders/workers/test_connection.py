@@ -74,17 +74,6 @@ def test_a_full_connection_refuses_a_message_and_takes_it_later(ends, pipe, size
     assert taken(theirs) == (message, 0)
 
 
-def test_a_workers_end_waits_for_a_message(in_thread, bound):
-    ours, socket = Connection.pair()
-    theirs = Connection(socket, blocking=True)
-    receiving = in_thread(theirs.receive)
-    ours.send(b"message")
-    assert receiving.result(bound) == (b"message", [])
-    assert ours.fileno() == ours.socket.fileno()
-    ours.close()
-    theirs.close()
-
-
 def test_after_the_last_message_it_is_the_end_as_it_is_if_a_large_ones_descriptor_was_lost(ends):
     ours, theirs = ends
     ours.send(b"last")

@@ -389,32 +389,6 @@ def test_a_batch_without_a_good_sample_raises(kind):
     assert seen[2] == [8, 9, 10, 11]
 
 
-# Closing
-
-
-class Stuck(Plain):
-    """After the first batches no sample comes before `go`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def before(self, index: int) -> None:
-        if index > 8:
-            self.go.wait(60)
-
-
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-def test_closing_does_not_wait_for_samples_that_do_not_come(method, in_thread, bound, caplog):
-    dataset = Stuck()
-    loader = Preloader(loader_over(dataset, shuffle=False, worker_method=method), "cpu", 2)
-    next(iter(loader))
-    in_thread(loader.close).result(bound / 6)
-    assert multiprocessing.active_children() == []
-    assert "takes its place" not in caplog.text
-    dataset.go.set()
-
-
 # A full machine
 
 

@@ -42,15 +42,6 @@ def mapped(fd: int) -> int:
         return sum(re.search(rf" {inode} .*loader", line) is not None for line in maps)
 
 
-def test_mappings_share_their_bytes_unless_they_are_private():
-    fd = write_shared(b"shared")
-    first, second, private = (array_on(map_memory(fd, private=way)) for way in (False, False, True))
-    private[0] = 7
-    second[1] = 8
-    assert (first.tobytes(), private[0]) == (b"s\10ared", 7)
-    os.close(fd)
-
-
 def test_memory_is_provided_when_that_is_asked_for_and_mapped_until_its_last_array_dies(fd):
     array = array_on(map_memory(fd))
     assert (array.dtype, array.shape, pages(fd)) == (np.uint8, (2 * PAGE,), 0)
@@ -102,9 +93,6 @@ def test_a_full_machine_is_explained(number):
     with pytest.raises(MachineFull) as error, full_machine_explained("making a cake"):
         raise OSError(number, "full")
     assert str(error.value) == f"making a cake failed: {ADVICE[number]}"
-
-
-def test_other_errors_come_out_as_they_are():
     with pytest.raises(FileNotFoundError), full_machine_explained("making a cake"):
         raise FileNotFoundError(errno.ENOENT, "not there")
 
