@@ -106,8 +106,6 @@ class _Worker:
             # written again, nor if a process was forked meanwhile, or if this one could not map it.
             slot = None
             holds_slot = watched is None or watched() is not None or _Worker.forks != forks
-            if holds_slot:
-                self._slots.pop(place[0], None)
         work = self._clock.end(collate_seconds)
         result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work)
         self._connection.send(pickle.dumps(tuple(result)), [] if overflow is None else [overflow.fd])

@@ -172,6 +172,23 @@ def test_a_batch_lies_in_its_slot_and_without_one_in_memory_of_its_own(make, kin
 # Processes
 
 
+@pytest.mark.parametrize("how", ["keeps nothing", "keeps a view", "forks"])
+def test_a_slot_is_held_by_what_the_worker_keeps_of_its_batch_and_by_what_it_forks_meanwhile(make, how):
+    class Keeping(Pages):
+        def read_batch(self, indices, out, random) -> None:
+            super().read_batch(indices, out, random)
+            if how == "keeps a view":
+                self.kept = out["page"][0]
+            elif how == "forks" and not os.fork():
+                os._exit(0)
+
+    pool, ring = make("process", Keeping(), seed=1), SlotRing(1, True)
+    ring.fit(2 * PAGE)
+    pool.submit(0, 0, task(5, 6), ring.acquire(), [])
+    assert received(pool, 1)[0].holds_slot == (how != "keeps nothing")
+    ring.close()
+
+
 def test_a_worker_is_set_up_as_torchs_is(make):
     told = get_context("fork").SimpleQueue()
 
@@ -214,10 +231,10 @@ def test_a_worker_that_does_not_become_ready_is_killed_at_its_limit_or_the_timeo
     make, monkeypatch
 ):
     monkeypatch.setattr(process_pool, "START_SECONDS", 0.2)
-    pool = make("process", init_fn=lambda worker: worker == 1 and threading.Event().wait())
-    assert received(pool, 1) == [
-        Death(1, f"DataLoader worker (pid {pool.processes[1].pid}) did not start in 0.2 s.", NO_ROW)
-    ]
+    pool = make("process", init_fn=lambda worker: threading.Event().wait())
+    reasons = [f"DataLoader worker (pid {process.pid}) did not start in 0.2 s." for process in pool.processes]
+    deaths = sorted(received(pool, 2), key=lambda death: death.worker)
+    assert deaths == [Death(worker, reasons[worker], NO_ROW) for worker in range(2)]
     pool = make("process", timeout=60, init_fn=lambda worker: threading.Event().wait(0.5))
     pool.submit(0, 0, task(1), None, [])
     assert indices(pool, *received(pool, 1)) == [1]
