@@ -298,29 +298,6 @@ def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, ti
 # Errors that belong to no batch
 
 
-class Slow(Written):
-    """Each call takes a quarter of a second, so that one by one a batch takes longer than its timeout."""
-
-    def read_batch(self, indices, out, random) -> None:
-        threading.Event().wait(0.25)
-        super().read_batch(indices, out, random)
-
-
-def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
-    class Dying(Slow):
-        failed = multiprocessing.RawArray("q", 1)
-
-        def read_batch(self, indices, out, random) -> None:
-            if not self.failed[0]:
-                self.failed[0] = 1
-                os.kill(os.getpid(), signal.SIGKILL)
-            super().read_batch(indices, out, random)
-
-    with loader_over(Dying(8), max_restarts=1, timeout=0.7) as loader:
-        assert contents(loader) == undisturbed(Written, 8)
-        assert loader.stats()["workers"]["deaths"] == 1
-
-
 def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monkeypatch):
     with loader_over(Plain(), 1, shuffle=False) as loader:
         monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
@@ -378,15 +355,6 @@ def test_without_a_seed_bad_samples_are_left_out_too(num_workers):
     dataset = failing(Together, "raise", (5, 6, 47))
     batches = list(WorkerLoader(dataset, 4, num_workers=num_workers, on_error="skip"))
     assert flat(indices(batches)) == [index for index in range(48) if index not in (5, 6, 47)]
-
-
-@pytest.mark.parametrize("kind", [Plain, Written])
-def test_a_batch_without_a_good_sample_raises(kind):
-    dataset = failing(kind, "raise", (4, 5, 6, 7))
-    with loader_over(dataset, on_error="skip", shuffle=False) as loader:
-        seen = outcomes(loader)
-    assert "has left out every sample of a batch (sample 4: ValueError: sample 4 is bad" in seen[1]
-    assert seen[2] == [8, 9, 10, 11]
 
 
 # A full machine

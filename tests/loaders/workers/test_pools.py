@@ -197,7 +197,10 @@ def test_a_worker_is_set_up_as_torchs_is(make):
         assert (info.id, info.num_workers, info.seed) == (worker, 2, 70 + worker)
         told.put((worker, torch.get_num_threads(), torch.initial_seed(), random.random(), np.random.random()))
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
     make("process", init_fn=init_fn)
+    torch.set_num_threads(threads)
     seen = sorted(told.get() for _ in range(2))
     draws = [random.Random(70 + worker).random() for worker in range(2)]
     assert [entry[:4] for entry in seen] == [(worker, 1, 70 + worker, draws[worker]) for worker in range(2)]
@@ -225,6 +228,22 @@ def test_a_dead_worker_is_reported_after_what_it_sent_and_started_again_for_its_
     pool.submit(1, 2, task(2), None, [])
     assert indices(pool, *received(pool, 1)) == [2]
     assert pool.processes[1] is not before
+
+
+def test_the_timeout_is_that_of_a_task_or_of_each_sample_read_singly_and_idle_workers_have_none(make):
+    class Slow(Numbers):
+        def __getitem__(self, index: int):
+            threading.Event().wait(0.8)
+            return super().__getitem__(index)
+
+    pool = make("process", Slow(get_context("fork")), timeout=2)
+    pool.submit(0, 0, task(0, 1, 2, singly=True), None, [])
+    assert indices(pool, *received(pool, 1)) == [0, 1, 2]
+    pool.submit(0, 1, task(0, 1, 2), None, [])
+    (death,) = received(pool, 1)
+    assert (death.worker, death.reason) == (0, "DataLoader timed out after 2 seconds.")
+        (0, "DataLoader timed out after 2 seconds.")
+    ]
 
 
 def test_a_worker_that_does_not_become_ready_is_killed_at_its_limit_or_the_timeout_if_that_is_longer(
