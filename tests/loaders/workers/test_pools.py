@@ -242,8 +242,6 @@ def test_the_timeout_is_that_of_a_task_or_of_each_sample_read_singly_and_idle_wo
     pool.submit(0, 1, task(0, 1, 2), None, [])
     (death,) = received(pool, 1)
     assert (death.worker, death.reason) == (0, "DataLoader timed out after 2 seconds.")
-        (0, "DataLoader timed out after 2 seconds.")
-    ]
 
 
 def test_a_worker_that_does_not_become_ready_is_killed_at_its_limit_or_the_timeout_if_that_is_longer(
