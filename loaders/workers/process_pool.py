@@ -186,7 +186,7 @@ class ProcessPool(Pool):
         return worker.began + self._timeout if self._timeout and worker.tasks else math.inf
 
     def _enforce_limit(self, worker: WorkerProcess) -> None:
-        """Kills a worker at its time limit, unless it reads sample by sample and has begun another sample."""
+        """Ends a worker at its time limit, unless it reads sample by sample and has begun another sample."""
         row, reads_singly = worker.row, any(task.singly for task in worker.tasks.values())
         if worker.is_ready and reads_singly and row != worker.began_row:
             worker.began_row, worker.began = row, time.monotonic()
@@ -196,7 +196,6 @@ class ProcessPool(Pool):
         else:
             seconds = max(START_SECONDS, self._timeout)
             reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
-        worker.kill()
         self._reap(worker, reason)
 
     def _drain(self, worker: WorkerProcess) -> bool:
@@ -221,15 +220,16 @@ class ProcessPool(Pool):
         worker.began = time.monotonic()
 
     def _reap(self, worker: WorkerProcess, reason: str = "") -> None:
-        """Reaps a dead worker, and reports its death. Raises PoolClosed if another thread has closed the pool."""
+        """Reports a worker's death, and ends it. Raises PoolClosed if another thread closes the pool."""
         if self._closed:
             raise PoolClosed("the loader was closed")
-        worker.process.join(BUSY_SECONDS)
-        code = worker.process.exitcode
-        if not reason and code is not None and code < 0:
-            reason = f"DataLoader worker (pid {worker.process.pid}) is killed by signal: {signal.strsignal(-code)}."
-        elif not reason:
-            reason = f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly with exit code {code}."
+        if not reason:
+            worker.process.join(BUSY_SECONDS)
+            code = worker.process.exitcode
+            how = f"exited unexpectedly with exit code {code}"
+            if code is not None and code < 0:
+                how = f"is killed by signal: {signal.strsignal(-code)}"
+            reason = f"DataLoader worker (pid {worker.process.pid}) {how}."
         death = Death(worker.number, reason, worker.row)
         for fd in worker.descriptors():
             self._polled.pop(fd, None)

@@ -99,19 +99,15 @@ class WorkerProcess:
         self.slots = known
         return True
 
-    def kill(self) -> None:
-        """Kills the process. A pidfd is safer than its number, which another process may have if it was reaped."""
-        if self.pidfd < 0:
-            self.process.kill()
-        else:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
     def close(self) -> None:
         """Kills and reaps the process, and closes its descriptors. May be called again, by another thread too."""
         with self._closing:
             if self.process is not None and self.process.pid is not None:
-                self.kill()
+                if self.pidfd < 0:
+                    self.process.kill()
+                else:  # safer than its number, which another process may have if this one was reaped
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
                 self.process.join()
                 forget(self.process)
             with suppress(EOFError, OSError):

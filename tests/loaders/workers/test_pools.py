@@ -285,6 +285,11 @@ def test_a_process_or_worker_without_descriptors_gets_an_error_in_words(make, de
     ring.close()
 
 
+def open_memfds() -> int:
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum("memfd" in os.readlink(link) for link in links if os.path.lexists(link))
+
+
 class Large:
     """Each sample tells what the worker has got."""
 
@@ -301,7 +306,7 @@ class Large:
 
 
 def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them(make, monkeypatch):
-    sizes, dataset = [], Large()
+    sizes, dataset, before = [], Large(), open_memfds()
     dumps = reduction.dump
     monkeypatch.setattr(reduction, "dump", lambda given, file: (dumps(given, file), sizes.append(file.tell())))
     pool = make("process", dataset, method="spawn")
@@ -311,6 +316,9 @@ def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them
         assert pool.open(result, None).batch.all()
     assert len(sizes) == 4 and max(sizes) < LARGE // 4
     assert dataset.large[1, 0] > 0
+    pool.close()
+    del result
+    assert open_memfds() == before
     assert len(pickle.dumps(dataset)) > 2 * LARGE
 
 
