@@ -35,14 +35,19 @@ SHAREABLE = {
 class BatchBuffer:
     """A slot's bytes, uint8 (capacity,), in which tensors are placed one after the other.
 
-    `needed` counts the bytes of the whole batch: how large a slot should be.
+    The consumer gets the tensors as they are, so small ones get memory of their own at once. `needed` counts the bytes
+    of the whole batch: how large a slot should be.
     """
+
+    small: float = SMALL
 
     def __init__(self, slot: np.ndarray | None = None) -> None:
         self.slot = np.empty(0, np.uint8) if slot is None else slot
         self._end = 0  # of the tensors in the slot
-        self.outside = 0  # bytes that did not fit
+        self.outside = 0  # bytes that lie elsewhere
         self.missed: dict[int, int] = {}  # those of `empty`, by address
+        if page_locked_until(self.slot.ctypes.data) is not None:
+            self.small = 0  # for a Preloader, which drops the host batch once it is copied
 
     @property
     def needed(self) -> int:
@@ -54,56 +59,25 @@ class BatchBuffer:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialised CPU tensor."""
-        size = dtype.itemsize * math.prod(shape)
-        start = self.place(size)
+        count = math.prod(shape)
+        size = dtype.itemsize * count
+        start = self.place(size, small=self.small)
         if start is None:
             made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
             self.missed[made.data_ptr()] = align(size, ALIGNMENT)
             return made
-        return torch.frombuffer(self.slot, dtype=dtype, count=math.prod(shape), offset=start).view(tuple(shape))
+        return torch.frombuffer(self.slot, dtype=dtype, count=count, offset=start).view(tuple(shape))
 
-    def place(self, size: int) -> int | None:
-        """Reserves `size` bytes of the slot, and returns their offset; None if there is no room for them."""
-        if size and self._end + size <= len(self.slot):
+    def place(self, size: int, small: float = 0) -> int | None:
+        """Reserves `size` bytes of the slot, and returns their offset.
+
+        None: there is no room for them, or they are less than the share `small` of the slot.
+        """
+        if size and self._end + size <= len(self.slot) and size >= small * len(self.slot):
             start, self._end = self._end, self._end + align(size, ALIGNMENT)
             return start
         self.outside += align(size, ALIGNMENT)
         return None
-
-    def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
-        """Returns collate_fn(samples)."""
-        return collate_fn(samples)
-
-    def stack(self, samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
-        """Stacks tensors as default_collate does without workers, but into the buffer, where that is possible."""
-        first = samples[0]
-        if set(map(type, samples)) == {torch.Tensor} and is_plain(first) and first.numel():
-            dtype, is_plain_format = (
-                first.dtype,
-                first.dim() < 4 or first.is_contiguous(),
-            )  # else perhaps channels-last
-            if is_plain_format and all(sample.dtype == dtype for sample in samples):
-                with suppress(RuntimeError):  # for mixed shapes, for example: below the same error comes
-                    return torch.stack(samples, out=self.empty((len(samples), *first.shape), dtype))
-        return _stacked(samples)
-
-
-class ThreadBuffer(BatchBuffer):
-    """A buffer whose tensors the consumer gets as they are, so small ones get memory of their own at once.
-
-    In a page-locked slot they do not: it is for a Preloader, which drops the host batch once it is copied.
-    """
-
-    def __init__(self, slot: np.ndarray | None = None) -> None:
-        super().__init__(slot)
-        self._least = 0 if page_locked_until(self.slot.ctypes.data) is not None else SMALL * len(self.slot)
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        size = dtype.itemsize * math.prod(shape)
-        if size >= self._least:
-            return super().empty(shape, dtype)
-        self.outside += align(size, ALIGNMENT)
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
         """Returns collate_fn(samples); default_collate stacks into the buffer."""
@@ -111,12 +85,28 @@ class ThreadBuffer(BatchBuffer):
             return collate_fn(samples)
         return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: self.stack})
 
+    def stack(self, samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
+        """Stacks tensors as default_collate does without workers, but into the buffer, where that is possible."""
+        first = samples[0]
+        if set(map(type, samples)) == {torch.Tensor} and is_plain(first) and first.numel():
+            is_plain_format = first.dim() < 4 or first.is_contiguous()  # else perhaps channels-last
+            if is_plain_format and all(sample.dtype == first.dtype for sample in samples):
+                with suppress(RuntimeError):  # for mixed shapes, for example: below the same error comes
+                    return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
+        if first.is_nested or first.layout != torch.strided:
+            refused: torch.Tensor = collate_tensor_fn(samples)
+            return refused
+        return torch.stack(samples)  # in a worker, torch's own function needs /dev/shm
+
 
 class WorkerBuffer(BatchBuffer):
     """A buffer of a worker process, where any collate_fn that calls default_collate stacks into the buffer.
 
-    as_torch: it also raises what default_collate raises in a worker of torch's, though it could stack the samples.
+    Small tensors lie in the slot, too: the main process copies them. as_torch: it also raises what default_collate
+    raises in a worker of torch's, though it could stack the samples.
     """
+
+    small = 0
 
     def __init__(self, slot: np.ndarray | None = None, as_torch: bool = False) -> None:
         super().__init__(slot)
@@ -152,14 +142,6 @@ class WorkerBuffer(BatchBuffer):
             return torch.stack(samples)
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
-
-
-def _stacked(samples: Samples) -> torch.Tensor:
-    """Stacks tensors as default_collate does without workers: in a worker, torch's function needs /dev/shm."""
-    if samples[0].is_nested or samples[0].layout != torch.strided:
-        refused: torch.Tensor = collate_tensor_fn(samples)
-        return refused
-    return torch.stack(samples)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
-from .shared_memory import Mapping, create_shared_memory, page_aligned, read_shared, write_shared
+from .shared_memory import array_on, map_memory, write_shared
 
 LARGEST = 32 << 10  # bytes of a message that is sent through the socket
 ROOM = socket.CMSG_LEN(2 * array("i").itemsize)  # bytes for the descriptors of a message
@@ -77,7 +75,7 @@ class Connection:
         if message == IN_SHARED_MEMORY:
             if not descriptors:  # this process has too many open files to receive it: the message is lost
                 raise EOFError
-            message = read_shared(descriptors.pop(0)).tobytes()
+            message = array_on(map_memory(descriptors.pop(0))).tobytes()
         return message, descriptors
 
     @property
@@ -102,30 +100,3 @@ def _descriptors(received: tuple[bytes, list[Any], int, Any]) -> list[int]:
     for *_, data in received[1]:
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return fds.tolist()
-
-
-class Control:
-    """Shared memory that tells the parent which row each worker is reading, and the workers when to stop.
-
-    `rows` is int64 (num_workers + 1,): each worker's row (see Death.row), and then 1 if the workers have to stop. The
-    parent creates the memory; a worker gets its descriptor.
-    """
-
-    def __init__(self, num_workers: int, fd: int | None = None) -> None:
-        size = page_aligned(8 * (num_workers + 1))
-        self.fd = create_shared_memory(size) if fd is None else fd
-        self.rows = Mapping(self.fd, size).array().view(np.int64)
-        self._num_workers = num_workers
-
-    @property
-    def is_stopping(self) -> bool:
-        return bool(self.rows[self._num_workers])
-
-    def stop(self) -> None:
-        self.rows[self._num_workers] = 1
-
-    def close(self) -> None:
-        """Closes the descriptor; the memory stays mapped."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from ..randomness import preserved_globals
 from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
-from .pool import Death, Pool, Result
+from .pool import Death, Pool, Result, answer
 from .reader import Reader, Reading, warn_of_unseeded_reading
 from .slots import Lease
 from .tasks import Task
@@ -45,14 +46,7 @@ class InlinePool(Pool):
 
     def _answer(self, numbered: tuple[int, Task]) -> Result:
         number, task = numbered
-        buffer, reading, error = BatchBuffer(), None, None
-        self._clock.begin()
-        try:
-            reading = self._read(task, buffer)
-        except Exception as raised:
-            error = raised
-        work = self._clock.end(reading.collate_seconds if reading else 0.0)
-        result = Result(number, reading, error, buffer.needed, work=work)
+        result = answer(number, partial(self._read, task), None, self._clock)._replace(overflowed=False)
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
 

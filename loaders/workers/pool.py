@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ..timeline import Work
+import numpy as np
+
+from ..timeline import Work, WorkClock
+from .batch_buffer import BatchBuffer
 from .reader import Reading
 from .slots import Lease
 from .tasks import Task
@@ -50,6 +54,24 @@ class Death:
     worker: int
     reason: str  # in torch's words
     row: int  # what it was reading: a row, WHOLE_BATCH or NO_ROW
+
+
+def answer(
+    number: int,
+    read: Callable[[BatchBuffer], Reading],
+    slot: np.ndarray | None,
+    clock: WorkClock,
+    caught: type[BaseException] = Exception,
+) -> Result:
+    """Reads a batch in this process. If that raises an error of the kind `caught`, the result has it instead."""
+    buffer = BatchBuffer(slot)
+    clock.begin()
+    try:
+        reading = read(buffer)
+    except caught as error:  # not stored: its traceback refers to this frame, and this frame to the slot
+        return Result(number, None, error, buffer.needed, buffer.overflowed, work=clock.end(0.0))
+    work = clock.end(reading.collate_seconds)
+    return Result(number, reading, None, buffer.needed, buffer.overflowed, work=work)
 
 
 class Pool(Protocol):

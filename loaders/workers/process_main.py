@@ -25,14 +25,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 from ..timeline import WorkClock
 from .batch_buffer import WorkerBuffer
-from .connection import Connection, Control
+from .connection import Connection
 from .pool import NO_ROW, WHOLE_BATCH, Result
 from .reader import Reader, Stopping
-from .serialize import dump
-from .shared_memory import ADVICE, Forks, MachineFull, Mapping, SharedMemory, full_machine_explained
+from .serialize import Payload, dump
+from .shared_memory import ADVICE, MachineFull, SharedMemory, array_on, full_machine_explained, map_memory
 
-# The messages that are not tasks or results. Those are pickles, which begin with another byte.
-STARTED, READY, LEAVING, STOP = b"started", b"ready", b"leaving", b"stop"
+ROWS, READY = b"rows", b"ready"  # the first message to a worker, and from it; all others are pickles
 TAKES_DEFAULT = (signal.SIGTERM, signal.SIGCHLD)  # instead of the parent's handler
 OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, where the system has no pidfd
@@ -40,92 +39,85 @@ PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, wher
 
 @dataclass
 class Setup:
-    """The settings of a worker process."""
+    """What a worker process needs to begin."""
 
+    reader: Any  # a Reader, or a SpawnedReader, which arrives as one
     worker_id: int
     num_workers: int
     base_seed: int
     init_fn: Callable[[int], None] | None
     parent: int  # the process that the loader runs in
-    by_server: bool  # a fork server starts the workers, not the parent itself
     signal_mask: set[int]  # of the thread that started the worker
 
 
-def work(reader: Any, control_fd: int, setup: Setup, end: socket.socket) -> None:
-    """Runs a worker process. If it was not forked, `reader` is a pair (Reader, control_fd): see SpawnedReader."""
+def work(setup: Setup, end: socket.socket) -> None:
+    """Runs a worker process, which has its end of a Connection."""
     gc.freeze()  # else the collector would write to memory that is shared with the parent, which copies it
     _reset_signals(setup.signal_mask)
-    connection = Connection(end, blocking=True)
-    connection.send(STARTED)
-    if isinstance(reader, tuple):
-        reader, control_fd = reader
-    threading.Thread(target=_exit_with, args=(setup.parent, setup.by_server), daemon=True).start()
-    with suppress(OSError, EOFError):  # the parent has closed the pool, or has exited
-        _Worker(reader, control_fd, setup, connection).run()
+    threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
+    with suppress(OSError, EOFError, Stopping):  # the parent has closed the pool, or has exited
+        _Worker(setup, Connection(end, blocking=True)).run()
 
 
 class _Worker:
-    def __init__(self, reader: Reader, control_fd: int, setup: Setup, connection: Connection) -> None:
-        self._reader, self._setup, self._connection = reader, setup, connection
+    forks = 0  # goes up before a fork of this process, and after it
+
+    def __init__(self, setup: Setup, connection: Connection) -> None:
+        self._setup, self._connection = setup, connection
         self._where = f"in DataLoader worker process {setup.worker_id}"
-        self._slots: dict[int, Mapping] = {}
-        self._control = Control(setup.num_workers, control_fd)
-        self._control.close()
+        self._slots: dict[int, Any] = {}  # mappings, by number
+        received = connection.receive()
+        assert received is not None  # it is a blocking connection
+        self._rows = array_on(map_memory(received[1][0])).view(np.int64)  # see ProcessPool
+        connection.done()
 
     def run(self) -> None:
         """Sets up the process, and answers tasks. If the set-up failed, its error is the answer to every task."""
         failed_setup = None
         try:
-            _set_up(self._setup, self._reader)
+            _set_up(self._setup)
         except Exception:
             failed_setup = _pickled_error(self._where)
         self._connection.send(READY)
         self._clock = WorkClock()
-        while (received := self._connection.receive()) and received[0] != STOP and not self._control.is_stopping:
-            message, descriptors = received
-            number, task, place = pickle.loads(message)
-            try:
-                self._answer(number, task, place, descriptors, failed_setup)
-            except Stopping:
-                break
-        self._connection.send(LEAVING)
+        while received := self._connection.receive():
+            self._mark(NO_ROW)
+            self._answer(received[1], failed_setup, *pickle.loads(received[0]))
 
-    def _answer(self, number: int, task: Any, place: Any, descriptors: list[int], error: bytes | None) -> None:
+    def _answer(self, descriptors: list[int], error: bytes | None, number: int, task: Any, place: Any) -> None:
         self._clock.begin()
-        forks, slot, watched, made = Forks.count, None, None, _Made()
+        forks, slot, watched, holds_slot = _Worker.forks, None, None, False
+        payload, overflow, is_odd, needed, collate_seconds = None, None, False, 0, 0.0
         try:
             try:
                 if place is not None:
-                    slot = self._slot(place[0], place[1], descriptors)
+                    slot = self._slot(descriptors, *place)
                     watched = weakref.ref(slot)
             finally:
                 self._connection.done()
             if error is None:
                 self._mark(WHOLE_BATCH)
-                made = self._make(task, slot)
+                payload, overflow, is_odd, needed, collate_seconds = self._make(task, slot)
         except Exception:
             error = _pickled_error(self._where)
         self._mark(NO_ROW)
         if place is not None:
-            slot = None
             # What the dataset or collate_fn keeps of the batch keeps the slot's array alive. Then the slot may not be
             # written again, nor if a process was forked meanwhile, or if this one could not map it.
-            made.holds_slot = watched is None or watched() is not None or Forks.count != forks
-            if made.holds_slot:
-                self._slots.pop(place[0], None)
-        work = self._clock.end(made.collate_seconds)
-        overflow = made.overflow
-        flags = made.needed, overflow is not None, made.is_odd, made.holds_slot
-        message = pickle.dumps(tuple(Result(number, made.payload, error, *flags, work)))
-        self._connection.send(message, [] if overflow is None else [overflow.fd])
+            slot = None
+            holds_slot = watched is None or watched() is not None or _Worker.forks != forks
+        work = self._clock.end(collate_seconds)
+        result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work)
+        self._connection.send(pickle.dumps(tuple(result)), [] if overflow is None else [overflow.fd])
 
-    def _make(self, task: Any, slot: np.ndarray | None) -> _Made:
-        buffer = WorkerBuffer(slot, as_torch=self._reader.seed is None)
-        reading = self._reader.read(task, buffer, self._mark)
-        payload, overflow, is_odd = dump((reading.batch, reading.skipped), buffer)
-        return _Made(payload, overflow, is_odd, buffer.needed, reading.collate_seconds)
+    def _make(self, task: Any, slot: np.ndarray | None) -> tuple[Payload, SharedMemory | None, bool, int, float]:
+        """Returns a batch as `dump` does, how many bytes its tensors need, and the seconds of collating."""
+        reader: Reader = self._setup.reader
+        buffer = WorkerBuffer(slot, as_torch=reader.seed is None)
+        reading = reader.read(task, buffer, self._mark)
+        return *dump((reading.batch, reading.skipped), buffer), buffer.needed, reading.collate_seconds
 
-    def _slot(self, number: int, retired: list[int], descriptors: list[int]) -> np.ndarray:
+    def _slot(self, descriptors: list[int], number: int, retired: list[int]) -> np.ndarray:
         """Returns the bytes, uint8 (capacity,), of a slot, and unmaps the `retired` ones.
 
         The descriptor of a slot's memory comes with its first task. Raises MachineFull.
@@ -133,30 +125,26 @@ class _Worker:
         for old in retired:
             self._slots.pop(old, None)
         for fd in descriptors:
-            size = os.fstat(fd).st_size
-            with full_machine_explained(f"providing {size:,} bytes for a batch"):
-                self._slots[number] = Mapping(fd, size, provide=True)
+            with full_machine_explained(f"providing {os.fstat(fd).st_size:,} bytes for a batch"):
+                self._slots[number] = map_memory(fd, provide=True)
         if number not in self._slots:
             raise MachineFull(f"receiving a slot failed: {ADVICE[errno.EMFILE]}")
-        return self._slots[number].array()
+        return array_on(self._slots[number])
 
     def _mark(self, row: int) -> None:
         """Tells the parent what is read next. Raises Stopping, to abandon the batch, if the parent closes the pool."""
-        if self._control.is_stopping:
+        is_stopping = self._rows[-1]
+        self._rows[self._setup.worker_id] = NO_ROW if is_stopping else row
+        if is_stopping:
             raise Stopping
-        self._control.rows[self._setup.worker_id] = row
 
 
-@dataclass
-class _Made:
-    """A batch that is ready to be sent."""
+def _count_fork() -> None:
+    _Worker.forks += 1
 
-    payload: Any = None
-    overflow: SharedMemory | None = None
-    is_odd: bool = False
-    needed: int = 0
-    collate_seconds: float = 0.0
-    holds_slot: bool = False
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 def _reset_signals(mask: set[int]) -> None:
@@ -175,37 +163,31 @@ def _reset_signals(mask: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _set_up(setup: Setup, reader: Reader) -> None:
+def _set_up(setup: Setup) -> None:
     torch.set_num_threads(1)
     seed = setup.base_seed + setup.worker_id
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(setup.base_seed, setup.worker_id))
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=setup.worker_id, num_workers=setup.num_workers, seed=seed, dataset=reader.dataset
+        id=setup.worker_id, num_workers=setup.num_workers, seed=seed, dataset=setup.reader.dataset
     )
     if setup.init_fn is not None:
         setup.init_fn(setup.worker_id)
 
 
-def _exit_with(parent: int, by_server: bool) -> None:
+def _exit_with(parent: int) -> None:
     """Exits when the parent has exited, even while a sample is read, or while a sibling keeps the socket open."""
+    starter = os.getppid()  # the parent, or its fork server, which exits with it
     try:
-        fd = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
+        poll = select.poll()
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+        poll.poll()
     except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
-        # A fork server exits with the parent. Otherwise the parent's own number is the one to compare with: it may
-        # have exited before this process could ask.
-        starter = os.getppid() if by_server else parent
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # the parent had exited before
             while os.getppid() == starter:
                 os.kill(parent, 0)
                 time.sleep(PARENT_SECONDS)
-        os._exit(1)
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll()
     os._exit(1)
 
 

@@ -115,25 +115,21 @@ class Reader:
         because all threads share the global generators.
         Raises the dataset's error, or RuntimeError if the dataset raised StopIteration or no sample is left.
         """
+        reading = Reading()
+        indices = None if self.spec is None else _as_integers(task.indices)
         try:
-            return self._read(task, buffer, mark, seeds_globals and self.seed is not None)
+            if indices is not None:
+                reading.batch = self._read_batch(task, indices, buffer, mark, reading.skipped)
+                return reading
+            samples = self._samples(task, mark, reading.skipped, seeds_globals and self.seed is not None)
+            began = time.perf_counter()
+            reading.batch = buffer.collate(self.collate_fn, samples)
+            reading.collate_seconds = time.perf_counter() - began
+            return reading
         except StopIteration as error:  # raised by next(), it would silently end the epoch
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration while reading {task.indices}"
             ) from error
-
-    def _read(self, task: Task, buffer: BatchBuffer, mark: Mark, seeded: bool) -> Reading:
-        reading = Reading()
-        if self.spec is not None:
-            indices = _as_integers(task.indices)
-            if indices is not None:
-                reading.batch = self._read_batch(task, indices, buffer, mark, reading.skipped)
-                return reading
-        samples = self._samples(task, mark, reading.skipped, seeded)
-        began = time.perf_counter()
-        reading.batch = buffer.collate(self.collate_fn, samples)
-        reading.collate_seconds = time.perf_counter() - began
-        return reading
 
     def _read_batch(
         self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
@@ -146,22 +142,36 @@ class Reader:
             except Exception:
                 if not self.skips:
                     raise
-        good, added = 0, []
-        for row in sorted(set(range(len(indices))) - task.without):
-            mark(row)
-            one = slice(row, row + 1)
+        added: list[dict[str, Any]] = []  # by the rows that could be read, which are moved together
+
+        def write(row: int) -> None:
+            one, good = slice(row, row + 1), len(added)
             target = {name: tensor[good : good + 1] for name, tensor in out.items()}
+            added.append(self._write(task.random_key(one), indices[one], target))
+
+        self._one_by_one(task, indices.tolist(), write, mark, skipped)
+        joined = {name: reduce(add, (fields[name] for fields in added)) for name in added[0]}
+        return {name: tensor[: len(added)] for name, tensor in out.items()} | joined
+
+    def _one_by_one(
+        self, task: Task, indices: Any, read: Callable[[int], None], mark: Mark, skipped: list[tuple[Any, str]]
+    ) -> None:
+        """Calls read(row) for each of the task's rows. Raises RuntimeError if all of them are left out."""
+        for row, index in enumerate(indices):
+            if row in task.without:
+                continue
+            mark(row)
             try:
-                added.append(self._write(task.random_key(one), indices[one], target))
-                good += 1
+                read(row)
             except Exception as error:
                 if not self.skips:
                     raise
-                skipped.append((int(indices[row]), f"{type(error).__name__}: {error}"))
-        if not good:
-            raise _nothing_left(skipped)
-        joined = {name: reduce(add, (fields[name] for fields in added)) for name in added[0]}
-        return {name: tensor[:good] for name, tensor in out.items()} | joined
+                skipped.append((index, f"{type(error).__name__}: {error}"))
+        if len(indices) == len(skipped) + len(task.without) > 0:
+            reasons = "; ".join(f"sample {index}: {reason}" for index, reason in skipped[:3])
+            raise RuntimeError(
+                f"on_error='skip' has left out every sample of a batch ({reasons or 'reading them crashes workers'})"
+            )
 
     def _write(self, key: tuple[Any, Any], indices: np.ndarray, out: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Calls read_batch, which writes into `out`. Returns the fields that it added, which are not in the spec."""
@@ -193,28 +203,18 @@ class Reader:
             except Exception:
                 if not self.skips:
                     raise
-        keys = self._keys(task, task.indices) if seeded else None
-        samples = []
-        for row, index in enumerate(task.indices):
-            if row in task.without:
-                continue
-            mark(row)
-            try:
-                if keys is not None:
-                    seed_globals(keys[row])
-                samples.append(self._sample(index))
-            except Exception as error:
-                if not self.skips:
-                    raise
-                skipped.append((index, f"{type(error).__name__}: {error}"))
-        if not samples and (skipped or task.without):
-            raise _nothing_left(skipped)
-        return samples
+        dataset, keys = self.dataset, self._keys(task, task.indices) if seeded else None
+        lacks_getitem = _owner(dataset, "__getitem__") in (None, Dataset) and getattr(dataset, "__getitems__", None)
+        indices, samples = list(task.indices), list[Any]()
 
-    def _sample(self, index: Any) -> Any:
-        if _owner(self.dataset, "__getitem__") in (None, Dataset) and getattr(self.dataset, "__getitems__", None):
-            return self.dataset.__getitems__([index])[0]
-        return self.dataset[index]
+        def read(row: int) -> None:
+            if keys is not None:
+                seed_globals(keys[row])
+            index = indices[row]
+            samples.append(dataset.__getitems__([index])[0] if lacks_getitem else dataset[index])
+
+        self._one_by_one(task, indices, read, mark, skipped)
+        return samples
 
     def _keys(self, task: Task, indices: Sequence[Any]) -> list[int]:
         """Returns the seed of each row's global generators."""
@@ -265,8 +265,3 @@ def _as_integers(indices: Sequence[Any]) -> np.ndarray | None:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a batch's tensor viewed as bytes (rows, n)."""
     return tensor.view(len(tensor), -1).view(torch.uint8)
-
-
-def _nothing_left(skipped: list[tuple[Any, str]]) -> RuntimeError:
-    reasons = "; ".join(f"sample {index}: {reason}" for index, reason in skipped[:3]) or "reading them crashes workers"
-    return RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")

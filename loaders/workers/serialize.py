@@ -19,8 +19,8 @@ from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _get_obj_state
 
 from ..preload.accelerator import page_locked_until
-from .batch_buffer import SHAREABLE, SMALL, WorkerBuffer, is_plain
-from .shared_memory import SharedMemory, create_shared_memory, full_machine_explained, page_aligned
+from .batch_buffer import ALIGNMENT, SHAREABLE, SMALL, WorkerBuffer, is_plain
+from .shared_memory import SharedMemory, align, create_shared_memory, full_machine_explained, page_aligned
 
 GRANULE = 16  # an area begins at a multiple of it: the size of the largest dtype
 # A view that uses less than a SPARSE_SHARE of an area larger than SPARSE_BYTES is sent as a contiguous copy: a column
@@ -118,33 +118,20 @@ class _Packer:
     def pack(self, found: list[Any]) -> list[Any]:
         """Returns a reference to each tensor and storage, as Payload has them."""
         references: list[Any] = [None] * len(found)
-        by_storage: dict[int, tuple[torch.UntypedStorage, list[int]]] = {}
+        by_storage: dict[int, list[int]] = {}
         for number, item in enumerate(found):
-            storage = item if isinstance(item, torch.UntypedStorage) else item.untyped_storage()
-            by_storage.setdefault(storage._cdata, (storage, []))[1].append(number)
-        for storage, numbers in by_storage.values():
+            by_storage.setdefault(_storage(item)._cdata, []).append(number)
+        for numbers in by_storage.values():
+            storage = _storage(found[numbers[0]])
             distance = storage.data_ptr() - self._address
-            if 0 <= distance < len(self._buffer.slot):
-                self.areas.append((distance, storage.nbytes()))
-                self._refer(references, found, numbers, 0)
-                continue
-            for start, stop, members in _clusters(found, numbers):
-                source = found[members[0]]  # which may be a copy of what the storage has
-                storage = source if isinstance(source, torch.UntypedStorage) else source.untyped_storage()
-                self.areas.append((self._place(storage, start, stop - start), stop - start))
-                self._refer(references, found, members, start)
+            is_placed = 0 <= distance < len(self._buffer.slot)
+            for start, stop, members in [(0, storage.nbytes(), numbers)] if is_placed else _clusters(found, numbers):
+                # A member may be a copy of what the storage has.
+                offset = distance if is_placed else self._place(_storage(found[members[0]]), start, stop - start)
+                for number in members:
+                    references[number] = _reference(found[number], len(self.areas), start)
+                self.areas.append((offset, stop - start))
         return references
-
-    def _refer(self, references: list[Any], found: list[Any], numbers: list[int], start: int) -> None:
-        """Notes that these tensors lie in the newest area, which begins at byte `start` of their storage."""
-        area = len(self.areas) - 1
-        for number in numbers:
-            item = found[number]
-            if isinstance(item, torch.UntypedStorage):
-                references[number] = (area,)
-            else:
-                offset = item.storage_offset() - start // item.itemsize
-                references[number] = area, offset, DTYPE_NUMBERS[item.dtype], tuple(item.size()), item.stride()
 
     def write_overflow(self) -> SharedMemory | None:
         """Returns shared memory with the areas that did not fit into the slot; None if all did."""
@@ -168,9 +155,21 @@ class _Packer:
         if offset is not None:
             ctypes.memmove(self._address + offset, source, size)
             return offset
-        offset, self._overflow_end = self._overflow_end, self._overflow_end + -(-size // 64) * 64
+        offset, self._overflow_end = self._overflow_end, self._overflow_end + align(size, ALIGNMENT)
         self._overflow.append((offset, source, size, storage))
         return -1 - offset
+
+
+def _storage(item: Any) -> torch.UntypedStorage:
+    return item if isinstance(item, torch.UntypedStorage) else item.untyped_storage()
+
+
+def _reference(item: Any, area: int, start: int) -> Any:
+    """Returns how Payload refers to a tensor or storage, in an area that begins at byte `start` of its storage."""
+    if isinstance(item, torch.UntypedStorage):
+        return (area,)
+    offset = item.storage_offset() - start // item.itemsize
+    return area, offset, DTYPE_NUMBERS[item.dtype], tuple(item.size()), item.stride()
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

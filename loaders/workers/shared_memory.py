@@ -11,11 +11,11 @@ import ctypes
 import errno
 import mmap
 import os
-import platform
+import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -23,7 +23,6 @@ import numpy as np
 
 MAP_FAILED = ctypes.c_void_p(-1).value
 MAP_POPULATE = 0x8000
-MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}  # the system call's number, for Pythons built without the function
 
 ADVICE = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n), or lower num_workers",
@@ -67,9 +66,15 @@ def full_machine_explained(doing: str) -> Iterator[None]:
 
 def create_shared_memory(size: int) -> int:
     """Returns a descriptor of `size` bytes, which take no memory until they are mapped or written."""
-    fd = _create_memfd()
-    if fd is None:
-        fd = _create_unlinked_file()
+    try:
+        fd = os.memfd_create("loader", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:  # an old Python or kernel, or a sandbox that forbids it
+        if getattr(error, "errno", None) in ADVICE:
+            raise
+        folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if os.access(folder, os.W_OK)]
+        roomiest = max(folders, key=lambda folder: shutil.disk_usage(folder).free, default=None)
+        with tempfile.TemporaryFile(dir=roomiest) as file:  # it has no name
+            fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
     except OSError:
@@ -78,90 +83,52 @@ def create_shared_memory(size: int) -> int:
     return fd
 
 
-def _create_memfd() -> int | None:
-    """Returns a memfd, or None where there is none: an old Python or kernel, or a sandbox that forbids it."""
-    name = "loader"
-    try:
-        if hasattr(os, "memfd_create"):
-            return os.memfd_create(name, os.MFD_CLOEXEC)
-        number = MEMFD_CREATE.get(platform.machine())
-        if number is None:
-            return None
-        fd = int(_libc.syscall(number, name.encode(), 1))  # 1 is MFD_CLOEXEC
-        if fd < 0:
-            raise OSError(ctypes.get_errno(), "memfd_create")
-        return fd
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-            return None
-        raise
+def map_memory(fd: int, provide: bool = False, private: bool = False) -> Any:
+    """Maps a descriptor's memory until the last array on it dies: see `array_on`. The descriptor may be closed then.
 
-
-def _create_unlinked_file() -> int:
-    """Returns a descriptor of a file without a name, in /dev/shm or the temporary folder, whichever has more room."""
-    folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if os.access(folder, os.W_OK)]
-    with tempfile.TemporaryFile(dir=max(folders, key=_free_bytes, default=None)) as file:
-        return os.dup(file.fileno())
-
-
-def _free_bytes(folder: str) -> int:
-    free = os.statvfs(folder)
-    return free.f_bavail * free.f_frsize
-
-
-class Mapping:
-    """`size` bytes of a descriptor's memory, mapped into this process until the last array on them dies.
-
-    `provide`: allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
-    when it is first touched. `private`: this process's writes stay its own. Raises OSError if no memory is left.
+    provide: allocates the memory and maps all its pages at once, which is several times as fast as mapping each page
+    when it is first touched. private: this process's writes stay its own. Raises OSError if no memory is left.
     """
+    size, flags = os.fstat(fd).st_size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    if provide:
+        os.posix_fallocate(fd, 0, size)
+        flags |= MAP_POPULATE
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    mapping: Any = (ctypes.c_uint8 * size).from_address(address)
+    mapping.unmap = weakref.finalize(mapping, _libc.munmap, address, size)
+    mapping.unmap.atexit = False
+    return mapping
 
-    def __init__(self, fd: int, size: int, provide: bool = False, private: bool = False) -> None:
-        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        if provide:
-            os.posix_fallocate(fd, 0, size)
-            flags |= MAP_POPULATE
-        self.size = size
-        self.address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-        if self.address == MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        self.unmap = weakref.finalize(self, _libc.munmap, self.address, size)
-        self.unmap.atexit = False
 
-    def array(self) -> np.ndarray:
-        """Returns the bytes, uint8 (size,), as a new array that keeps the mapping alive."""
-        memory: Any = (ctypes.c_uint8 * self.size).from_address(self.address)
-        memory.mapping = self
-        return np.asarray(np.frombuffer(memory, np.uint8))
+def array_on(memory: Any) -> np.ndarray:
+    """Returns all bytes of a mapping or an array, uint8 (size,), as a new array that keeps the memory alive."""
+    return np.asarray(np.frombuffer(memory, np.uint8))
 
 
 class SharedMemory:
-    """A descriptor's memory and this process's mapping of it, which is made when it is first used.
+    """A descriptor, and this process's mapping of its memory, which is made when it is first used.
 
     A forked child closes the descriptor, and unmaps the memory unless it `is_delivered`: then objects of the program
     may use it. So the kernel frees the memory as soon as those that use it have dropped it.
     """
 
     fd = -1
-    _mapping: Mapping | None = None
+    is_delivered = False
+    _mapping: Any = None
     _all: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.size = os.fstat(fd).st_size
-        self.is_delivered = False
         self._all.add(self)
 
     def array(self, provide: bool = False) -> np.ndarray:
         """Returns the bytes, uint8 (size,), as a new array. Raises OSError if no memory is left."""
         if self._mapping is None:
-            self._mapping = Mapping(self.fd, self.size, provide)
-        return self._mapping.array()
-
-    def before_unmapping(self, function: Callable[..., None], *args: Any) -> None:
-        """Calls function(*args) when the last array on the mapped memory has died."""
-        weakref.finalize(self._mapping, function, *args).atexit = False  # finalisers run newest first
+            self._mapping = map_memory(self.fd, provide)
+        return array_on(self._mapping)
 
     def close(self) -> None:
         """Closes the descriptor; the memory stays mapped until the last array on it dies."""
@@ -181,35 +148,17 @@ class SharedMemory:
             memory.close()
 
 
-class Forks:
-    """Counts this process's forks: `count` is odd while one is under way, and goes up in parent and child."""
-
-    count = 0
-
-    @classmethod
-    def step(cls) -> None:
-        cls.count += 1
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=Forks.step, after_in_parent=Forks.step, after_in_child=Forks.step)
     os.register_at_fork(after_in_child=SharedMemory.drop_in_child)
 
 
 def write_shared(data: bytes | np.ndarray) -> int:
     """Returns the descriptor of new shared memory that holds `data`. Raises OSError if no memory is left."""
-    size = data.nbytes if isinstance(data, np.ndarray) else len(data)
-    fd = create_shared_memory(size)
+    flat = array_on(data)
+    fd = create_shared_memory(len(flat))
     try:
-        array = Mapping(fd, size, provide=True).array()
-        flat = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1, order="A")
-        array[:] = flat.view(np.uint8)
+        array_on(map_memory(fd, provide=True))[:] = flat
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def read_shared(fd: int, private: bool = False) -> np.ndarray:
-    """Maps all of a descriptor's memory, uint8 (size,); the descriptor may be closed then. `private`: see Mapping."""
-    return Mapping(fd, os.fstat(fd).st_size, private=private).array()

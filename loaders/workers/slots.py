@@ -21,13 +21,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
 
 from ..preload import accelerator
-from .shared_memory import Forks, SharedMemory, create_shared_memory, full_machine_explained, page_aligned
+from .shared_memory import SharedMemory, array_on, create_shared_memory, full_machine_explained, page_aligned
 
 log = logging.getLogger(__name__)
 
@@ -36,52 +35,60 @@ OUTLIER = 2  # slots do not grow for a single batch that is more than this many 
 LATEST = 16  # how many of the latest batches decide the size of slots
 
 
-@dataclass(eq=False)
-class Slot:
-    """Memory for one batch. Its number tells worker processes which slot it is, and is never used again."""
-
-    number: int
-    memory: SharedMemory | np.ndarray
-    capacity: int  # bytes
-    has_readers: bool = False  # somebody beside the consumer may read it: it is retired after its lease
-    is_retired: bool = False
-    _forks: int | None = None  # Forks.count when its batch was delivered
-    _leased: Callable[[], np.ndarray | None] = lambda: None  # a weak reference to the lease's array
-
-    @property
-    def is_leased(self) -> bool:
-        return self._leased() is not None
-
-    def lease(self) -> Lease:
-        array = self.array()
-        self._leased = weakref.ref(array)
-        return Lease(array, self)
-
-    def deliver(self) -> None:
-        """Is called before the consumer gets the batch in the slot."""
-        if isinstance(self.memory, SharedMemory):  # a forked child has its own copy of private memory
-            self.memory.is_delivered = True
-            self._forks = Forks.count
-
-    def end_lease(self) -> None:
-        """Is called some time after the last tensor on the slot has died."""
-        if self._forks is not None:
-            self.has_readers |= Forks.count != self._forks or Forks.count % 2 == 1
-            self._forks = None
-            if not self.has_readers:
-                self.memory.is_delivered = False  # type: ignore[union-attr]  # see `deliver`
-
-    def array(self) -> np.ndarray:
-        """Returns the bytes, uint8 (capacity,), as a new array object that keeps the memory alive."""
-        return self.memory.array() if isinstance(self.memory, SharedMemory) else np.frombuffer(self.memory, np.uint8)
-
-
 @dataclass
 class Lease:
     """A slot's bytes, uint8 (capacity,). When the array and all tensors on it have died, the slot is free again."""
 
     array: np.ndarray
     slot: Slot
+
+
+class Slot:
+    """Memory for one batch. Its number tells worker processes which slot it is, and is never used again."""
+
+    has_readers = False  # somebody beside the consumer may read it: it is retired after its lease
+    is_retired = False
+
+    def __init__(self, number: int, capacity: int, shared: bool) -> None:
+        self.number, self.capacity = number, capacity  # bytes
+        self.memory = SharedMemory(create_shared_memory(capacity)) if shared else None
+        self._bytes = np.empty(capacity, np.uint8) if self.memory is None else self.memory.array()
+        self._leased: Callable[[], np.ndarray | None] = lambda: None
+
+    @property
+    def is_leased(self) -> bool:
+        return self._leased() is not None
+
+    def lease(self) -> Lease:
+        if self.memory is not None:
+            self.memory.is_delivered = False
+        array = array_on(self._bytes)
+        self._leased = weakref.ref(array)
+        return Lease(array, self)
+
+    def deliver(self) -> None:
+        """Is called before the consumer gets the batch in the slot."""
+        if self.memory is not None:  # a forked child has its own copy of private memory
+            self.memory.is_delivered = True
+
+    def note_fork(self) -> None:
+        """Is called before a fork, and after it: another thread may have delivered a batch meanwhile."""
+        if self.memory is not None and self.memory.is_delivered:
+            self.memory.is_delivered = self.is_leased
+            self.has_readers |= self.is_leased
+
+    def retire(self) -> None:
+        """Drops this process's mapping and descriptor of the memory; what is leased stays mapped until it dies."""
+        self.is_retired = True
+        if self.memory is not None:
+            self.memory.close()
+        self._bytes = np.empty(0, np.uint8)
+
+    def page_lock(self) -> None:
+        """Page-locks the memory until the last array on it dies. Raises RuntimeError if that fails."""
+        address = self._bytes.ctypes.data
+        accelerator.page_lock(address, self.capacity)
+        weakref.finalize(self._bytes, _unlock, address, os.getpid()).atexit = False
 
 
 class SlotRing:
@@ -148,71 +155,46 @@ class SlotRing:
         """Returns a slot that may be written, the first one: so few of them are in use."""
         for slot in list(self._slots):
             if not slot.is_leased:
-                slot.end_lease()
                 if not slot.has_readers:
                     return slot
                 self._discard(slot)
         return None
 
-    @classmethod
-    def end_leases(cls) -> None:
-        """Runs before a fork, so that it retires no slot whose tensors have died."""
-        for slot in [slot for ring in list(cls._rings) for slot in ring._slots]:
-            if not slot.is_leased:
-                slot.end_lease()
-
     def _make(self) -> Slot:
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
-            memory: SharedMemory | np.ndarray
-            if self._shared or self._page_locked:  # a fork does not move shared memory, so it can be page-locked
-                memory = SharedMemory(create_shared_memory(self.capacity))
-                memory.array()  # maps it here, where an error says what failed
-                if self._page_locked:
-                    self._lock(memory)
-            else:
-                memory = np.empty(self.capacity, np.uint8)
-        slot = Slot(next(self._numbers), memory, self.capacity)
+            # A fork does not move shared memory, so it can be page-locked.
+            slot = Slot(next(self._numbers), self.capacity, self._shared or self._page_locked)
+        if self._page_locked:
+            try:
+                slot.page_lock()
+            except RuntimeError as error:
+                self._page_locked = False
+                log.warning("page-locking a batch failed, so copies to the GPU may be slower: %s", error)
+                with suppress(RuntimeError):
+                    accelerator.clear_error()
         self._slots.append(slot)
         return slot
 
     def _discard(self, slot: Slot) -> None:
-        """Retires a slot: drops this process's mapping and descriptor of its memory."""
-        slot.is_retired = True
-        if isinstance(slot.memory, SharedMemory):
-            slot.memory.close()
+        slot.retire()
         with suppress(ValueError):  # an interrupted call has removed it
             self._slots.remove(slot)
 
-    def _lock(self, memory: SharedMemory) -> None:
-        """Page-locks a slot's memory. If that fails, copies to a GPU are slower; the log says so once."""
-        address = memory.array().ctypes.data
-        if _succeeds(accelerator.page_lock, address, memory.size):
-            memory.before_unmapping(_unlock, address, os.getpid())
-        else:
-            self._page_locked = False
+    @classmethod
+    def note_fork(cls) -> None:
+        for slot in [slot for ring in list(cls._rings) for slot in list(ring._slots)]:
+            slot.note_fork()
 
 
 def _unlock(address: int, owner: int) -> None:
-    if os.getpid() == owner:  # page-locked memory belongs to a process
-        _succeeds(accelerator.page_unlock, address)
-
-
-def _succeeds(function: Callable[..., None], *arguments: int) -> bool:
-    """Calls the function, and returns whether it raised nothing; the log says once if it did."""
+    if os.getpid() != owner:  # page-locked memory belongs to a process
+        return
     try:
-        function(*arguments)
-        return True
-    except RuntimeError as error:
-        _warn_once(function.__name__, str(error))
+        accelerator.page_unlock(address)
+    except RuntimeError:
         with suppress(RuntimeError):
             accelerator.clear_error()
-        return False
-
-
-@cache
-def _warn_once(function: str, reason: str) -> None:
-    log.warning("%s failed for a batch, so copies to the GPU may be slower: %s", function, reason)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=SlotRing.end_leases)  # it runs before Forks.step, which was registered earlier
+    os.register_at_fork(before=SlotRing.note_fork, after_in_parent=SlotRing.note_fork)

@@ -7,37 +7,44 @@ import os
 import pickle
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from .reader import Reader
-from .shared_memory import read_shared, write_shared
+from .shared_memory import array_on, map_memory, write_shared
 
 LARGE = 1 << 20  # arrays of at least so many bytes are shared instead of pickled
 
 
 class SpawnedReader:
-    """Wraps a reader, so that Process.start() can pickle it for each worker of a pool.
+    """Wraps a reader, so that Process.start() can pickle it for each worker of a pool; it arrives as a Reader.
 
-    A large array is put into shared memory once, when the first worker starts. (Torch itself shares tensors.) In the
-    worker it is unpickled as a pair: the Reader, and the descriptor of Control's memory.
+    A large array is put into shared memory once, when the first worker starts. (Torch itself shares tensors.)
     """
 
-    def __init__(self, reader: Reader, memory_fd: int, init_fn: Callable[[int], None] | None) -> None:
-        self._reader, self._memory_fd, self._init_fn = reader, memory_fd, init_fn
-        self._shared: dict[int, tuple[np.ndarray, int]] = {}  # by id: the array, and the descriptor of its memory
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._shared: dict[tuple[int, int], tuple[np.ndarray, int]] = {}  # by place: an array, and its descriptor
 
     def __reduce__(self) -> Any:
-        buffer = io.BytesIO()
-        pickler = reduction.ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = {**pickler.dispatch_table, np.ndarray: self._reduce_array}
-        try:
-            pickler.dump(self._reader)
-            reduction.ForkingPickler.dumps(self._init_fn)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise _name_unpicklable(self._reader, self._init_fn, error) from error
-        return _unpickle, (buffer.getvalue(), reduction.DupFd(self._memory_fd))
+        file, descriptors = io.BytesIO(), list[Any]()
+
+        def share(buffer: pickle.PickleBuffer) -> bool:
+            """Returns whether the buffer is small, and so is pickled."""
+            if buffer.raw().nbytes < LARGE:
+                return True
+            array = array_on(buffer)
+            place = array.ctypes.data, array.nbytes
+            if place not in self._shared:
+                self._shared[place] = array, write_shared(array)
+            descriptors.append(reduction.DupFd(self._shared[place][1]))
+            return False
+
+        pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=share)
+        pickler.dispatch_table = reduction.ForkingPickler(file).dispatch_table
+        pickler.dump(self._reader)
+        return _unpickle, (file.getvalue(), descriptors)
 
     def close(self) -> None:
         """Closes the descriptors of the shared arrays."""
@@ -45,29 +52,20 @@ class SpawnedReader:
             os.close(fd)
         self._shared.clear()
 
-    def _reduce_array(self, array: np.ndarray) -> Any:
-        if array.nbytes < LARGE or array.dtype.hasobject:
-            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if id(array) not in self._shared:
-            self._shared[id(array)] = array, write_shared(array)
-        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-        return _rebuild_array, (reduction.DupFd(self._shared[id(array)][1]), array.dtype, array.shape, order)
+
+def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:
+    arrays = []
+    for descriptor in descriptors:
+        fd = descriptor.detach()
+        try:
+            arrays.append(array_on(map_memory(fd, private=True)))  # a worker may write to its array
+        finally:
+            os.close(fd)
+    reader: Reader = pickle.loads(pickled, buffers=arrays)
+    return reader
 
 
-def _unpickle(pickled: bytes, memory: Any) -> tuple[Reader, int]:
-    return pickle.loads(pickled), memory.detach()
-
-
-def _rebuild_array(memory: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
-    # Private: each worker may write to its array, as it may to one that was pickled.
-    fd = memory.detach()
-    try:
-        return read_shared(fd, private=True).view(dtype).reshape(shape, order=order)
-    finally:
-        os.close(fd)
-
-
-def _name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> TypeError:
+def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> TypeError:
     """Returns an error that names the attribute of the dataset, or the argument, that cannot be pickled."""
     parts = {f"dataset.{name}": value for name, value in getattr(reader.dataset, "__dict__", {}).items()}
     arguments = {"dataset": reader.dataset, "collate_fn": reader.collate_fn, "worker_init_fn": init_fn}

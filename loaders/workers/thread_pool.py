@@ -12,15 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import repeat, starmap
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..background import start_thread, stop_at_exit
 from ..timeline import WorkClock
-from .batch_buffer import ThreadBuffer
-from .pool import Pool, PoolClosed, Result, WorkerTimeout
-from .reader import Reader, Stopping, warn_of_unseeded_reading
+from .batch_buffer import BatchBuffer
+from .pool import Pool, PoolClosed, Result, WorkerTimeout, answer
+from .reader import Reader, Reading, Stopping, warn_of_unseeded_reading
 from .slots import Lease
 from .tasks import Task
 
@@ -34,7 +35,7 @@ JOIN_FACTOR, JOIN_SECONDS, FIRST_SECONDS = 3, 0.5, 5.0
 class ThreadPool(Pool):
     """`num_workers` threads that read tasks. `timeout` (seconds, 0 for none) is the limit for a task.
 
-    A batch without a slot gets new memory.
+    A batch without a slot gets new memory. The threads refer to the pool, so it has to be closed.
     """
 
     def __init__(
@@ -42,22 +43,27 @@ class ThreadPool(Pool):
     ) -> None:
         self.num_workers = num_workers
         self.events = deque[Any]()
-        self._timeout = timeout
-        self._shared = shared = _Shared(num_workers)
+        self._reader, self._init_fn, self._timeout = reader, init_fn, timeout
+        self._tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
+        self._results: SimpleQueue[Result | None] = SimpleQueue()
+        self._began: list[float | None] = [None] * num_workers  # when each thread began its task; None: it is idle
+        self._longest_seconds: float | None = None  # that a batch has taken
+        self._is_stopping = False
+        self._threads: list[threading.Thread] = []
         if reader.seed is not None and reader.spec is None:
             warn_of_unseeded_reading()
-        for worker in range(num_workers):
-            shared.threads.append(start_thread(f"loader-{worker}", _work, reader, worker, init_fn, shared))
         stop_at_exit(self)
+        for worker in range(num_workers):
+            self._threads.append(start_thread(f"loader-{worker}", self._work, worker))
 
     def submit(self, worker: int, number: int, task: Task, lease: Lease | None, sent: list[Any]) -> bool:
-        sent.extend(map(self._shared.tasks[worker].put, ((number, task, None if lease is None else lease.array),)))
+        sent.extend(map(self._tasks[worker].put, ((number, task, None if lease is None else lease.array),)))
         return True
 
     def wait(self) -> None:
-        results = self._shared.results
+        results = self._results
         while not self.events:
-            began = [began for began in self._shared.began if began is not None]
+            began = [began for began in self._began if began is not None]
             seconds = None
             if self._timeout:
                 oldest = min(began, default=time.monotonic())
@@ -65,7 +71,7 @@ class ThreadPool(Pool):
             with suppress(Empty):
                 self.events.extend(map(results.get, (True,), (seconds,)))
                 self.events.extend(starmap(results.get_nowait, repeat((), results.qsize())))
-            if self._shared.is_stopping:
+            if self._is_stopping:
                 self.events.clear()
                 raise PoolClosed("the loader was closed")
             if not self.events and began and time.monotonic() >= min(began) + self._timeout:
@@ -75,75 +81,52 @@ class ThreadPool(Pool):
                 )
 
     def stop(self, deadline: float) -> None:
-        """Stops the threads at the interpreter's exit, and waits for them until `deadline` (time.monotonic)."""
-        self._shared.stop(deadline)
-
-    def close(self) -> None:
-        longest = self._shared.longest_seconds
-        patience = FIRST_SECONDS if longest is None else max(JOIN_SECONDS, JOIN_FACTOR * longest)
-        self._shared.stop(time.monotonic() + patience)
-        if any(thread.is_alive() for thread in self._shared.threads):
-            log.warning(
-                "a worker thread is stuck in the dataset and was left behind: close() waited %.1f s for it", patience
-            )
-
-    def __del__(self) -> None:
-        if hasattr(self, "_shared"):
-            self._shared.stop(0)
-
-
-class _Shared:
-    """What a pool and its threads share. The threads do not refer to the pool, so that they may outlive it."""
-
-    def __init__(self, num_workers: int) -> None:
-        self.threads: list[threading.Thread] = []
-        self.tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_workers)]
-        self.results: SimpleQueue[Result | None] = SimpleQueue()
-        self.began: list[float | None] = [None] * num_workers  # when each thread began its task; None: it is idle
-        self.longest_seconds: float | None = None
-        self.is_stopping = False
-
-    def stop(self, deadline: float) -> None:
         """Tells the threads to exit, and waits for them until `deadline` (time.monotonic)."""
-        self.is_stopping = True
-        for queue in (*self.tasks, self.results):
+        self._is_stopping = True
+        for queue in (*self._tasks, self._results):
             queue.put(None)  # wakes whoever waits
-        for thread in self.threads:
+        for thread in self._threads:
             # The garbage collector may have called this in the thread itself.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def mark(self, row: int) -> None:
-        """Is called before each sample. Raises Stopping if the thread has to exit, to abandon its batch."""
-        if self.is_stopping:
-            raise Stopping
+    def close(self) -> None:
+        longest = self._longest_seconds
+        patience = FIRST_SECONDS if longest is None else max(JOIN_SECONDS, JOIN_FACTOR * longest)
+        self.stop(time.monotonic() + patience)
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning(
+                "a worker thread is stuck in the dataset and was left behind: close() waited %.1f s for it", patience
+            )
+        self._threads.clear()  # the interpreter's exit does not wait for them again
 
-
-def _work(reader: Reader, worker: int, init_fn: Callable[[int], None] | None, shared: _Shared) -> None:
-    failed_setup: BaseException | None = None
-    try:
-        if init_fn is not None:
-            shared.began[worker] = time.monotonic()
-            init_fn(worker)
-    except BaseException as error:
-        failed_setup = error
-    shared.began[worker] = None
-    clock = WorkClock()
-    while (message := shared.tasks[worker].get()) is not None and not shared.is_stopping:
-        number, task, slot = message
-        clock.begin()
-        shared.began[worker] = time.monotonic()
-        buffer = ThreadBuffer(slot)
-        reading, failure = None, failed_setup
+    def _work(self, worker: int) -> None:
+        failed_setup: BaseException | None = None
         try:
+            if self._init_fn is not None:
+                self._began[worker] = time.monotonic()
+                self._init_fn(worker)
+        except BaseException as error:
+            failed_setup = error
+        self._began[worker] = None
+
+        def read(task: Task, buffer: BatchBuffer) -> Reading:
             if failed_setup is not None:
                 raise failed_setup
-            reading = reader.read(task, buffer, shared.mark, seeds_globals=False)
-        except Stopping:
-            return
-        except BaseException as raised:  # SystemExit too: it would end the thread silently
-            failure = raised
-        work, shared.began[worker] = clock.end(reading.collate_seconds if reading else 0.0), None
-        shared.longest_seconds = max(shared.longest_seconds or 0.0, work.seconds)
-        shared.results.put(Result(number, reading, failure, buffer.needed, buffer.overflowed, work=work))
-        del message, slot, buffer, reading, failure  # the consumer owns them now
+            return self._reader.read(task, buffer, self._mark, seeds_globals=False)
+
+        clock = WorkClock()
+        while (message := self._tasks[worker].get()) is not None and not self._is_stopping:
+            number, task, slot = message
+            self._began[worker] = time.monotonic()
+            # SystemExit is caught too: it would end the thread silently.
+            result = answer(number, partial(read, task), slot, clock, BaseException)
+            self._began[worker] = None
+            self._longest_seconds = max(self._longest_seconds or 0.0, result.work.seconds)
+            self._results.put(result)
+            del message, slot, result  # the consumer owns them now
+
+    def _mark(self, row: int) -> None:
+        """Is called before each sample. Raises Stopping if the thread has to exit, to abandon its batch."""
+        if self._is_stopping:
+            raise Stopping

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
+import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
+
+import numpy as np
 
 from ..background import forget, protect_from_children
 from .connection import Connection
 from .pool import NO_ROW
-from .process_main import LEAVING, STOP, Setup, work
-from .shared_memory import ADVICE, SharedMemory
+from .process_main import READY, ROWS, Setup, work
+from .shared_memory import ADVICE
 from .slots import Slot
 from .tasks import Task
 
@@ -22,47 +27,45 @@ BUSY_SECONDS = 0.3  # after it was told to stop, a worker may go on reading a sa
 
 
 class WorkerProcess:
-    """A worker process, its socket, and its unanswered tasks. Times are those of time.monotonic."""
+    """A worker process, its socket, and its unanswered tasks. Times are those of time.monotonic.
 
-    def __init__(self, context: Any) -> None:
+    rows: see ProcessPool; rows_fd: the descriptor of their memory. Raises OSError if the system has no process or
+    descriptor left.
+    """
+
+    def __init__(self, context: Any, setup: Setup, rows: np.ndarray, rows_fd: int) -> None:
+        self.number = setup.worker_id
         self.tasks: dict[int, Task] = {}  # unanswered, by number
         self.slots: dict[int, Slot] = {}  # that it has mapped, by number
         self.is_ready = False  # it has been set up, and answers tasks
-        self.is_leaving = False  # it has sent LEAVING: it only runs its exit functions
-        self.row = NO_ROW  # what it was reading when its time limit was last checked
         self.began = time.monotonic()  # when it was started, or began its task or sample
-        self.start_by: float | None = None  # when it has to report its next step, until it is ready; None: no limit
+        self.began_row = NO_ROW  # what it was reading when its time limit was last checked
+        self._closing = threading.RLock()  # a signal handler may close the loader, too
+        self._rows = rows
+        rows[self.number] = NO_ROW
         self.pidfd = -1  # -1 where the system has none
         self.process: Any = None
-        self._context = context
-        self.connection, self._end = Connection.pair()
-
-    @property
-    def reads_singly(self) -> bool:
-        """Whether it reads one of its tasks sample by sample."""
-        return any(task.singly for task in self.tasks.values())
-
-    def start(self, reader: Any, memory_fd: int, setup: Setup) -> None:
-        """Starts the process. Raises OSError if the system has no process or descriptor left."""
+        self.connection, end = Connection.pair()
         # The worker inherits the mask, so no signal reaches it before it has reset its parent's handlers.
-        forks = self._context.get_start_method() == "fork"
-        blocked = signal.valid_signals() if forks else {signal.SIGINT}
-        setup.signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        forks = context.get_start_method() == "fork"
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if forks else {signal.SIGINT})
         try:
-            arguments = reader, memory_fd, setup, self._end
-            self.process = self._context.Process(target=work, args=arguments, daemon=True)
+            self.connection.send(ROWS, [rows_fd])
+            self.process = context.Process(target=work, args=(replace(setup, signal_mask=mask), end), daemon=True)
             self.process.start()
             protect_from_children(self.process)
+            self.pidfd = _pidfd_open(self.process.pid)
+        except BaseException:
+            self.close()
+            raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, setup.signal_mask)
-            self._end.close()
-        try:
-            self.pidfd = os.pidfd_open(self.process.pid)
-        except AttributeError:  # an old Python
-            pass
-        except OSError as error:  # or an old kernel, or a sandbox that forbids it
-            if error.errno in ADVICE:
-                raise
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            end.close()
+
+    @property
+    def row(self) -> int:
+        """What it is reading: see Death.row."""
+        return int(self._rows[self.number])
 
     def descriptors(self) -> tuple[int, int]:
         """Returns the descriptors that become readable when the worker answers, and when it exits.
@@ -73,11 +76,14 @@ class WorkerProcess:
 
     def submit(self, number: int, task: Task, slot: Slot | None, sent: list[Any]) -> bool:
         """Sends a task, and its slot's descriptor if the worker has not mapped it; False if the socket has no room."""
-        place, descriptors, retired = None, list[int](), list[int]()
+        place, descriptors, known = None, list[int](), self.slots
         if slot is not None:
-            if slot.number not in self.slots and isinstance(slot.memory, SharedMemory):
+            retired: list[int] = []
+            if slot.number not in known and slot.memory is not None:
                 descriptors = [slot.memory.fd]
-                retired = [known for known, other in self.slots.items() if other.is_retired]
+                retired = [at for at, other in known.items() if other.is_retired]
+                known = {at: other for at, other in known.items() if at not in retired}
+                known[slot.number] = slot
             place = slot.number, retired
         message = pickle.dumps((number, task, place), pickle.HIGHEST_PROTOCOL)
         if self.is_ready and not self.tasks:
@@ -90,48 +96,50 @@ class WorkerProcess:
         except (BrokenPipeError, ConnectionResetError):
             sent.append(None)  # it has died: the pool's wait() reports that, and the task is retried
             return True
-        if slot is not None and descriptors:
-            self.slots = {known: other for known, other in self.slots.items() if known not in retired}
-            self.slots[slot.number] = slot
+        self.slots = known
         return True
 
-    def kill(self) -> None:
-        """Kills the process. A pidfd is safer than its number, which another process may have if it was reaped."""
-        if self.pidfd < 0:
-            self.process.kill()
-        else:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
     def close(self) -> None:
-        """Kills and reaps the process, and closes its descriptors."""
-        if self.process is not None and self.process.pid is not None:
-            self.kill()
-            self.process.join()
-            forget(self.process)
-        with suppress(EOFError, OSError):
-            self.discard_messages()
-        self.connection.close()
-        self._end.close()
-        fd, self.pidfd = self.pidfd, -1  # first, so that no descriptor is closed twice if an exception interrupts this
-        if fd >= 0:
-            os.close(fd)
+        """Kills and reaps the process, and closes its descriptors. May be called again, by another thread too."""
+        with self._closing:
+            if self.process is not None and self.process.pid is not None:
+                if self.pidfd < 0:
+                    self.process.kill()
+                else:  # safer than its number, which another process may have if this one was reaped
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                self.process.join()
+                forget(self.process)
+            with suppress(EOFError, OSError):
+                self.discard_messages()
+            self.connection.close()
+            fd, self.pidfd = self.pidfd, -1  # first: an exception that interrupts this must not close it twice
+            if fd >= 0:
+                os.close(fd)
 
     def discard_messages(self) -> None:
         """Receives and drops all messages, so that a worker that is blocked in send() can continue."""
         while (received := self.connection.receive()) is not None:
-            self.is_leaving |= received[0] == LEAVING
+            self.is_ready |= received[0] == READY
             self.connection.done()
 
 
+def _pidfd_open(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError) as error:  # an old Python or kernel, or a sandbox that forbids it
+        if getattr(error, "errno", None) in ADVICE:
+            raise
+        return -1
+
+
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
-    """Asks workers to exit, and waits: until `deadline` for those that are leaving, BUSY_SECONDS for busy ones."""
+    """Asks workers to exit, and waits: until `deadline` for those that are idle, BUSY_SECONDS for busy ones."""
     for worker in workers:
         with suppress(OSError):
-            worker.connection.send(STOP)
+            worker.connection.socket.shutdown(socket.SHUT_WR)
     kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
     while workers:
-        # The timeout is short because another thread, in the pool's wait(), may get LEAVING and set is_leaving.
         exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):
@@ -143,5 +151,5 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
             # multiprocessing takes a worker for alive for ever if the program's SIGCHLD handler has reaped it.
             if worker.process.sentinel not in exited
             and worker.process.is_alive()
-            and now < (deadline if worker.is_leaving else kill_busy_at)
+            and now < (deadline if worker.is_ready and worker.row == NO_ROW else kill_busy_at)
         ]

@@ -2,8 +2,6 @@
 
 import gc
 import multiprocessing
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -104,59 +102,3 @@ def test_a_thousand_loaders_broken_off_leave_nothing_behind(way):
     for what in ("descriptors", "processes", "threads"):
         assert late[what] <= early[what]
     assert late["mappings"] <= early["mappings"] + 8
-
-
-SCRIPT = """
-import torch
-from loaders import Preloader, WorkerLoader
-
-class Large:
-    def __len__(self):
-        return 256 * 8
-    def sample_spec(self):
-        return {"image": ((3, 224, 224), torch.uint8)}
-    def read_batch(self, indices, out, random):
-        out["image"].copy_(torch.from_numpy(indices % 256)[:, None, None, None].expand_as(out["image"]))
-    def __getitem__(self, index):
-        return {"image": torch.full((3, 224, 224), index % 256, dtype=torch.uint8)}
-
-class Plain:
-    __len__ = Large.__len__
-    __getitem__ = Large.__getitem__
-
-for dataset in (Large(), Plain()):
-    for method in ("multiprocessing", "thread"):
-        loader = WorkerLoader(
-            dataset, 256, num_workers=2, seed=0, persistent_workers=True, shuffle=True, worker_method=method
-        )
-        with Preloader(loader, "cpu", 2) as batches:
-            for _ in range(2):
-                for batch in batches:
-                    assert (batch["image"] == batch["image"][:, :1, :1, :1]).all()
-print("whole")
-"""
-
-
-SMALL = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
-MISSING = """mount -t tmpfs tmpfs /dev
-mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/zero c 1 5; mknod -m 666 /dev/urandom c 1 9
-! test -e /dev/shm"""
-
-
-@pytest.mark.parametrize("shm", [SMALL, MISSING], ids=["small", "missing"])
-def test_a_small_or_missing_dev_shm_is_enough_for_large_batches(shm):
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("unshare -m is not allowed here")
-    command = f'set -e; {shm}; ulimit -n 128; exec "{sys.executable}" -c "$0"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "whole\n", done.stderr
-
-
-def test_120_descriptors_are_enough_for_eight_workers_in_each_of_two_loaders(descriptors_left):
-    descriptors_left(120)
-    with loader_over(Written(), num_workers=8) as loader, loader_over(Images(), num_workers=8) as other:
-        for _ in range(3):
-            for batch, another in zip(loader, other, strict=True):
-                assert torch.equal(batch["image"], another["image"])

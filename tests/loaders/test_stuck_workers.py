@@ -128,7 +128,7 @@ def test_a_restarted_worker_that_hangs_in_its_setup_is_restarted_again_without_a
 ):
     from loaders.workers import process_pool
 
-    monkeypatch.setitem(process_pool.START_SECONDS, "fork", 1.0)
+    monkeypatch.setattr(process_pool, "START_SECONDS", 1.0)
     hangs_once = HangsOnce()
     settings = {"num_workers": 2, "seed": seed, "worker_init_fn": hangs_once, "max_restarts": 10}
     with WorkerLoader(Numbers(400), 4, **settings) as loader:

@@ -14,13 +14,12 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from python_server import Program, PythonServer
 
 from loaders import Preloader, WorkerLoader
-from loaders.workers import process_pool, worker_process
+from loaders.workers import process_pool
 from loaders.workers.shared_memory import MachineFull
 
 ROOT = Path(__file__).parents[2]
@@ -214,25 +213,6 @@ def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
         next(iter(loader))
 
 
-def test_a_worker_that_says_nothing_at_its_start_is_replaced(monkeypatch, caplog):
-    hangs = multiprocessing.Value("q", 1)
-    start = worker_process.work
-
-    def slow_start(*args) -> None:
-        with hangs:
-            hangs.value -= 1
-            first = hangs.value == 0
-        if first:
-            threading.Event().wait()
-        start(*args)
-
-    monkeypatch.setattr(worker_process, "work", slow_start)
-    monkeypatch.setitem(process_pool.START_SECONDS, "fork", 0.5)
-    with loader_over(Plain(), 1) as loader:
-        assert contents(loader) == undisturbed(Plain)
-    assert "did not start in 0.5 s" in caplog.text
-
-
 class Forking(Plain):
     """Each sample starts a process. One leaves it behind with the worker's descriptors, and kills the worker."""
 
@@ -315,30 +295,7 @@ def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, ti
     assert times == 2 or "Restarting the worker" not in errors
 
 
-# Errors that are nobody's batch
-
-
-class Slow(Written):
-    """Each call takes a quarter of a second, so that one by one a batch takes longer than its timeout."""
-
-    def read_batch(self, indices, out, random) -> None:
-        threading.Event().wait(0.25)
-        super().read_batch(indices, out, random)
-
-
-def test_reading_sample_by_sample_may_take_longer_than_the_timeout():
-    class Dying(Slow):
-        failed = multiprocessing.RawArray("q", 1)
-
-        def read_batch(self, indices, out, random) -> None:
-            if not self.failed[0]:
-                self.failed[0] = 1
-                os.kill(os.getpid(), signal.SIGKILL)
-            super().read_batch(indices, out, random)
-
-    with loader_over(Dying(8), max_restarts=1, timeout=0.7) as loader:
-        assert contents(loader) == undisturbed(Written, 8)
-        assert loader.stats()["workers"]["deaths"] == 1
+# Errors that belong to no batch
 
 
 def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monkeypatch):
@@ -364,32 +321,6 @@ def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monke
 
 def refuse(*_):
     raise OSError(errno.EMFILE, "Too many open files")
-
-
-def test_a_samplers_error_comes_after_the_batches_before_it():
-    def indices():
-        yield from range(10)
-        raise LookupError("no more")
-
-    class Sampler:
-        def __iter__(self):
-            return indices()
-
-    with loader_over(Plain(), shuffle=None, sampler=Sampler()) as loader:
-        iterator = iter(loader)
-        assert [next(iterator)["index"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        with pytest.raises(LookupError, match="no more"):
-            next(iterator)
-
-
-def test_whatever_a_sample_raises_in_a_thread_is_raised_by_next():
-    class Leaving(Plain):
-        def before(self, index: int) -> None:
-            if index == 7:
-                raise SystemExit(3)
-
-    with loader_over(Leaving(), worker_method="thread") as loader, pytest.raises(SystemExit):
-        list(loader)
 
 
 # Samples that cannot be read
@@ -426,86 +357,6 @@ def test_without_a_seed_bad_samples_are_left_out_too(num_workers):
     assert flat(indices(batches)) == [index for index in range(48) if index not in (5, 6, 47)]
 
 
-@pytest.mark.parametrize("kind", [Plain, Written])
-def test_a_batch_without_a_good_sample_raises(kind):
-    dataset = failing(kind, "raise", (4, 5, 6, 7))
-    with loader_over(dataset, on_error="skip", shuffle=False) as loader:
-        seen = outcomes(loader)
-    assert "has left out every sample of a batch (sample 4: ValueError: sample 4 is bad" in seen[1]
-    assert seen[2] == [8, 9, 10, 11]
-
-
-# Threads
-
-
-class Waiting(Plain):
-    """Sample 7 waits to be let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def before(self, index: int) -> None:
-        if index == 7:
-            assert self.go.wait(30)
-
-
-def test_a_thread_that_hangs_is_an_error_and_close_does_not_wait_for_it(caplog):
-    dataset = Waiting()
-    with loader_over(dataset, worker_method="thread", shuffle=False, timeout=0.2) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds\. A thread cannot be restarted"):
-            next(iterator)
-        assert loader.state_dict()["samples"] == 4
-    assert "was left behind" in caplog.text
-    dataset.go.set()
-
-
-def test_threads_hand_over_objects_as_they_are_and_kept_batches_stay():
-    things = [object() for _ in range(40)]
-    with loader_over(things, worker_method="thread", collate_fn=list, shuffle=False) as loader:
-        assert flat(loader) == things
-    with loader_over(Written(400), worker_method="thread") as loader:
-        kept = list(loader)
-        list(loader)
-    assert contents(kept) == undisturbed(Written, 400)
-
-
-def test_an_error_in_a_thread_is_the_datasets_own():
-    with (
-        loader_over(failing(Plain, "raise", (7,)), worker_method="thread") as loader,
-        pytest.raises(ValueError, match=r"^sample 7 is bad$"),
-    ):
-        list(loader)
-
-
-# Closing
-
-
-class Stuck(Plain):
-    """After the first batches no sample comes before `go`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def before(self, index: int) -> None:
-        if index > 8:
-            self.go.wait(60)
-
-
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-def test_closing_does_not_wait_for_samples_that_do_not_come(method, in_thread, bound, caplog):
-    dataset = Stuck()
-    loader = Preloader(loader_over(dataset, shuffle=False, worker_method=method), "cpu", 2)
-    next(iter(loader))
-    in_thread(loader.close).result(bound / 6)
-    assert multiprocessing.active_children() == []
-    assert "takes its place" not in caplog.text
-    dataset.go.set()
-
-
 # A full machine
 
 
@@ -531,57 +382,6 @@ def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
     with pytest.raises(MachineFull, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
         next(iter(loader_over(Written())))
-
-
-# What a dataset may write
-
-
-class Careless(Written):
-    """read_batch leaves a row as it was, or puts something else in its place."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def read_batch(self, indices, out, random) -> None:
-        if self.how == "another tensor":
-            out["noise"] = torch.zeros(len(indices), 3)
-        elif self.how == "another name":
-            out["nose"] = out.pop("noise")
-        elif self.how == "another shape":
-            out["noise"][:] = torch.zeros(len(indices), 4)
-        else:
-            out["noise"][:2] = 1.0
-            out["index"].copy_(torch.from_numpy(indices))
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("another tensor", r"read_batch has replaced out\['noise'\]"),
-        ("another name", r"read_batch has replaced out\['nose'\]"),
-        ("another shape", r"expanded size of the tensor \(3\) must match"),
-        ("unwritten", r"read_batch has not written out\['noise'\] in row 2, 3 \(rows are 0 to 3\)"),
-    ],
-)
-def test_a_read_batch_that_misuses_its_arguments_gets_an_error_in_words(how, message, monkeypatch):
-    monkeypatch.setenv("LOADERS_DEBUG", "1")
-    with loader_over(Careless(how)) as loader, pytest.raises((ValueError, RuntimeError), match=message):
-        next(iter(loader))
-
-
-def test_looking_for_unwritten_rows_changes_no_batch(monkeypatch):
-    whole = undisturbed(Written)
-    monkeypatch.setenv("LOADERS_DEBUG", "1")
-    with loader_over(Written()) as loader:
-        assert contents(loader) == whole
-
-
-def test_a_malformed_sample_spec_is_refused():
-    dataset = Written()
-    dataset.sample_spec = lambda: {"noise": (3, np.float64)}
-    with pytest.raises(ValueError, match=r"Written\.sample_spec\(\) returned .*: it should return each field's shape"):
-        iter(loader_over(dataset))
 
 
 # A long epoch

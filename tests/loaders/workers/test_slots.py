@@ -1,33 +1,27 @@
 """Slots are as large as the latest batches need, and are written again only when nobody can read them any more."""
 
+import gc
 import os
 import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from loaders.workers import slots
+from loaders.preload import accelerator
 from loaders.workers.shared_memory import page_aligned
-from loaders.workers.slots import LATEST, Lease, SlotRing
+from loaders.workers.slots import LATEST, SlotRing
 
 PAGE = page_aligned(1)
+SHARED = pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 
 
-@pytest.fixture(params=[False, True], ids=["private", "shared"])
-def shared(request) -> bool:
-    return request.param
-
-
-@pytest.fixture
-def ring(shared):
-    ring = SlotRing(3, shared)
-    yield ring
-    ring.close()
-
-
-def free(lease) -> None:
-    """Ends a lease that nothing else holds."""
-    lease.array = None
+def ring_of(count: int, pages: int = 1, shared: bool = True, **settings) -> SlotRing:
+    ring = SlotRing(count, shared, **settings)
+    ring.fit(pages * PAGE)
+    return ring
 
 
 def fork() -> None:
@@ -47,241 +41,162 @@ def is_mapped(address: int) -> bool:
         return any(line.startswith(f"{address:x}-") for line in maps)
 
 
-# Sizes
-
-
-def test_there_is_no_slot_before_a_size_is_known(ring):
-    assert ring.acquire() is None
-    ring.fit(0)
-    assert (ring.capacity, ring.acquire()) == (0, None)
-
-
-def test_a_slot_holds_whole_pages(ring):
-    ring.fit(PAGE + 1)
-    assert ring.capacity == 2 * PAGE
-    assert len(ring.acquire().array) == 2 * PAGE
-
-
-def test_slots_grow_by_a_quarter_at_least(ring):
-    ring.fit(100 * PAGE)
-    ring.fit(100 * PAGE)
-    assert ring.capacity == 100 * PAGE
-    ring.fit(101 * PAGE)
-    assert ring.capacity == 125 * PAGE
-    ring.fit(200 * PAGE)
-    assert ring.capacity == 200 * PAGE
-
-
-def test_one_batch_twice_as_large_as_slots_changes_nothing_and_a_second_does(ring):
-    ring.fit(10 * PAGE)
-    ring.fit(21 * PAGE)
-    assert ring.capacity == 10 * PAGE
-    ring.fit(30 * PAGE)
-    assert ring.capacity == 21 * PAGE  # room for the second largest
-
-
-def test_a_batch_just_twice_as_large_is_no_outlier(ring):
-    ring.fit(10 * PAGE)
-    ring.fit(20 * PAGE)
-    assert ring.capacity == 20 * PAGE
-
-
-def test_outliers_that_are_far_apart_stay_alone(ring):
-    ring.fit(10 * PAGE)
-    ring.fit(21 * PAGE)
-    for _ in range(LATEST):
-        ring.fit(10 * PAGE)
-    ring.fit(21 * PAGE)
-    assert ring.capacity == 10 * PAGE
-
-
-def test_slots_shrink_after_many_much_smaller_batches(ring):
-    ring.fit(100 * PAGE)
-    for _ in range(LATEST - 1):
-        ring.fit(20 * PAGE)
-        assert ring.capacity == 100 * PAGE
-    ring.fit(20 * PAGE)
-    assert ring.capacity == 25 * PAGE
-
-
-def test_slots_do_not_shrink_for_batches_that_are_little_smaller(ring):
-    ring.fit(100 * PAGE)
-    for _ in range(2 * LATEST):
-        ring.fit(40 * PAGE)  # a quarter more, and twice that, is a slot as it is
-    assert ring.capacity == 100 * PAGE
-
-
-def test_empty_batches_do_not_shrink_slots(ring):
-    ring.fit(100 * PAGE)
-    for _ in range(2 * LATEST):
-        ring.fit(0)
-    assert ring.capacity == 100 * PAGE
-
-
-# Leases
-
-
-def test_at_most_count_slots_are_made(ring):
-    ring.fit(1)
-    leases = [ring.acquire() for _ in range(3)]
-    assert all(leases)
-    assert (ring.has_free(), ring.has_spare(), ring.acquire()) == (False, False, None)
-    free(leases.pop())
-    assert (ring.has_free(), ring.has_spare()) == (True, True)
-    assert ring.acquire() is not None
-
-
-def test_a_slot_is_spare_before_it_is_made(ring):
-    ring.fit(1)
-    lease = ring.acquire()
-    assert lease is not None
-    assert (ring.has_free(), ring.has_spare()) == (False, True)
-
-
-def test_the_first_slot_that_is_free_is_used(ring):
-    ring.fit(1)
-    leases = [ring.acquire() for _ in range(3)]
-    for value, lease in enumerate(leases):
-        lease.array[0] = value
-    for lease in (leases[2], leases[1]):
-        free(lease)
-    assert [ring.acquire().array[0] for _ in range(2)] == [1, 1]  # each is free again at once
-    kept = [ring.acquire() for _ in range(2)]
-    assert [lease.array[0] for lease in kept] == [1, 2]
-
-
-def test_a_slot_is_leased_while_any_tensor_on_it_lives(ring):
-    ring.fit(1)
-    lease = ring.acquire()
-    tensor = torch.frombuffer(lease.array, dtype=torch.int16, count=4)
-    part = tensor[1:2]
-    del tensor
-    free(lease)
-    assert not ring.has_free()
-    del part
-    assert ring.has_free()
-
-
-def test_slots_do_not_overlap(ring):
-    ring.fit(PAGE)
-    leases = [ring.acquire() for _ in range(3)]
-    for value, lease in enumerate(leases):
-        lease.array[:] = value
-    for value, lease in enumerate(leases):
-        assert (lease.array == value).all()
-
-
-def test_a_slot_that_is_too_small_now_is_replaced(ring):
-    ring.fit(PAGE)
-    lease = ring.acquire()
-    free(lease)
-    ring.fit(2 * PAGE)
-    assert len(ring.acquire().array) == 2 * PAGE
-
-
-def test_a_slot_that_is_a_little_larger_is_still_used_and_a_much_larger_one_is_not(ring):
-    for now, used in ((40, 100), (39, 39)):
-        ring.fit(100 * PAGE)
-        ring.capacity = 100 * PAGE
-        free(ring.acquire())
-        ring.capacity = now * PAGE
-        lease = ring.acquire()
-        assert len(lease.array) == used * PAGE
-        free(lease)
-
-
-def test_replaced_slots_count_no_more(ring):
-    for size in range(1, 9):
-        ring.capacity = size * PAGE
-        free(ring.acquire())
-    leases = [ring.acquire() for _ in range(3)]
-    assert all(leases)
-    assert ring.acquire() is None
-
-
-# Retired slots
-
-
-@pytest.fixture
-def lease():
-    """A lease of the one slot of a ring in shared memory."""
-    ring = SlotRing(1, True)
-    ring.fit(PAGE)
-    lease = ring.acquire()
-    lease.ring = ring
-    yield lease
-    ring.close()
-
-
-def is_reused(lease: Lease) -> bool:
-    """Ends the lease, and returns whether the slot is leased again, or another in its place."""
-    free(lease)
-    again = lease.ring.acquire()
-    assert (again.slot is lease.slot) != lease.slot.is_retired
-    assert (again.slot.number == lease.slot.number) != lease.slot.is_retired
-    return again.slot is lease.slot
-
-
-@pytest.mark.parametrize("is_delivered", [True, False])
-def test_a_slot_without_readers_is_used_again(lease, is_delivered):
-    if is_delivered:
-        lease.slot.deliver()
-    assert is_reused(lease)
-
-
-def test_a_slot_that_its_worker_holds_is_retired(lease):
-    lease.slot.has_readers = True
-    before = open_descriptors()
-    assert not is_reused(lease)
-    assert open_descriptors() == before, "its descriptor was closed and the other's opened"
-
-
-def test_a_slot_is_retired_if_a_process_was_forked_while_its_batch_was_delivered(lease):
-    lease.slot.deliver()
-    fork()
-    assert not is_reused(lease)
-
-
-def test_a_slot_whose_lease_ends_during_a_fork_is_retired(lease, monkeypatch):
-    lease.slot.deliver()
-    monkeypatch.setattr(slots.Forks, "count", slots.Forks.count + 1)  # as a function that runs before the fork sees it
-    assert not is_reused(lease)
-
-
-def test_a_fork_before_the_delivery_or_after_the_lease_retires_no_slot(lease):
-    fork()
-    lease.slot.deliver()
-    slot = lease.slot
-    free(lease)
-    fork()
-    assert lease.ring.acquire().slot is slot
-
-
-def test_a_fork_retires_no_slot_in_private_memory():
+@pytest.mark.parametrize(
+    ("sizes", "capacity"),
+    [
+        ([0], 0),
+        ([0.5], 1),
+        ([100, 101], 125),  # grows by a quarter at least
+        ([100, 101, 200], 200),
+        ([10, 21], 10),  # a single outlier changes nothing
+        ([10, 21, 30], 21),  # and a second makes room for the smaller one
+        ([10, 20], 20),  # just twice as large is no outlier
+        ([10, 21, *[10] * LATEST, 21], 10),  # they are too far apart
+        ([100, *[20] * (LATEST - 1)], 100),
+        ([100, *[20] * LATEST], 25),  # shrinks after many much smaller batches
+        ([100, *[40] * 2 * LATEST], 100),  # which are not those that are a little smaller
+        ([100, *[0] * 2 * LATEST], 100),  # nor empty ones
+    ],
+)
+def test_slots_fit_the_latest_batches(sizes, capacity):
     ring = SlotRing(1, False)
-    ring.fit(PAGE)
+    for size in sizes:
+        ring.fit(int(size * PAGE))
+    assert ring.capacity == capacity * PAGE
     lease = ring.acquire()
-    lease.ring = ring
-    lease.slot.deliver()
-    fork()
-    assert is_reused(lease)
+    assert (len(lease.array) if lease else 0) == capacity * PAGE
 
 
-def test_a_discarded_slots_memory_is_closed():
-    ring = SlotRing(1, True)
-    before = open_descriptors()
-    for size in (1, 100, 1, 100):  # neither fits the other
-        ring.capacity = size * PAGE
-        lease = ring.acquire()
-        assert open_descriptors() == before + 1
-        free(lease)
+@pytest.mark.parametrize(("made", "now", "used"), [(1, 2, 2), (100, 40, 100), (100, 39, 39)])
+def test_a_slot_is_replaced_if_it_is_too_small_or_much_too_large(made, now, used):
+    ring, before = ring_of(2, made), open_descriptors()
+    kept, other = ring.acquire(), ring.acquire()
+    del other
+    ring.capacity = now * PAGE
+    again = ring.acquire()
+    assert len(again.array) == used * PAGE
+    assert open_descriptors() == before + 2
+    assert ring.acquire() is None, "the replaced slot counts no more"
+    del kept
     ring.close()
+
+
+class Leases(RuleBasedStateMachine):
+    """A ring of three slots, whose leases are known by what is written into them."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = ring_of(3, shared=self.shared)
+        self.leases: dict[int, tuple] = {}  # (slot, tensor that keeps it leased, whether it was delivered)
+        self.retired: set[int] = set()  # numbers of slots that others may read: none of them is leased again
+        self.filled = 0
+
+    @rule()
+    def acquire(self) -> None:
+        lease = self.ring.acquire()
+        assert (lease is None) == (len(self.leases) == 3)
+        if lease is not None:
+            assert lease.slot.number not in {slot.number for slot, _, _ in self.leases.values()} | self.retired
+            self.filled = (self.filled + 1) % 251
+            lease.array[:] = self.filled
+            self.leases[self.filled] = lease.slot, torch.frombuffer(lease.array, dtype=torch.uint8)[5:9], False
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), how=st.sampled_from(["deliver", "drop", "drop", "held by its worker"]))
+    def change(self, data, how: str) -> None:
+        key = data.draw(st.sampled_from(sorted(self.leases)))
+        slot, tensor, _ = self.leases[key]
+        if how == "deliver":
+            slot.deliver()
+            self.leases[key] = slot, tensor, True
+        elif how == "drop":
+            del self.leases[key]
+        else:
+            slot.has_readers = True
+            self.retired.add(slot.number)
+
+    @rule()
+    def fork(self) -> None:
+        fork()
+        if self.shared:
+            self.retired |= {slot.number for slot, _, delivered in self.leases.values() if delivered}
+
+    @invariant()
+    def no_lease_is_overwritten(self) -> None:
+        assert all(tensor.eq(filled).all() for filled, (_, tensor, _) in self.leases.items())
+        assert self.ring.has_spare() == (len(self.leases) < 3)
+
+    def teardown(self) -> None:
+        self.leases.clear()
+        self.ring.close()
+        assert self.ring.acquire() is None
+
+
+@SHARED
+def test_leases_never_overlap_and_who_may_be_read_is_retired(shared, monkeypatch):
+    monkeypatch.setattr(Leases, "shared", shared)
+    gc.collect()
+    before = open_descriptors()
+    checks = [HealthCheck.too_slow]
+    run_state_machine_as_test(
+        Leases, settings=settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+    )
+    gc.collect()
     assert open_descriptors() == before
 
 
-def test_an_exception_of_a_signal_handler_costs_no_slot(ring):
+def test_only_a_fork_while_a_batch_is_delivered_retires_its_slot():
+    """The machine above tells that such slots are retired; this one that no others are."""
+    ring = ring_of(1)
+    number = ring.acquire().slot.number
+    for forks, reused in (("before", True), ("while undelivered", True), ("after", True), ("while delivered", False)):
+        lease = ring.acquire()
+        assert lease.slot.number == number
+        slot = lease.slot
+        if forks in ("before", "while undelivered"):
+            fork()
+        if forks != "while undelivered":
+            slot.deliver()
+        if forks == "while delivered":
+            fork()
+        del lease
+        if forks == "after":
+            fork()
+        assert (ring.acquire().slot.number == number) == reused
+        assert slot.is_retired != reused
+    ring.close()
+
+
+def test_the_first_free_slot_is_used_so_that_few_are_touched():
+    ring = ring_of(3)
+    first, second = ring.acquire(), ring.acquire()
+    assert (ring.has_free(), ring.has_spare()) == (False, True)
+    number = first.slot.number
+    del first, second
+    assert ring.has_free()
+    assert [ring.acquire().slot.number for _ in range(3)] == [number] * 3
+    ring.close()
+
+
+def test_a_kept_batch_outlives_its_ring_and_is_freed_then():
+    before, ring = open_descriptors(), ring_of(2)
+    kept, other = ring.acquire(), ring.acquire()
+    kept.array[:] = 3
+    address = kept.array.ctypes.data
+    del other
+    ring.close()
+    ring.close()
+    assert open_descriptors() == before
+    assert (kept.array == 3).all() and is_mapped(address)
+    del kept
+    assert not is_mapped(address)
+
+
+def test_an_exception_of_a_signal_handler_costs_no_slot():
     """Struck at each moment of `acquire` at which a handler may run."""
-    ring.fit(PAGE)
+    ring = ring_of(3)
     kept, moment = ring.acquire(), 0
     while moment >= 0:
         moment, countdown = moment + 1, moment + 1
@@ -301,131 +216,52 @@ def test_an_exception_of_a_signal_handler_costs_no_slot(ring):
             moment = -1 if countdown > 0 else moment
         except KeyboardInterrupt:
             pass
-    assert moment == -1
     others = [ring.acquire(), ring.acquire()] if lease is None else [lease, ring.acquire()]
     assert all(others)
     assert ring.acquire() is None
     del kept
-
-
-# Page-locked memory
-
-
-class Cudart:
-    """Stands in for the CUDA runtime: holds what is page-locked, {address: bytes}."""
-
-    def __init__(self) -> None:
-        self.locked: dict[int, int] = {}
-        self.refuses = False
-        self.tried = 0
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.tried += 1
-        if self.refuses:
-            return 1
-        assert flags == 0
-        self.locked[address] = size
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.locked[address]
-        return 0
+    ring.close()
 
 
 @pytest.fixture
-def cudart(monkeypatch) -> Cudart:
-    cudart = Cudart()
+def locked(monkeypatch) -> dict[int, int]:
+    """What is page-locked, by address: bytes. A negative number of bytes makes the driver refuse more."""
+    locked: dict[int, int] = {}
 
-    def check(code: int) -> None:
-        if code:
+    def lock(address: int, size: int) -> None:
+        if -1 in locked:
             raise RuntimeError("no room to lock")
+        locked[address] = size
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(torch.cuda, "check_error", check)
-    return cudart
+    monkeypatch.setattr(accelerator, "page_lock", lock)
+    monkeypatch.setattr(accelerator, "page_unlock", locked.pop)
+    monkeypatch.setattr(accelerator, "clear_error", lambda: locked.update({-2: 0}))
+    return locked
 
 
-def test_slots_are_page_locked_from_the_first_lease_until_they_are_discarded(shared, cudart):
-    ring = SlotRing(2, shared, page_locked=True)
-    ring.fit(PAGE)
+@SHARED
+def test_slots_are_page_locked_where_they_are_asked_for_until_their_last_tensor_dies(shared, locked):
+    other, ring = ring_of(1, shared=shared), ring_of(2, shared=shared, page_locked=True)
+    assert other.acquire() and not locked
     leases = [ring.acquire(), ring.acquire()]
-    assert cudart.locked == {lease.array.ctypes.data: PAGE for lease in leases}
-    free(leases.pop())
-    assert len(cudart.locked) == 2
+    assert locked == {lease.array.ctypes.data: PAGE for lease in leases}
+    assert all(address % PAGE == 0 for address in locked)
+    leases.pop()
+    assert len(locked) == 2
+    fork()  # whose child has nothing to unlock
     ring.close()
-    assert [*cudart.locked] == [leases[0].array.ctypes.data]
-    free(leases.pop())
-    assert cudart.locked == {}
+    assert [*locked] == [leases[0].array.ctypes.data]
+    leases.pop()
+    assert locked == {}
 
 
-def test_page_locked_slots_lie_in_pages_of_their_own(cudart):
-    ring = SlotRing(2, False, page_locked=True)
-    ring.fit(PAGE)
-    leases = [ring.acquire(), ring.acquire()]
-    assert [lease.array.ctypes.data % PAGE for lease in leases] == [0, 0]
-    assert len(cudart.locked) == 2
-
-
-def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(shared, cudart, caplog, monkeypatch):
-    kernels = []
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: kernels.append(device))
-    slots._warn_once.cache_clear()
-    cudart.refuses = True
-    ring = SlotRing(2, shared, page_locked=True)
-    ring.fit(PAGE)
-    assert ring.acquire() is not None
-    lease = ring.acquire()
-    assert lease is not None
-    assert cudart.tried == 1
-    assert kernels == ["cuda"]  # one that may fail with CUDA's error
+@SHARED
+def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(shared, locked, caplog):
+    locked[-1] = 0
+    ring = ring_of(2, shared=shared, page_locked=True)
+    assert ring.acquire() and ring.acquire()
     assert [record.message for record in caplog.records] == [
-        "page_lock failed for a batch, so copies to the GPU may be slower: no room to lock"
+        "page-locking a batch failed, so copies to the GPU may be slower: no room to lock"
     ]
+    assert -2 in locked, "CUDA would report its error again at the next call"
     ring.close()
-
-
-def test_memory_that_cannot_be_unlocked_is_said_once(cudart, caplog, monkeypatch):
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
-    slots._warn_once.cache_clear()
-    ring = SlotRing(2, True, page_locked=True)
-    ring.fit(PAGE)
-    leases = [ring.acquire(), ring.acquire()]
-    monkeypatch.setattr(cudart, "cudaHostUnregister", lambda address: 1)
-    ring.close()
-    del leases
-    assert [record.message for record in caplog.records] == [
-        "page_unlock failed for a batch, so copies to the GPU may be slower: no room to lock"
-    ]
-
-
-def test_other_rings_are_not_page_locked(ring, cudart):
-    ring.fit(PAGE)
-    assert ring.acquire() is not None
-    assert cudart.tried == 0
-
-
-# Close
-
-
-def test_a_closed_ring_gives_no_slot_and_closing_again_does_nothing(ring):
-    ring.fit(1)
-    free(ring.acquire())
-    ring.close()
-    assert ring.acquire() is None
-    ring.close()
-
-
-def test_what_is_leased_outlives_the_ring_and_is_freed_then():
-    before = open_descriptors()
-    ring = SlotRing(2, True)
-    ring.fit(PAGE)
-    kept, other = ring.acquire(), ring.acquire()
-    kept.array[:] = 3
-    free(other)
-    ring.close()
-    assert open_descriptors() == before
-    assert (kept.array == 3).all()
-    address = kept.array.ctypes.data
-    assert is_mapped(address)
-    free(kept)
-    assert not is_mapped(address)
