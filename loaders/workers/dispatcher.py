@@ -304,4 +304,6 @@ class Dispatcher:
                 del self._in_flight[number]
         to_retry = sum(flight.is_wanted and flight.result is None for flight in lost.values())
         self.stats.deaths += 1
-        log.warning("%s Restarting the worker; batches to retry: %d", death.reason, to_retry)
+        log.warning(
+            "%s", f"{death.reason} Restarting the worker; batches to retry: {to_retry}" if to_retry else death.reason
+        )

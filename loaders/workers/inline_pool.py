@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import traceback
 from collections import deque
 from functools import partial
 from itertools import islice
@@ -46,7 +48,12 @@ class InlinePool(Pool):
 
     def _answer(self, numbered: tuple[int, Task]) -> Result:
         number, task = numbered
-        result = answer(number, partial(self._read, task), None, self._clock)._replace(overflowed=False)
+        try:
+            result = answer(number, partial(self._read, task), None, self._clock)._replace(overflowed=False)
+        except BaseException as error:
+            if _is_from_a_signal(error):
+                raise
+            result = Result(number, error=error)  # the dataset's own, such as SystemExit: the epoch goes on
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
 
@@ -59,3 +66,11 @@ class InlinePool(Pool):
                 return reader.read(task, buffer)
         warn_of_unseeded_reading()
         return reader.read(task, buffer, seeds_globals=False)
+
+
+def _is_from_a_signal(error: BaseException) -> bool:
+    """Returns whether a signal handler raised the error: then the reading was interrupted, and is done again."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) for one in handlers if one}
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, KeyboardInterrupt) or not codes.isdisjoint(frames)

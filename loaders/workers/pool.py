@@ -15,7 +15,7 @@ from .reader import Reading
 from .slots import Lease
 from .tasks import Task
 
-WHOLE_BATCH, NO_ROW = -2, -1  # what a worker is reading, if not a single row of a batch
+SET_UP, WHOLE_BATCH, NO_ROW = -3, -2, -1  # what a worker is reading, if not a single row of a batch
 
 
 class WorkerFailure(RuntimeError):

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from ..timeline import WorkClock
 from .batch_buffer import WorkerBuffer
 from .connection import Connection
-from .pool import NO_ROW, WHOLE_BATCH, Result
+from .pool import NO_ROW, SET_UP, WHOLE_BATCH, Result
 from .reader import Reader, Stopping
 from .serialize import Payload, dump
 from .shared_memory import ADVICE, MachineFull, SharedMemory, array_on, full_machine_explained, map_memory
@@ -54,6 +54,8 @@ def work(setup: Setup, end: socket.socket) -> None:
     """Runs a worker process, which has its end of a Connection."""
     gc.freeze()  # else the collector would write to memory that is shared with the parent, which copies it
     _reset_signals(setup.signal_mask)
+    if hasattr(torch.multiprocessing, "_set_thread_name"):
+        torch.multiprocessing._set_thread_name("pt_data_worker")  # as torch's workers are called in ps and top
     threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
     with suppress(OSError, EOFError, Stopping):  # the parent has closed the pool, or has exited
         _Worker(setup, Connection(end, blocking=True)).run()
@@ -74,10 +76,12 @@ class _Worker:
     def run(self) -> None:
         """Sets up the process, and answers tasks. If the set-up failed, its error is the answer to every task."""
         failed_setup = None
+        self._rows[self._setup.worker_id] = SET_UP
         try:
             _set_up(self._setup)
         except Exception:
             failed_setup = _pickled_error(self._where)
+        self._rows[self._setup.worker_id] = NO_ROW
         self._connection.send(READY)
         self._clock = WorkClock()
         while received := self._connection.receive():

@@ -25,7 +25,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from ..background import EXIT_SECONDS, stop_at_exit
-from .pool import Death, Pool, PoolClosed, Result
+from .pool import SET_UP, Death, Pool, PoolClosed, Result
 from .process_main import READY, Setup
 from .reader import Reader, Reading
 from .serialize import Payload, load
@@ -44,9 +44,10 @@ from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
 
 LONGEST_SECONDS = 1e6  # poll() accepts no longer timeout
 LOOK_SECONDS = 0.5  # how often to check that workers are alive, where the system has no pidfd
-# How long a worker may take until it answers tasks, `timeout` if that is longer. One that was forked while another
-# thread held a lock may wait for that lock for ever; one that was not forked has to import modules first.
-START_SECONDS = 300.0
+# How long a worker may take until its set-up begins: one that was forked while another thread held a lock may wait for
+# that lock for ever, one that was not forked has to import modules first. The set-up itself, with worker_init_fn, has
+# no limit the first time; in a restarted worker it may take SETUP_FACTOR times as long.
+START_SECONDS, SETUP_FACTOR = 120.0, 10
 
 
 class ProcessPool(Pool):
@@ -77,6 +78,7 @@ class ProcessPool(Pool):
         self._workers: list[WorkerProcess | None] = [None] * num_workers
         self._owner = os.getpid()
         self._closed = False
+        self._setup_seconds: dict[int, float] = {}  # how long each worker took until it was ready
         self._timeout = timeout
         self._context = context
         with full_machine_explained("making shared memory for workers"):
@@ -182,7 +184,8 @@ class ProcessPool(Pool):
     def _limit(self, worker: WorkerProcess) -> float:
         """Returns the time (time.monotonic) at which the worker exceeds its limit."""
         if not worker.is_ready:
-            return worker.began + max(START_SECONDS, self._timeout)
+            known = self._setup_seconds.get(worker.number, math.inf) if worker.row == SET_UP else 0.0
+            return worker.began + START_SECONDS + SETUP_FACTOR * known
         return worker.began + self._timeout if self._timeout and worker.tasks else math.inf
 
     def _enforce_limit(self, worker: WorkerProcess) -> None:
@@ -194,8 +197,8 @@ class ProcessPool(Pool):
         if worker.is_ready:
             reason = f"DataLoader timed out after {self._timeout} seconds."
         else:
-            seconds = max(START_SECONDS, self._timeout)
-            reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:g} s."
+            seconds = time.monotonic() - worker.began
+            reason = f"DataLoader worker (pid {worker.process.pid}) did not start in {seconds:.0f} s."
         self._reap(worker, reason)
 
     def _drain(self, worker: WorkerProcess) -> bool:
@@ -212,6 +215,7 @@ class ProcessPool(Pool):
     def _receive(self, worker: WorkerProcess, message: bytes, fds: list[int]) -> None:
         if message == READY:
             worker.is_ready = True
+            self._setup_seconds[worker.number] = time.monotonic() - worker.began
         else:
             result = Result(*pickle.loads(message))
             overflow = SharedMemory(os.dup(fds[-1])) if fds else None

@@ -65,16 +65,17 @@ def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:
     return reader
 
 
-def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> TypeError:
-    """Returns an error that names the attribute of the dataset, or the argument, that cannot be pickled."""
+def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> Exception:
+    """Returns an error of the same kind that names the attribute of the dataset, or the argument, to be changed."""
+    kind = type(error) if isinstance(error, (AttributeError, pickle.PicklingError)) else TypeError
     parts = {f"dataset.{name}": value for name, value in getattr(reader.dataset, "__dict__", {}).items()}
     arguments = {"dataset": reader.dataset, "collate_fn": reader.collate_fn, "worker_init_fn": init_fn}
     for name, part in {**parts, **arguments}.items():
         try:
             reduction.ForkingPickler.dumps(part)
         except Exception as cause:
-            return TypeError(
+            return kind(
                 f"{name} ({part!r}) cannot be pickled, and workers that are not forked need that: make it a "
                 f"module-level function or class, or use multiprocessing_context='fork' ({cause})"
             )
-    return TypeError(f"the dataset cannot be pickled, and workers that are not forked need that: {error}")
+    return kind(f"the dataset cannot be pickled, and workers that are not forked need that: {error}")

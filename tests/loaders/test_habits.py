@@ -417,3 +417,31 @@ def test_the_seed_of_a_loader_cannot_be_changed():
     loader.seed = 3  # as a subclass may do
     with pytest.raises(ValueError, match="seed attribute should not be set after WorkerLoader is initialized"):
         loader.seed = 4
+
+
+class Timeout(BaseException):
+    """As some libraries' time limits are."""
+
+
+class Late(Numbers):
+    """Reading sample 2 raises an error that is no Exception, and no signal's."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise Timeout
+        return index
+
+
+def test_a_dataset_that_raises_a_base_exception_inline_is_not_read_again():
+    def seen(kind: type) -> list:
+        found, iterator = [], iter(kind(Late(4)))
+        while len(found) < 9:
+            try:
+                found.append(next(iterator).tolist())
+            except StopIteration:
+                break
+            except Timeout:
+                found.append("timeout")
+        return found
+
+    assert seen(WorkerLoader) == seen(DataLoader) == [[0], [1], "timeout", [3]]
