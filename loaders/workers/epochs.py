@@ -117,7 +117,8 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()
-        self.engine.use(None, pins_batches(loader))
+        timeline = getattr(loader, "timeline", None)  # perhaps the program's own
+        self.engine.use(timeline if isinstance(timeline, Timeline) else None, pins_batches(loader))
         self.engine.begin(UnseededTasks(self._sampler_iter))
         source = TorchSource(self.engine, self._profile_name, self._persistent_workers)
         EpochIterator.__init__(self, source, Position(0))
