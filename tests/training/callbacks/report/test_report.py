@@ -76,7 +76,7 @@ def first_ones(samples: list) -> dict:
 def test_what_is_measured_after_a_run_tells_how_batches_vary_and_changes_nothing_that_it_saved(
     tmp_path, found, undisturbed
 ):
-    tried = train(tmp_path / "equal", "timing.trial_seconds=0.05")
+    tried = train(tmp_path / "equal", "timing.trial_seconds=0.5")
     assert_equal_weights(undisturbed, tmp_path / "equal")
     assert tried["test_accuracy"] == json.loads((undisturbed / "summary.json").read_text())["test_accuracy"]
     collate = f"+data.collate={{_target_: {__name__.rpartition('.')[2]}.first_ones}}"
