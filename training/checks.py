@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from training.tasks import Task
 if TYPE_CHECKING:
     from training.datasets import Datasets
     from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
@@ -132,6 +135,11 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         trainer.task.check(outputs, labels)
         if split == "training":
             _check_loss(trainer.task, outputs, labels, data.mixes)
+            if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
+                log.warning(
+                    f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
+                    "not the mean of its parts' losses, as for a loss over pairs of samples"
+                )
     name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
@@ -164,3 +172,16 @@ def _refused(about: str) -> Iterator[None]:
         raise
     except ARGUMENT_ERRORS as error:
         raise ConfigError(f"{about}: {one_line(error)}") from error
+
+
+@torch.no_grad()
+def is_over_pairs(task: Task, outputs: Tensor, labels: Any) -> bool:
+    """Whether the loss of some random outputs differs from the mean over their halves."""
+    outputs = torch.randn((8, *outputs.shape[1:]), generator=torch.Generator().manual_seed(0)).to(outputs.device)
+    labels = None if labels is None else torch.cat([labels] * 8)[:8]
+    halves = [(outputs[at], None if labels is None else labels[at]) for at in (slice(4), slice(4, None))]
+    try:
+        whole, parts = task.loss(outputs, labels), [task.loss(*half) for half in halves]
+    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
+        return False
+    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()
