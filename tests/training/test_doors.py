@@ -356,3 +356,22 @@ def collection():
     from torchmetrics.classification import MulticlassAccuracy
 
     return MetricCollection([MulticlassAccuracy(10, average="micro")])
+
+
+def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs @ outputs.T).logsumexp(1).mean() - outputs.diagonal().mean()
+
+
+@pytest.mark.parametrize(
+    ("override", "warned"),
+    [
+        (
+            "task.loss={_target_: tests.training.test_doors.pairs}",
+            "changes what is trained: the loss of a batch is not",
+        ),
+        ("task.label_smoothing=0.2", ""),
+    ],
+)
+def test_a_loss_over_pairs_that_is_computed_in_parts_is_warned_of(tmp_path, caplog, override, warned):
+    train(tmp_path, *LINEAR, override, "train.accumulate=2", "train.max_steps=1")
+    assert bool(warned) == ("train.accumulate=2" in caplog.text) and warned in caplog.text
