@@ -17,7 +17,7 @@ def main(fabric):
         ):
             ready = fabric.setup_dataloaders(loader)
             batches = [batch.tolist() for batch in ready]
-            assert hasattr(ready._dataloader, "seed") and ready._dataloader.seed == seed
+            assert getattr(ready._dataloader, "seed", None) == seed
             everything = fabric.all_gather(torch.tensor(batches)).flatten().tolist()
             assert sorted(everything) == list(range(16)), everything
     if fabric.global_rank == 0:
