@@ -214,7 +214,8 @@ def comparable(seen: list, program: Program, is_ours: bool = False) -> list:
         seen = [item for item in seen if not (isinstance(item, tuple) and item[0] == "drawn")]
     if not is_ours:
         seen = [*seen[:-1], ("children", 0)]  # torch's workers may take longer to exit
-    keeps = 1 if is_changed_by_sending(program) else 2 if program.error == "stop" else 3
+    is_other = is_changed_by_sending(program) or loses_bits(program)  # the oracle has no workers: theirs raise others
+    keeps = 1 if is_other else 2 if program.error == "stop" else 3
     return [item[:keeps] if isinstance(item, tuple) and item[0] == "error" else item for item in seen]
 
 
