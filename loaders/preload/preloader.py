@@ -196,7 +196,8 @@ class Preloader(Closeable):
         self._epoch_number = epoch + 1
         length = length_of(batches)
         self._length = None if length == sys.maxsize else length
-        whose = getattr(self.loader, "seed", None) or 0, getattr(self.loader, "rank", 0)
+        of = getattr(self.loader, "_added", self.loader)  # a WorkerLoader's own attributes may be the program's
+        whose = getattr(of, "seed", None) or 0, getattr(of, "rank", 0)
         return PreloadedEpoch(batches, self._copier, self.depth, Position(epoch, first), state_of, state, *whose)
 
     def _is_running(self) -> bool:
