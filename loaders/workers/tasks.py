@@ -238,22 +238,33 @@ class _OnDemand:
 
     def __init__(self, items: Iterator[Any], states: Any, thread: int) -> None:
         self._items, self._states, self._thread = items, states, thread
+        self._drawn: list[Any] = []  # the item that comes next, once it is drawn
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        try:
-            if threading.get_ident() != self._thread:
-                _warn_of_unseeded_drawing()
-                return snapshot(next(self._items))
+        if self._drawn:  # an exception came after it was drawn
+            pass
+        elif threading.get_ident() != self._thread:
+            _warn_of_unseeded_drawing()
+            self._draw()
+        else:
             with preserved_globals():
                 restore_globals(self._states)
-                item = next(self._items)
-                self._states = global_states()
-            return snapshot(item)
-        except StopIteration:
-            raise
+                try:
+                    self._draw()
+                finally:
+                    self._states = global_states()
+        if not self._drawn:
+            raise StopIteration
+        item = snapshot(self._drawn[0])
+        self._drawn = []  # no call from here on
+        return item
+
+    def _draw(self) -> None:
+        try:
+            self._drawn.extend(map(next, (self._items,)))  # one call, which loses no item
         except Exception as error:
             raise SamplerError from error
 
