@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from data.errors import DataError, check_choice
 from data.samples import Samples
@@ -73,7 +73,8 @@ def check_methods(dataset: Any) -> None:
     name = type(dataset).__name__
     for method in ("__len__", "__getitem__"):
         if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
-            raise DataError(f"{name} has no {method}: train.py needs a dataset with __len__ and __getitem__")
+            kind = "iterable datasets cannot be used: " if isinstance(dataset, IterableDataset) else ""
+            raise DataError(f"{name} has no {method}: {kind}train.py needs a dataset with __len__ and __getitem__")
     if not len(dataset):
         raise DataError(f"{name} has no samples: check the folder or files that data.root names")
     if offers(dataset, "read_batch") and not callable(getattr(dataset, "sample_spec", None)):

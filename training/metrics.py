@@ -61,8 +61,10 @@ class EpochMetrics:
                 metric.to(processes.device)
 
     def update(self, outputs: Tensor, labels: Any) -> None:
-        """Adds a batch: outputs (B, ...) and labels (B, ...)."""
+        """Adds a batch: outputs (B, ...) and labels (B, ...). Labels of as many numbers get the outputs' shape."""
         outputs = outputs.float()
+        if isinstance(labels, Tensor) and labels.numel() == outputs.numel():
+            labels = labels.view_as(outputs)
         for metric in self._metrics.values():
             if self._gathers_itself(metric):
                 metric.update(outputs, labels)
@@ -94,6 +96,11 @@ class EpochMetrics:
         self._kept = []
         for metric in self._metrics.values():
             metric.reset()
+
+    def higher_is_better(self, name: str) -> bool | None:
+        """Returns what the metric says of itself, as torchmetrics' do; None if it says nothing."""
+        found = getattr(self._metrics.get(name), "higher_is_better", None)
+        return found if isinstance(found, bool) else None
 
     @property
     def names(self) -> list[str]:

@@ -87,7 +87,10 @@ class Run:
         """Writes a line to metrics.jsonl, with `step`, `epoch`, `values` and what `log` got; calls on_log."""
         logged = {name: float(total) / count for name, (total, count) in self._logged.items()}
         self._logged.clear()
-        line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values, **logged}
+        line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values}
+        if taken := line.keys() & logged.keys():
+            raise ValueError(f"log({', '.join(sorted(taken))}=...): metrics.jsonl has that already: use another name")
+        line |= logged
         self.results.metrics(**line)
         self.call("on_log", line)
 

@@ -19,6 +19,9 @@ TOP5_CLASSES = 20  # with at least this many classes there is a score top5
 Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score
 
 
+LOWER_IS_BETTER = ("loss", "error", "mae", "mse")  # ends of the names of scores
+
+
 class Task:
     """The base class of tasks.
 
@@ -29,7 +32,8 @@ class Task:
     loss: a function that returns the loss of a batch; it replaces the task's default loss.
     scores: more scores by name, functions that return a number for each sample (B,).
     metric: the score that chooses the best checkpoint; it replaces the task's default metric.
-    higher_is_better: whether a higher value of that score is better.
+    higher_is_better: whether a higher value of that score is better; None: as the metric itself says, as torchmetrics'
+        do, else by its name.
     A loss and scores get the outputs (B, ...) in float32, and the labels with the dtype and shape that the task says.
     This class itself serves trainers that compute the loss: it has no scores but the loss.
     """
@@ -57,6 +61,8 @@ class Task:
         if "loss" in self._given_scores:
             raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
+        if higher_is_better is None and self.metric != type(self).metric:
+            higher_is_better = not self.metric.endswith(LOWER_IS_BETTER)
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 
@@ -74,7 +80,7 @@ class Task:
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the probabilities of the classes (B, classes), or the predicted values (B, numbers)."""
-        raise NotImplementedError
+        raise DataError(f"{type(self).__name__} has no predictions(outputs): define it, it says what outputs mean")
 
     def check(self, outputs: Any, labels: Any) -> None:
         """Raises DataError if outputs and labels do not fit the task, or each other."""

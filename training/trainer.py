@@ -73,6 +73,9 @@ class Trainer:
         self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
+        says = self.metrics.higher_is_better(self.task.metric)
+        if config.task.get("higher_is_better") is None and says is not None:
+            self.task.higher_is_better = says
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
         self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
 

@@ -375,3 +375,75 @@ def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
 def test_a_loss_over_pairs_that_is_computed_in_parts_is_warned_of(tmp_path, caplog, override, warned):
     train(tmp_path, *LINEAR, override, "train.accumulate=2", "train.max_steps=1")
     assert bool(warned) == ("train.accumulate=2" in caplog.text) and warned in caplog.text
+
+
+# What is better, and what metrics get
+
+
+class Error:
+    """A metric of which lower is better, as it says itself."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total = 0.0
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        self.total += float((outputs - labels).square().sum())
+
+    def compute(self) -> float:
+        return self.total
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_lower"),
+    [
+        ([], False),
+        (["task.metric=loss"], True),
+        (
+            [
+                "task=regression",
+                "task.metrics={wrong: {_target_: tests.training.test_doors.Error}}",
+                "task.metric=wrong",
+            ],
+            True,
+        ),
+        (["task=regression", "task.metric=mse", "task.higher_is_better=true"], False),
+    ],
+)
+def test_whether_a_higher_score_is_better_follows_from_the_metric(tmp_path, overrides, is_lower):
+    data = [f"data._target_={HERE}.Numbered"] if overrides[:1] == ["task=regression"] else []
+    summary = train(tmp_path, *data, *LINEAR, *overrides, "train.max_steps=2")
+    assert summary["lower_is_better"] == is_lower
+
+
+class Numbered(Synthetic):
+    """Its labels are plain numbers (), which a regression compares with outputs (B, 1)."""
+
+    def __getitem__(self, index: int) -> dict:
+        sample = super().__getitem__(index)
+        return {**sample, "label": float(sample["label"])}
+
+    read_batch = None
+
+
+def test_a_metric_gets_labels_of_the_outputs_shape():
+    metrics_ = EpochMetrics({"wrong": {"_target_": f"{HERE}.Error"}}, Processes(torch.device("cpu")))
+    metrics_.update(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0]))
+    assert metrics_.compute() == {"wrong": 4.0}
+
+
+class Overwriting(Trainer):
+    """Logs a number under a name that each line has already."""
+
+    def training_step(self, batch) -> Tensor:
+        self.log(step=3)
+        return super().training_step(batch)
+
+
+def test_a_logged_number_cannot_replace_one_of_the_lines_own(tmp_path):
+    with pytest.raises(ValueError, match=r"log\(step=...\): metrics.jsonl has that already"):
+        train(tmp_path, *LINEAR, f"trainer._target_={HERE}.Overwriting", "train.max_steps=2")

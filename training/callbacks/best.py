@@ -13,6 +13,8 @@ class Best:
     """Links best.pt to the checkpoint of each evaluation whose score no other one exceeds."""
 
     def on_start(self, run: Run) -> None:
+        extreme = "highest" if run.data.task.higher_is_better else "lowest"
+        log.info("best.pt is the checkpoint with the %s %s", extreme, run.results.score_name)
         if run.data.val is None:
             log.info(
                 "best.pt will be chosen on the test set, so its test score will be too good: data.val_fraction=0.1 "

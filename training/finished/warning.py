@@ -10,13 +10,16 @@ from training.trust import check_config
 
 log = logging.getLogger(__name__)
 
+OPTION = "--trust {0} to evaluate.py, predict.py and export.py, and train.trust=[{0}] to resume"
+
 
 class TrustWarning:
     """Logs what has to be added to the commands of these scripts."""
 
     def on_start(self, run: Run) -> None:
         try:
-            sections = {"data": run.config.data, "task": run.config.task, "model": run.config.model}
-            check_config(sections, "this run", option="--trust {} to evaluate.py, predict.py and export.py")
+            names = ("data", "task", "model", "sampler", "batch_sampler")
+            sections = {name: getattr(run.config, name) for name in names}
+            check_config(sections, "this run", option=OPTION)
         except ConfigError as error:
             log.warning("%s", error)

@@ -13,4 +13,5 @@ def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == bool(trust)
     if trust:
-        assert warnings[0].endswith(f"if you trust it, add --trust {trust} to evaluate.py, predict.py and export.py")
+        assert f"if you trust it, add --trust {trust} to evaluate.py" in warnings[0]
+        assert warnings[0].endswith(f"and train.trust=[{trust}] to resume")
