@@ -93,7 +93,7 @@ class Dispatcher:
     def begin(self, tasks: Iterator[Task]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
         self.check_process()
-        self._receive_rest()
+        self._receive(waits=False)
         if self._round_robin and self._has_unsent:  # else the workers' random numbers would not be those of torch's
             self._submit()
         for number, flight in list(self._in_flight.items()):
@@ -111,7 +111,7 @@ class Dispatcher:
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
         self.check_process()
-        self._receive_rest()
+        self._receive(waits=False)
         self._forget_newest()
         flight = self._first_in_flight()
         if flight is None or (flight.task.epoch, flight.task.number) != (epoch, number):
@@ -129,7 +129,7 @@ class Dispatcher:
         if self._newest is not None and not self._newest.is_taken:
             return self._newest
         self._newest = None
-        self._receive_rest()
+        self._receive(waits=False)
         began = time.perf_counter()
         first = self._first_in_flight()
         if first is None and self._tasks_error is not None and not self._tasks_error.is_taken:
@@ -185,10 +185,7 @@ class Dispatcher:
         return first
 
     def _first_wanted(self) -> InFlight | None:
-        for flight in self._in_flight.values():
-            if flight.is_wanted:
-                return flight
-        return None
+        return next((flight for flight in self._in_flight.values() if flight.is_wanted), None)
 
     def _submit(self, least: int = 0, sparing: bool = False) -> None:
         """Submits tasks, retries first, until `depth` of them are in flight, or `least` if that is more.
@@ -255,14 +252,10 @@ class Dispatcher:
             if self._has_unsent:
                 self._submit(sparing=True)
 
-    def _receive_rest(self) -> None:
-        """Handles events that an interrupted call has left: before a task is sent, which they are not about."""
-        if self._pool.events:
-            self._receive()
-
-    def _receive(self) -> None:
+    def _receive(self, waits: bool = True) -> None:
+        """Handles events; an interrupted call may have left some, which are not about tasks that are sent now."""
         events = self._pool.events
-        if not events:
+        if not events and waits:
             self._pool.wait()
         while events:
             event = events[0]
@@ -304,6 +297,4 @@ class Dispatcher:
                 del self._in_flight[number]
         to_retry = sum(flight.is_wanted and flight.result is None for flight in lost.values())
         self.stats.deaths += 1
-        log.warning(
-            "%s", f"{death.reason} Restarting the worker; batches to retry: {to_retry}" if to_retry else death.reason
-        )
+        log.warning("%s%s", death.reason, f" Restarting it; batches to retry: {to_retry}" if to_retry else "")

@@ -348,7 +348,7 @@ def test_a_death_is_logged_with_the_number_of_batches_to_retry(pool, caplog):
     pool.dies(0)
     rest(started(pool, tasks(0, 1, 2)))
     assert [record.message for record in caplog.records] == [
-        "Worker 0 was killed. Restarting the worker; batches to retry: 2"
+        "Worker 0 was killed. Restarting it; batches to retry: 2"
     ]
 
 
