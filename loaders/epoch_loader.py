@@ -154,10 +154,11 @@ class EpochLoader(EpochMethods, Closeable):
     def __iter__(self) -> EpochIterator:
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make a new one")
-        self._adopt_new_length()
-        self._epochs.end()
+        return self._start_epoch(self._prepare_and_open)
+
+    def _prepare_and_open(self, epoch: int, first: int) -> Source:
         self._prepare()
-        return self._start_epoch(self._open)
+        return self._open(epoch, first)
 
     def stats(self) -> dict[str, Any]:
         """Returns an empty dict: this loader keeps no figures."""

@@ -1,7 +1,7 @@
 """What a WorkerLoader adds to a DataLoader: its settings, and what runs.
 
-All of it is one attribute of the loader, `_added`. Every other name belongs to the program: a subclass may have
-methods and attributes called `rank`, `pad` or `stats_of`, as under torch's class.
+All of it is one attribute of the loader, `_added`, beside the methods `stats` and `close`. Other names belong to the
+program: its subclass may have methods and attributes called `rank` or `pad`, as under torch's class.
 """
 
 from __future__ import annotations
