@@ -347,9 +347,7 @@ def test_the_tasks_of_a_dead_worker_are_retried_by_the_same_worker_before_new_on
 def test_a_death_is_logged_with_the_number_of_batches_to_retry(pool, caplog):
     pool.dies(0)
     rest(started(pool, tasks(0, 1, 2)))
-    assert [record.message for record in caplog.records] == [
-        "Worker 0 was killed. Restarting it; batches to retry: 2"
-    ]
+    assert [record.message for record in caplog.records] == ["Worker 0 was killed. Restarting it; batches to retry: 2"]
 
 
 def test_a_retried_task_keeps_its_slot(pool):
