@@ -906,6 +906,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     dataset.flag = flag
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     reset_tables()
+    earlier = set(multiprocessing.active_children())  # of torch's class, whose workers may not exit
     try:
         with interrupted_after(5 if kind is DataLoader else 60):
             try:
@@ -930,7 +931,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
             gc.collect()
     except Hung:
         seen.append("hung")
-    seen.append(("children", len(multiprocessing.active_children())))
+    seen.append(("children", len(set(multiprocessing.active_children()) - earlier)))
     return seen
 
 
