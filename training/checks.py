@@ -61,6 +61,8 @@ def check_dataset(
     for name in task.inputs:
         if name not in batch:
             raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
+    if collate:  # the samples are read one by one
+        return batch
     if offers(dataset, "sample_spec"):  # an inherited one may describe other samples
         _check_spec(dataset.sample_spec(), samples.name, batch)
     if offers(dataset, "read_batch") and not is_random and getattr(dataset, "decode_on", "workers") != "device":

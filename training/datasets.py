@@ -167,8 +167,11 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
 
 
 def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
-    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged."""
-    if offers(dataset, "read_batch") or offers(dataset, "arrays"):
+    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged.
+
+    A collate function needs single samples: with it, no dataset reads whole batches.
+    """
+    if not has_collate and (offers(dataset, "read_batch") or offers(dataset, "arrays")):
         return dataset
     samples = as_checked(dataset, task, has_collate)
     for name in ("classes", "mean", "std", "labels"):
