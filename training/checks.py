@@ -152,6 +152,18 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
 
 
+def check_saved(trainer: Trainer) -> None:
+    """Raises ConfigError if an optimizer trains a parameter that a checkpoint would not have."""
+    modules = (trainer.model, *trainer.others.values())
+    saved = {id(parameter) for module in modules for parameter in module.parameters()}
+    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    if any(id(parameter) not in saved for group in groups for parameter in group["params"]):
+        raise ConfigError(
+            f"trainer: {type(trainer).__name__}.configure_optimizers trains a parameter that checkpoints would not "
+            "have: put it into self.model, or into a module that is an attribute of the trainer"
+        )
+
+
 def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
     """Checks the loss and the scores of the first outputs, also with the labels of mixed images."""
     if labels is not None and len(labels) == task.num_outputs:  # a loss could take samples for outputs, and fail later

@@ -87,7 +87,7 @@ class Datasets:
         return (
             f"{self.name}: {len(self.train):,} {self.what}{classes}, {validation}{len(self.test):,} to test; "
             f"loader={config.loader.name}, {config.loader.num_workers} workers; "
-            f"{steps:,} steps of {config.train.batch_size} {self.what}, learning rate {config.optim.get('lr')}"
+            f"{steps:,} steps of {config.train.batch_size} {self.what}"
         )
 
     @property
