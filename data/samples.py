@@ -46,6 +46,12 @@ class Samples:
             plain.dataset = self.dataset.without_augmentation()
         return plain
 
+    def __getattr__(self, name: str) -> Any:
+        """The dataset's own attributes, for samplers and tasks."""
+        if name.startswith("_") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     def __len__(self) -> int:
         return len(self.dataset)
 

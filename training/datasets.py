@@ -173,11 +173,7 @@ def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
     """
     if not has_collate and (offers(dataset, "read_batch") or offers(dataset, "arrays")):
         return dataset
-    samples = as_checked(dataset, task, has_collate)
-    for name in ("classes", "mean", "std", "labels"):
-        if hasattr(dataset, name):
-            setattr(samples, name, getattr(dataset, name))
-    return samples
+    return as_checked(dataset, task, has_collate)
 
 
 def with_preprocessing(config: Config) -> tuple[dict[str, Any], Preprocessing]:

@@ -312,6 +312,29 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
 
 
+class Sized(Synthetic):
+    """Has a list with a number for each sample; it is the sample's label."""
+
+    read_batch = None
+
+    def __init__(self, train: bool, **images) -> None:
+        super().__init__(train, **images)
+        self.sizes, self.wanted = [index % 10 for index in range(len(self))], 3
+
+
+def of_wanted_size(dataset):
+    assert len(dataset.sizes) == len(dataset)
+    return [number for number, size in enumerate(dataset.sizes) if size == dataset.wanted]
+
+
+@pytest.mark.parametrize("fraction", [0, 0.25])
+def test_a_sampler_sees_the_attributes_of_the_forks_dataset_also_with_a_validation_set(tmp_path, fraction):
+    Counted.seen = []
+    sampler = [f"sampler._target_={HERE}.of_wanted_size", "train.last_batch=keep", f"data.val_fraction={fraction}"]
+    train(tmp_path, f"data._target_={HERE}.Sized", *sampler, f"trainer._target_={HERE}.Counted", "train.epochs=1")
+    assert set(Counted.seen) == {3} and 15 <= len(Counted.seen) <= 26
+
+
 ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
 
 
