@@ -169,3 +169,4 @@ def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sente
     trained(tmp_path, *overrides)
     with pytest.raises(ConfigError, match=sentence):
         predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
+    assert not list(tmp_path.glob("p*")), "a refusal leaves no file"
