@@ -21,7 +21,7 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
 - `without_augmentation()` is optional: it returns the same samples, not augmented, for data.val_fraction.
 - `read_batch(indices, out, random)` is optional: it writes a batch into memory that the loader provides. It needs
   `sample_spec()`, which returns a sample's shapes and dtypes:
-  {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}.
+  {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}. With data.collate, samples are read one by one.
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: the first returns all samples as
   arrays, the second augments a batch of them on the device. `data.array_dataset` has both.
 - `made_seconds` is optional: how long the constructor took to make its files. Reports do not count it as start-up.

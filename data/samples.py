@@ -46,6 +46,12 @@ class Samples:
             plain.dataset = self.dataset.without_augmentation()
         return plain
 
+    def __getattr__(self, name: str) -> Any:
+        """The dataset's own attributes, for samplers and tasks."""
+        if name.startswith("_") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -112,8 +118,10 @@ def _for_torch(value: Any) -> Any:
 
 def _check_label(found: str, label: Any, num_classes: int) -> None:
     if math.prod(getattr(label, "shape", ())) != 1:
-        shape = tuple(label.shape)
-        raise DataError(f"{found} of shape {shape}: give the number of its class, or choose task=multilabel")
+        remedy = "give the number of its class, or choose task=multilabel"
+        if len(label.shape) > 1:
+            remedy = "for a mask choose task=own with your own task, as in examples/segmentation"
+        raise DataError(f"{found} of shape {tuple(label.shape)}: {remedy}")
     number, numbers = label.item() if hasattr(label, "item") else label, f"0 to {num_classes - 1}"
     if isinstance(number, str):
         raise DataError(f"{found} {number!r}: give its number, {numbers}")

@@ -1,5 +1,6 @@
 """Subset: some samples of a dataset. If the dataset has `read_batch` and `arrays`, the subset has them too."""
 
+from inspect import ismethod
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,18 @@ class Subset:
         for name in ("sample_spec", "augment_batch", "classes", "mean", "std"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
-        if hasattr(dataset, "labels"):
-            self.labels = np.asarray(dataset.labels)[indices]
         for name in ("read_batch", "arrays"):
             if not offers(dataset, name):
                 setattr(self, name, None)  # a loader then reads the subset without it, as it reads the dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """The dataset's own attributes, such as `labels`; of one value for each of its samples, those of this part."""
+        if name.startswith("_") or name in ("dataset", "indices") or ismethod(value := getattr(self.dataset, name)):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        sizes = (len(value),) if isinstance(value, list) else getattr(value, "shape", ())
+        if sizes[:1] != (len(self.dataset),):
+            return value
+        return [value[index] for index in self.indices] if isinstance(value, list) else value[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -17,9 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,7 +25,7 @@ from loaders.nested import rows
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
-from training.metrics import Means
+from training.stopping import StopSignals
 from training.trust import check_links
 
 
@@ -66,18 +64,22 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     """Returns the number of samples, the scores by name, and for classes what is predicted for each sample."""
     trainer = run.trainer()
     has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
+    label = str(run.task.label)
     evaluation = Evaluation(run.spec) if has_classes else None
-    means, images, outputs = Means(trainer.processes), 0, list[Tensor]()
+    step, images, outputs = trainer.evaluation_step, 0, list[Tensor]()
     trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-    with run.loader(dataset) as loader, torch.inference_mode():
-        for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
-            with trainer.autocast:
-                means.add(rows(batch), trainer.evaluation_step(batch))
-            images += rows(batch)
-            if evaluation is not None:
-                evaluation.add(batch["image"], batch[run.task.label].flatten(), run.task.predictions(outputs[-1]))
-            outputs.clear()
-    scores = means.read() | trainer.metrics.compute()
+
+    def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
+        nonlocal images
+        images, scores = images + rows(batch), step(batch)
+        if evaluation is not None:
+            evaluation.add(batch["image"], batch[label].flatten(), run.task.predictions(outputs[-1]))
+        outputs.clear()
+        return scores
+
+    trainer.evaluation_step = evaluation_step  # type: ignore[method-assign]  # it also sees the network's outputs
+    with run.loader(dataset) as loader:
+        scores, _ = trainer.evaluate(loader, StopSignals())
     if not run.has_loss:
         scores.pop("loss", None)
     return images, scores, evaluation

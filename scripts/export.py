@@ -47,7 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
     prepare = Prepare(run.spec.dataset)
     check_links(run.folder, "export", given.trust)
     out: Path = given.out or run.folder / "export"
-    out.mkdir(parents=True, exist_ok=True)
     with run.loader(run.dataset("test"), num_workers=0) as loader:
         images = next(iter(loader))["image"][:COMPARED].contiguous()
     images = torch.cat([images, images])[: max(2, len(images))]  # torch.export would fix a batch size of 1

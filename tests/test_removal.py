@@ -39,38 +39,29 @@ def copy_without(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def call(folder: Path, *arguments: str, seconds: float = 560) -> str:
+def call(folder: Path, *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=560
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
-
-
-def check(folder: Path, tests: list[str], removed: list[str]) -> None:
-    call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert ("verdict" in summary) == ("report and verdict" in PARTS.keys() - set(removed))
-    call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
-    assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" in PARTS.keys() - set(removed))
-    call(folder, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
-    call(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
 
 
 @pytest.mark.skipif(not PARTS, reason="a fork has deleted them all")
-@pytest.mark.timeout(900)
-def test_everything_that_can_be_deleted_can_be_deleted_at_once(tmp_path):
-    tests = ["tests/test_train.py", "tests/training/test_config.py", "tests/training/test_sets.py"]
-    check(copy_without(tmp_path, list(PARTS)), tests, list(PARTS))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", PARTS)
-def test_each_part_can_be_deleted_by_itself(tmp_path, name):
-    tests = ["tests/test_train.py", "tests/training", "tests/data", "tests/models", "tests/scripts"]
-    check(copy_without(tmp_path, [name]), tests, [name])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("removed", ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in PARTS)])
+def test_a_part_can_be_deleted_and_so_can_all_at_once(tmp_path, removed):
+    names = list(PARTS) if removed == "all" else [removed]
+    left = PARTS.keys() - set(names)
+    folder = copy_without(tmp_path, names)
+    call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert ("verdict" in summary) == ("report and verdict" in left)
+    call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
+    assert (folder / "sweep" / "sweep.md").exists() == ("sweep table and picture" in left)
+    # All tests are collected; those run that use the most parts.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow"]
+    call(folder, "-m", "pytest", *options, "-k", "test_train.py or test_config.py or test_doors.py", "tests")
 
 
 def test_the_core_imports_none_of_the_parts():

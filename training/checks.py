@@ -61,6 +61,8 @@ def check_dataset(
     for name in task.inputs:
         if name not in batch:
             raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
+    if collate:  # the samples are read one by one
+        return batch
     if offers(dataset, "sample_spec"):  # an inherited one may describe other samples
         _check_spec(dataset.sample_spec(), samples.name, batch)
     if offers(dataset, "read_batch") and not is_random and getattr(dataset, "decode_on", "workers") != "device":
@@ -148,6 +150,18 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
     trainer.metrics.forget()
     if not any(trainer.task.metric.startswith(f"{name}_") for name in metrics):  # compute() may return several
         check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
+
+
+def check_saved(trainer: Trainer) -> None:
+    """Raises ConfigError if an optimizer trains a parameter that a checkpoint would not have."""
+    modules = (trainer.model, *trainer.others.values())
+    saved = {id(parameter) for module in modules for parameter in module.parameters()}
+    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    if any(id(parameter) not in saved for group in groups for parameter in group["params"]):
+        raise ConfigError(
+            f"trainer: {type(trainer).__name__}.configure_optimizers trains a parameter that checkpoints would not "
+            "have: put it into self.model, or into a module that is an attribute of the trainer"
+        )
 
 
 def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:

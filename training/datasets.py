@@ -87,7 +87,7 @@ class Datasets:
         return (
             f"{self.name}: {len(self.train):,} {self.what}{classes}, {validation}{len(self.test):,} to test; "
             f"loader={config.loader.name}, {config.loader.num_workers} workers; "
-            f"{steps:,} steps of {config.train.batch_size} {self.what}, learning rate {config.optim.get('lr')}"
+            f"{steps:,} steps of {config.train.batch_size} {self.what}"
         )
 
     @property
@@ -167,14 +167,13 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
 
 
 def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
-    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged."""
-    if offers(dataset, "read_batch") or offers(dataset, "arrays"):
+    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged.
+
+    A collate function needs single samples: with it, no dataset reads whole batches.
+    """
+    if not has_collate and (offers(dataset, "read_batch") or offers(dataset, "arrays")):
         return dataset
-    samples = as_checked(dataset, task, has_collate)
-    for name in ("classes", "mean", "std", "labels"):
-        if hasattr(dataset, name):
-            setattr(samples, name, getattr(dataset, name))
-    return samples
+    return as_checked(dataset, task, has_collate)
 
 
 def with_preprocessing(config: Config) -> tuple[dict[str, Any], Preprocessing]:

@@ -8,7 +8,8 @@ overrides any of
     configure_optimizers() -> optimizers    one, or a list
 
 A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, and return None.
-self.model is the network: what is trained and saved has to be a part of it. self.log(name=value) adds to the log.
+self.model is the network. Other modules that are attributes of the trainer are saved with it, and trained if an
+optimizer has their parameters. self.log(name=value) adds to the log.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tqdm import tqdm
 from loaders import Preloader
 from loaders.nested import rows
 from training.checkpoint import load_weights
-from training.checks import check_trainer
+from training.checks import check_saved, check_trainer
 from training.config import Config, ConfigError, changes
 from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
@@ -38,7 +39,7 @@ from training.optimizer import build_network, build_optimizer, count_parameters,
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
 from training.schedule import build_schedule, replay, step_all
-from training.splitting import split_batch
+from training.step import Step, split_batch
 from training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self._nan_seen = self._is_in_step = self.resumed_at_epoch_end = False
+        self._nan_seen = self.is_in_step = self.resumed_at_epoch_end = False
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -87,9 +88,10 @@ class Trainer:
         check_trainer(self, data)
         if self.config.compile:
             self.model.compile()
-        self.parallel = self.processes.parallel(_Step(self))
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
+        check_saved(self)
+        self.parallel = self.processes.parallel(Step(self))
         warmup = self.config.warmup_epochs * self._steps_per_epoch
         self.schedules = [
             build_schedule(self._schedule, optimizer, self.last_step, warmup, self._steps_per_epoch)
@@ -122,7 +124,7 @@ class Trainer:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
-        if self._is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
+        if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
             self.processes.skip_averaging(self.parallel)
         with torch.autocast(self.device.type, enabled=False):
             self.scaler.scale(loss).backward()
@@ -130,7 +132,7 @@ class Trainer:
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self._is_in_step:
+        if self.is_in_step:
             self.processes.average_gradients(parameters)
         if self.config.clip_norm is not None:
             self.scaler.unscale_(optimizer)
@@ -176,9 +178,13 @@ class Trainer:
         The number is 0 without a signal. A signal ends the evaluation early: the means are not those of all samples.
         """
         trained, means = self.model, Means(self.processes)
+        in_training = [one for module in self.others.values() for one in module.modules() if one.training]
         self.model = trained if self._mean is None else self._mean.module
+        loader.set_epoch(self.epoch)  # samples draw the same numbers in a resumed run, and in evaluate.py
+        seed_step(self.device, self.seed, self.step, self.processes.rank)
         try:
-            self.model.eval()
+            for module in (self.model, *self.others.values()):
+                module.eval()
             self.processes.share_buffers(self.model)
             disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
             for batch in tqdm(loader, "evaluating", len(loader), unit="step", leave=False, disable=disable):
@@ -188,6 +194,8 @@ class Trainer:
                     break
         finally:
             self.model = trained
+            for module in in_training:
+                module.training = True
         return means.read() | self.metrics.compute(), max(self.processes.gather(signals.received))
 
     def evaluate_with(self, mean: AveragedModel) -> None:
@@ -198,6 +206,12 @@ class Trainer:
         self._mean = mean
         if self._saved_mean is not None:
             mean.load_state_dict(self._saved_mean)
+
+    @property
+    def others(self) -> dict[str, nn.Module]:
+        """The modules that a subclass keeps beside self.model, by the names of the attributes."""
+        ours = ("model", "parallel", "_mean")
+        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module) and name not in ours}
 
     @property
     def finished(self) -> bool:
@@ -226,6 +240,7 @@ class Trainer:
         """The content of a checkpoint: what a run needs to continue from here as if it had not been stopped."""
         return {
             "model": self.model.state_dict(),
+            "others": {name: module.state_dict() for name, module in self.others.items()},
             **({} if self._mean is None else {"ema": self._mean.state_dict()}),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "optimizer_classes": [type(optimizer).__name__ for optimizer in self.optimizers],
@@ -237,6 +252,11 @@ class Trainer:
             "data_spec": asdict(self.spec),
         }
 
+    def load_others(self, saved: dict[str, Any], path: Path) -> None:
+        """Loads the weights of `others` from the checkpoint at `path`. Raises ConfigError if they do not fit."""
+        for name in self.others | saved:
+            load_weights(self.others.get(name, nn.Module()), saved.get(name, {}), path)
+
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
         """Continues from a checkpoint. Raises ConfigError if it does not fit this run.
 
@@ -244,6 +264,7 @@ class Trainer:
         settings; otherwise they continue with the same bits.
         """
         load_weights(self.model, state["model"], path)
+        self.load_others(state["others"], path)
         self._saved_mean = state.get("ema")
         theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
         if theirs != ours:
@@ -275,23 +296,5 @@ class Trainer:
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
-        return f"{type(self.model).__name__} with {count_parameters(self.model):,} parameters in {precision}"
-
-
-class _Step(nn.Module):
-    """The module that DDP wraps. Its forward pass is the training step, which may use any part of the network."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__()
-        self.model, self._trainer = trainer.model, [trainer]  # in a list: no part of this module
-
-    def forward(self, batch: dict[str, Any]) -> Tensor | None:
-        (trainer,) = self._trainer
-        trainer._is_in_step = True
-        try:
-            loss = trainer.training_step(batch)
-        finally:
-            trainer._is_in_step = False
-        if loss is not None and not isinstance(loss, Tensor):
-            raise ConfigError(f"trainer: {type(trainer).__name__}.training_step returned {loss!r}: return a tensor")
-        return loss
+        rate = "" if self.overrides("configure_optimizers") else f", learning rate {self._optim.get('lr')},"
+        return f"{type(self.model).__name__} with {count_parameters(self.model):,} parameters in {precision}{rate}"

@@ -17,7 +17,7 @@ from training.trainer import Trainer
 class Distillation(Trainer):
     """teacher: a checkpoint of model=small_cnn; None: random weights, for a try. width: its model.width.
 
-    The teacher is no part of self.model: it is neither trained nor saved.
+    The teacher is no part of self.model: it is not trained. Checkpoints have its weights, too.
     """
 
     def __init__(self, *arguments: Any, teacher: str | None = None, width: int = 16, share: float = 0.5) -> None:

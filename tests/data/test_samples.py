@@ -74,6 +74,7 @@ def test_what_is_not_augmented_is_that_of_the_dataset():
         ((IMAGE, 0.5), r"has 'label' 0\.5: give an integer, or choose task=regression"),
         ((IMAGE, "cat"), r"has 'label' 'cat': give its number, 0 to 2"),
         ((IMAGE, torch.ones(3)), r"has 'label' of shape \(3,\): .*task=multilabel"),
+        ((IMAGE, torch.ones(8, 8)), r"has 'label' of shape \(8, 8\): for a mask choose task=own with your own task"),
     ],
 )
 def test_a_sample_that_training_cannot_use_is_refused_in_a_sentence(sample, sentence):

@@ -74,3 +74,6 @@ def test_a_network_that_cannot_be_exported_ends_in_a_sentence(tmp_path):
 
     with pytest.raises(ConfigError, match=r"Sums cannot be exported with --format torch: "):
         exporting.export(Sums(), torch.ones(2, 1, 1, 1), tmp_path, "torch", 1e-3)
+    with pytest.raises(NotImplementedError, match="forward"):  # export.py makes a sentence of it
+        exporting.export(nn.Module(), torch.ones(2, 1, 1, 1), tmp_path / "none", "torch", 1e-3)
+    assert not (tmp_path / "none").exists()

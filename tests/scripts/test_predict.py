@@ -1,6 +1,7 @@
 """scripts/predict.py: the same predictions in order, none twice and none left out, whatever the interruption."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from data.subset import Subset
 from scripts import predict
 from training.config import ConfigError
 from training.finished.finished_run import FinishedRun
-from training.finished.predictions import Predictions, read_whole_rows
+from training.finished.predictions import Predictions, names_in, whole_rows
 
 HERE = "loader.num_workers=0"
 
@@ -93,9 +94,10 @@ def test_files_of_another_checkpoint_or_of_somebody_else_stay_as_they_are(traine
         run(trained, tmp_path, photos)
 
 
-def test_without_files_the_runs_own_dataset_is_predicted(trained, tmp_path):
-    run(trained, tmp_path, "data.test_length=9")
-    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(9)]
+def test_without_files_the_runs_own_dataset_is_predicted_and_the_table_lies_in_its_folder(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    predict.main([str(folder), "data.test_length=9", HERE])
+    assert [row["file"] for row in rows(folder / "predictions.csv")] == [str(number) for number in range(9)]
 
 
 @pytest.mark.parametrize("name", ["a,b", 'say "x"', "caf\udce9", "file", " a ", "return\r"])
@@ -108,8 +110,8 @@ def test_any_file_name_on_one_line_is_found_again(tmp_path, name):
     content = (tmp_path / "p.csv").read_bytes()
     for cut in range(len(content)):
         (tmp_path / "p.csv").write_bytes(content[:cut])
-        assert read_whole_rows(tmp_path / "p.csv", ["file", "class"]) == set()
-        assert (tmp_path / "p.csv").read_bytes() == b"file,class\n"
+        whole = whole_rows(tmp_path / "p.csv", ["file", "class"])
+        assert whole == b"file,class\n" and names_in(whole) == set()
 
 
 def test_a_sample_whose_reading_crashes_is_listed(trained, tmp_path, monkeypatch):

@@ -142,6 +142,39 @@ class Alternating(Trainer):
         self.log(second=loss)
 
 
+class Beside(Trainer):
+    """Keeps a trained module and a slowly following one beside the network; its scores draw random numbers."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        torch.manual_seed(1)
+        self.head = nn.Sequential(nn.Linear(10, 10), nn.Dropout(0.5), nn.Linear(10, 10))
+        self.slow = nn.Linear(10, 10).requires_grad_(False)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.05, momentum=0.9)
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.head[0].parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        assert self.head.training
+        return self.task.loss(self.head(self.model(images)), labels)
+
+    def evaluation_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        noise = torch.randn(len(images), 10)
+        assert self.step == 0 or not self.head.training
+        return {"loss": self.task.loss(self.head(self.model(images)) + self.slow(noise), labels)}
+
+
+class Unsaved(Trainer):
+    def configure_optimizers(self):
+        self.scale = nn.Parameter(torch.ones(()))
+        return torch.optim.SGD([*self.model.parameters(), self.scale], 0.1)
+
+
 class Confusion:
     """An epoch metric without synchronisation: the smallest recall of the classes that occur."""
 
@@ -279,6 +312,29 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
 
 
+class Sized(Synthetic):
+    """Has a list with a number for each sample; it is the sample's label."""
+
+    read_batch = None
+
+    def __init__(self, train: bool, **images) -> None:
+        super().__init__(train, **images)
+        self.sizes, self.wanted = [index % 10 for index in range(len(self))], 3
+
+
+def of_wanted_size(dataset):
+    assert len(dataset.sizes) == len(dataset)
+    return [number for number, size in enumerate(dataset.sizes) if size == dataset.wanted]
+
+
+@pytest.mark.parametrize("fraction", [0, 0.25])
+def test_a_sampler_sees_the_attributes_of_the_forks_dataset_also_with_a_validation_set(tmp_path, fraction):
+    Counted.seen = []
+    sampler = [f"sampler._target_={HERE}.of_wanted_size", "train.last_batch=keep", f"data.val_fraction={fraction}"]
+    train(tmp_path, f"data._target_={HERE}.Sized", *sampler, f"trainer._target_={HERE}.Counted", "train.epochs=1")
+    assert set(Counted.seen) == {3} and 15 <= len(Counted.seen) <= 26
+
+
 ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
 
 
@@ -292,6 +348,7 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
             [f"schedule._target_={HERE}.Scale"],
             r"schedule: .*returned a Scale: return a subclass of torch",
         ),
+        ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (
             ["task.metrics={f: {_target_: torch.nn.Flatten}}"],

@@ -30,6 +30,7 @@ PARTS = {  # settings of a run of 16 steps in two epochs
         *(f"trainer._target_={DOORS}.Alternating", f"model._target_={DOORS}.TwoParts", "~model.width"),
         *(f"task.metrics={{worst: {{_target_: {DOORS}.Confusion}}}}", "task.metric=worst"),
     ],
+    "modules beside the network": [*LINEAR, f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
     "batch sampler": [*LINEAR, f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=16"],
 }
 SCHEDULES = {"cosine": [], "one_cycle": [], "step": ["schedule.step_size=1"]}
@@ -102,6 +103,7 @@ def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
 )
 @example("augmented", "cosine", [(3, "SIGTERM"), (11, "error")], ["prefetch", "resident", "torch"])
 @example("two optimizers", "step", [(8, "SIGINT")], ["torch", "prefetch", "torch"])
+@example("modules beside the network", "one_cycle", [(11, "SIGTERM"), (12, "error")], ["torch", "prefetch", "torch"])
 @example("EMA", "one_cycle", [(11, "SIGTERM"), (13, "evaluation")], ["prefetch", "torch", "threads"])
 @example("fp16", "cosine", [(12, "error")], ["torch", "torch", "torch"])
 @example("batch sampler", "cosine", [(5, "SIGINT")], ["prefetch", "prefetch", "torch"])

@@ -285,6 +285,26 @@ def test_a_dataset_is_read_with_read_batch_unless_it_overrides_only_getitem(tmp_
     assert checked_by_sample == (dataset == "OwnReading")
 
 
+def halves(samples: list[dict]) -> dict:
+    batch = torch.utils.data.default_collate(samples)
+    return {**batch, "image": batch["image"][:, :4].contiguous()}
+
+
+class Half(Flat):
+    """Takes images (3, 4, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[1] = nn.Linear(4 * 8 * 3, 2)
+
+
+@pytest.mark.parametrize("loader", ["workers", "torch", "prefetch"])
+def test_a_collate_function_makes_the_batches_of_a_dataset_with_read_batch_too(tmp_path, loader):
+    overrides = [f"+data.collate._target_={HERE}.halves", f"model._target_={HERE}.Half", "~model.size"]
+    summary = train(tmp_path, *overrides, f"loader={loader}", "loader.num_workers=1", dataset="Batched")
+    assert summary["test_accuracy"] == 1.0
+
+
 def datasets(**options: object) -> Datasets:
     config = composed("model=linear", "loader.num_workers=0")
     config.data = {"_target_": f"{HERE}.Plain", "val_fraction": 0.0, "collate": None, **options}

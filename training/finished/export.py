@@ -75,15 +75,17 @@ def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance:
     """
     name, write = FORMATS[form]
     path = folder / name
+    with torch.no_grad():
+        expected, first = model(images).float(), model(images[:1]).float()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         written = write(model, images, path)
     except RuntimeError as error:  # errors of torch.export and torch.onnx are subclasses
         reason = re.sub(r"\x1b\[\d*m", "", str(error).strip()).partition("\n")[0]
         raise ConfigError(f"{type(model).__name__} cannot be exported with --format {form}: {reason}") from error
     with torch.no_grad():
-        expected = model(images).float()
-        single = written(images[:1]).float() - model(images[:1]).float()
-        difference = torch.cat([written(images).float() - expected, single]).abs().max().item()
+        differences = written(images).float() - expected, written(images[:1]).float() - first
+        difference = torch.cat(differences).abs().max().item()
     largest = expected.abs().max().item()
     sentence = (
         f"on {len(images)} test images its outputs differ by up to {difference:.2g}, and are up to {largest:.2g}"

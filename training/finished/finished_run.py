@@ -66,7 +66,12 @@ class FinishedRun:
         stored = self.spec.dataset  # its attributes may have any names: no library gets them as arguments
         values = {"_target_": stored["_target_"], "attributes": list(stored["attributes"].values())}
         check_config(values, self.path, trusted, key="data")
-        self.config, self.step = configure(settings, overrides), int(state["step"])
+        self.config, self.step, self._epoch = (
+            configure(settings, overrides),
+            int(state["step"]),
+            state["loader"]["epoch"],
+        )
+        self._others = state["others"]  # the weights of the trainer's other modules
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         self.device = chosen_device(self.config.device)
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
@@ -109,6 +114,8 @@ class FinishedRun:
         finally:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
+        trainer.load_others(self._others, self.path)
+        trainer.epoch, trainer.step = self._epoch, self.step
         self.model, self.batch_size = trainer.model.eval(), self.config.train.batch_size
         return trainer
 

@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from training.config import ConfigError
 from training.files import write_whole
@@ -20,7 +20,7 @@ FAILED = ("file", "reason")
 
 
 class Predictions:
-    """The two tables, opened for appending; `done` has the names of the samples in them.
+    """The two tables, to append to; `done` has the names of the samples in them.
 
     path: PATH.csv. header: its columns; the first one is the sample's name, as in PATH_failed.csv. about: the network
     and the data of the predictions, for PATH_about.json. Raises ConfigError if the files there have another `about`.
@@ -36,14 +36,21 @@ class Predictions:
                 f"{', '.join(existing)} exist, and are not predictions of this checkpoint for these data: choose "
                 "another --out, or delete them"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(about_path, text)
-        tables = (path, header), (failed, FAILED)
-        self.path, self.done = path, set[str]().union(*(read_whole_rows(*table) for table in tables))
-        self._files = [table.open("a", newline="", encoding="utf-8", errors="surrogateescape") for table, _ in tables]
+        self.path, self._about, self._files = path, (about_path, text), list[TextIO]()
+        self._whole = {path: whole_rows(path, header), failed: whole_rows(failed, FAILED)}
+        self.done = {name for rows in self._whole.values() for name in names_in(rows)}
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(*self._about)
+        for path, rows in self._whole.items():
+            path.write_bytes(rows)
+            self._files.append(path.open("a", newline="", encoding="utf-8", errors="surrogateescape"))
 
     def append(self, rows: Iterable[Sequence[object]], failed: Iterable[Sequence[object]]) -> None:
-        """Appends rows to both tables. They are in the files when this returns."""
+        """Appends rows to both tables; the first call makes the files. The rows are in them when this returns."""
+        if not self._files:
+            self._open()
         for file, new in zip(self._files, (rows, failed), strict=True):
             csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
             file.flush()
@@ -56,11 +63,13 @@ class Predictions:
             file.close()
 
 
-def read_whole_rows(path: Path, header: Sequence[str]) -> set[str]:
-    """Returns the first cells of the rows. Cuts off an incomplete last row; writes the header into an empty file."""
+def whole_rows(path: Path, header: Sequence[str]) -> bytes:
+    """The content of the table without an incomplete last row; only the header if there is no file."""
     content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1] or (",".join(header) + "\n").encode()
-    if whole != content:
-        path.write_bytes(whole)
-    text = io.StringIO(whole.decode("utf-8", "surrogateescape"), newline="")
+    return content[: content.rfind(b"\n") + 1] or (",".join(header) + "\n").encode()
+
+
+def names_in(table: bytes) -> set[str]:
+    """The first cells of the table's rows."""
+    text = io.StringIO(table.decode("utf-8", "surrogateescape"), newline="")
     return {row[0] for row in list(csv.reader(text))[1:]}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from data.synthetic import Synthetic
 from scripts import evaluate, predict
 from tests.configs import composed
 from train import run
@@ -27,6 +28,33 @@ class Margins(Trainer):
     def evaluation_step(self, batch):
         outputs = self.model(batch["image"])
         return {"margin": outputs.max(1).values - outputs.min(1).values}
+
+
+class Noise(Trainer):
+    """Its score depends on a module beside the network, on dropout there, and on random numbers."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.1)
+
+    def training_step(self, batch):
+        return self.task.loss(self.head(self.model(batch["image"])), batch["label"])
+
+    def evaluation_step(self, batch):
+        return {"noise": self.head(self.model(batch["image"])).mean(1) + torch.randn(len(batch["label"]))}
+
+
+class Noisy(Synthetic):
+    """Its test samples draw random numbers."""
+
+    read_batch = None
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"].roll(int(torch.randint(8, ())), 0)}
 
 
 class Failing(Margins):
@@ -81,10 +109,11 @@ def trained(folder, *overrides):
     return run(composed(*small, "loader.num_workers=0", "timing.trial_seconds=0", *overrides), folder)
 
 
-def evaluated(folder):
-    return evaluate.main([str(folder), "loader.num_workers=0", "--trust", HERE, "device=cpu"])
+def evaluated(folder, *overrides):
+    return evaluate.main([str(folder), "loader.num_workers=0", "--trust", HERE, "device=cpu", *overrides])
 
 
+WORKER = ["loader=workers", "loader.num_workers=1"]  # in a worker process, samples draw from seeded generators
 MARGINS = [f"trainer._target_={HERE}.Margins", "task.metric=margin"]
 
 
@@ -94,10 +123,13 @@ MARGINS = [f"trainer._target_={HERE}.Margins", "task.metric=margin"]
         ([f"+task.metrics.share._target_={HERE}.Share"], {"loss", "accuracy", "share", "classes"}, set()),
         ([f"task._target_={HERE}.Pairs"], {"loss"}, set()),  # which depends on the batch
         (MARGINS, {"margin"}, {"accuracy", "classes"}),
+        ([f"data._target_={HERE}.Noisy", *WORKER], {"loss", "accuracy"}, set()),
+        ([f"trainer._target_={HERE}.Noise", "task.metric=noise"], {"noise"}, {"accuracy"}),
     ],
 )
 def test_all_scores_are_those_of_the_run(tmp_path, overrides, names, absent):
-    summary, result = trained(tmp_path, *overrides), evaluated(tmp_path)
+    summary = trained(tmp_path, *overrides, "train.epochs=2")
+    result = evaluated(tmp_path / "checkpoints" / "last.pt", *(WORKER if WORKER[0] in overrides else ()))
     assert names <= result.keys() and not absent & result.keys()
     for name in names - {"classes"}:
         assert result[name] == pytest.approx(summary[f"test_{name}"], rel=1e-5), name
@@ -137,3 +169,4 @@ def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sente
     trained(tmp_path, *overrides)
     with pytest.raises(ConfigError, match=sentence):
         predict.main([str(tmp_path), "--trust", HERE, "loader.num_workers=0", "--out", str(tmp_path / "p.csv")])
+    assert not list(tmp_path.glob("p*")), "a refusal leaves no file"

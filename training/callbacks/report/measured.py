@@ -89,12 +89,12 @@ class Measured:
     @property
     def obstacle(self) -> str:
         """Why steps with free data say nothing about this run: a key of `reasons` in verdict.py, or ""."""
+        if self.free is not None and self.sizes[1] > VARIES * self.sizes[0]:
+            return "sizes"
         if self.others > MOST_OTHERS:
             return "others"
         if self.free is None:
             return ""
-        if self.sizes[1] > VARIES * self.sizes[0]:
-            return "sizes"
         if self.free.high > DISAGREE * self.free.low:
             return "repetitions"
         saved = self.step - self.free.middle

@@ -48,14 +48,14 @@ class Trials:
     def keep_batch(self, loader: Preloader) -> tuple[int, int]:
         """Keeps the loader's next batch for `free`. Returns how many numbers the smallest and the largest batch have.
 
-        They are counted in the next MOST_BATCHES batches, or in those that arrive within the seconds of a measurement.
+        They are counted in the next MOST_BATCHES batches, or in fewer if these would take too long.
         """
-        sizes, until = [], time.perf_counter() + self._seconds
+        sizes, began = list[int](), time.perf_counter()
         with self._apart_from_the_run():
             for batch in islice(loader, MOST_BATCHES if self._seconds else 0):
                 self._batch = batch if self._batch is None else self._batch
                 sizes.append(sum(tensor.numel() for tensor in tensors(batch)))
-                if time.perf_counter() > until:
+                if self._takes_too_long(1, time.perf_counter() - began):
                     break
         return min(sizes, default=1), max(sizes, default=1)
 

@@ -1,13 +1,36 @@
-"""train.accumulate: splits a batch into parts that are computed one after the other."""
+"""A training step: the module that DDP wraps, and the parts that train.accumulate makes of a batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from loaders.nested import rows
 from training.config import ConfigError
+
+if TYPE_CHECKING:
+    from training.trainer import Trainer
+
+
+class Step(nn.Module):
+    """The trainer's modules; the forward pass is its training step, which may use any part of them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        others = (one for one in trainer.others.values() if any(weight.requires_grad for weight in one.parameters()))
+        self.parts, self._trainer = nn.ModuleList([trainer.model, *others]), [trainer]  # in a list: no part of this
+
+    def forward(self, batch: dict[str, Any]) -> Tensor | None:
+        (trainer,) = self._trainer
+        trainer.is_in_step = True
+        try:
+            loss = trainer.training_step(batch)
+        finally:
+            trainer.is_in_step = False
+        if loss is not None and not isinstance(loss, Tensor):
+            raise ConfigError(f"trainer: {type(trainer).__name__}.training_step returned {loss!r}: return a tensor")
+        return loss
 
 
 def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
