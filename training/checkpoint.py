@@ -29,7 +29,7 @@ from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
-KEYS = {"model", "others", "optimizers", "optimizer_classes", "schedules", "loader", "step", "config"}
+KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step", "config"}
 UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 

@@ -264,7 +264,7 @@ class Trainer:
         settings; otherwise they continue with the same bits.
         """
         load_weights(self.model, state["model"], path)
-        self.load_others(state["others"], path)
+        self.load_others(state.get("others", {}), path)
         self._saved_mean = state.get("ema")
         theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
         if theirs != ours:

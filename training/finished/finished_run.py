@@ -71,7 +71,7 @@ class FinishedRun:
             int(state["step"]),
             state["loader"]["epoch"],
         )
-        self._others = state["others"]  # the weights of the trainer's other modules
+        self._others = state.get("others", {})  # the weights of the trainer's other modules
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         self.device = chosen_device(self.config.device)
         # On a CPU, larger batches are slower: for each normalised batch the system would have to map new memory.
