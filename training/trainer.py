@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from loaders import Preloader
 from loaders.nested import rows
-from training.checkpoint import load_weights
+from training.checkpoint import load_others, load_weights
 from training.checks import check_saved, check_trainer
 from training.config import Config, ConfigError, changes
 from training.datasets import Datasets
@@ -251,11 +251,6 @@ class Trainer:
             "data_spec": asdict(self.spec),
         }
 
-    def load_others(self, saved: dict[str, Any], path: Path) -> None:
-        """Loads the weights of `others` from the checkpoint at `path`. Raises ConfigError if they do not fit."""
-        for name in self.others | saved:
-            load_weights(self.others.get(name, nn.Module()), saved.get(name, {}), path)
-
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
         """Continues from a checkpoint. Raises ConfigError if it does not fit this run.
 
@@ -263,7 +258,7 @@ class Trainer:
         settings; otherwise they continue with the same bits.
         """
         load_weights(self.model, state["model"], path)
-        self.load_others(state["others"], path)
+        load_others(self.others, state["others"], path)
         self._saved_mean = state.get("ema")
         theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
         if theirs != ours:
