@@ -29,6 +29,7 @@ from training.processes import Processes, start_processes
 from training.results import Results
 from training.run import Run, build_callbacks
 from training.samplers import build_samplers, total_steps
+from training.schedule import step_all
 from training.stopping import StopSignals
 from training.targets import build
 from training.trainer import Trainer
@@ -179,8 +180,8 @@ def train_epoch(run: Run) -> None:
             log_steps(run)
             last_logged = trainer.step
         timer.end_step()
-        if loader.state_dict()["samples"] == 0:  # a checkpoint of now is of a complete epoch
-            trainer.end_epoch()
+        if trainer.by_epoch and loader.state_dict()["samples"] == 0:  # a checkpoint of now is of a complete epoch
+            step_all(trainer.schedules)
         run.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
         if trainer.finished:
             break

@@ -220,6 +220,17 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path)
     model.load_state_dict(weights)
 
 
+def load_others(modules: dict[str, nn.Module], saved: dict[str, dict[str, torch.Tensor]], path: Path) -> None:
+    """Loads the weights of the modules that a trainer keeps beside its network. Raises ConfigError if they differ."""
+    if modules.keys() != saved.keys():
+        raise ConfigError(
+            f"{path} has {', '.join(saved) or 'no modules'} beside the network, and this run's trainer "
+            f"{', '.join(modules) or 'none'}: make the same modules in its __init__"
+        )
+    for name, module in modules.items():
+        load_weights(module, saved[name], path)
+
+
 def _reason(error: Exception) -> str:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):  # torch.save hides why a write failed

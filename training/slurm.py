@@ -1,27 +1,12 @@
-"""What jobs on a Slurm cluster need: conf/callbacks/standard/slurm.yaml, conf/hydra/launcher/submitit_slurm.yaml."""
+"""What a job of conf/hydra/launcher/submitit_slurm.yaml needs: conf/callbacks/standard/slurm.yaml."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from typing import Any
 
-from hydra.experimental.callback import Callback
-
 from training.run import Run
-
-
-class CheckSlurm(Callback):
-    """Hydra's callback: ends a sweep in a sentence if there is no Slurm here to submit its jobs to."""
-
-    def on_multirun_start(self, config: Any, **_: Any) -> None:
-        if config.hydra.runtime.choices.get("hydra/launcher") == "submitit_slurm" and shutil.which("srun") is None:
-            sys.exit(
-                "error: hydra/launcher=submitit_slurm submits to Slurm, and there is no srun here: run it on a login "
-                "node of the cluster, or use hydra/launcher=joblib on this machine"
-            )
 
 
 class Requeue:

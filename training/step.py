@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from loaders.nested import rows
 from training.config import ConfigError
 
 if TYPE_CHECKING:
@@ -33,14 +32,13 @@ class Step(nn.Module):
         return loss
 
 
-def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
-    """Splits tensors (B, ...) and lists of B items into parts of equal length, but for the last.
+def split_batch(batch: dict[str, Any], count: int, parts: int) -> list[tuple[dict[str, Any], int]]:
+    """Splits a batch of `count` samples: tensors (B, ...) and lists of B items. Returns parts, and their samples.
 
-    Raises ConfigError for any other field: its parts would not belong to their samples.
+    They are of equal length, but for the last. Raises ConfigError for any other field, which would not fit a part.
     """
     if parts == 1:
-        return [batch]
-    count = rows(batch)
+        return [(batch, count)]
     for name, value in batch.items():
         length = len(value) if isinstance(value, list) or (isinstance(value, Tensor) and value.ndim) else None
         if length != count:
@@ -51,4 +49,7 @@ def split_batch(batch: dict[str, Any], parts: int) -> list[dict[str, Any]]:
                 "per sample"
             )
     size = -(-count // parts)
-    return [{name: value[at : at + size] for name, value in batch.items()} for at in range(0, count, size)]
+    return [
+        ({name: value[at : at + size] for name, value in batch.items()}, min(size, count - at))
+        for at in range(0, count, size)
+    ]

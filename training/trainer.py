@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from loaders import Preloader
 from loaders.nested import rows
-from training.checkpoint import load_weights
+from training.checkpoint import load_others, load_weights
 from training.checks import check_saved, check_trainer
 from training.config import Config, ConfigError, changes
 from training.datasets import Datasets
@@ -59,6 +59,7 @@ class Trainer:
     def __init__(self, config: Config, data: Datasets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
         self._optim, self._schedule = config.optim, config.schedule
+        self.by_epoch = config.schedule.get("every") == "epoch"  # whether schedules step once an epoch
         self.settings = asdict(config)
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
@@ -71,7 +72,8 @@ class Trainer:
         self.model: Any = build_network(config, data.spec.model_options, self.device)
         self.memory_format = memory_format(self.config.channels_last, self.device)
         self.dtype = choose_dtype(self.config.precision, self.device)
-        self.autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        is_fp32 = self.dtype == torch.float32
+        self.autocast = nullcontext() if is_fp32 else torch.autocast(self.device.type, self.dtype)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
         says = self.metrics.higher_is_better(self.task.metric)
@@ -126,7 +128,7 @@ class Trainer:
         """Adds the gradients of `loss` to those of the parameters."""
         if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
             self.processes.skip_averaging(self.parallel)
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
             self.scaler.scale(loss).backward()
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
@@ -142,16 +144,18 @@ class Trainer:
 
     def train_step(self, batch: dict[str, Any]) -> None:
         """One step of the run. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
-        training_mode(self.model)
+        if not self.model.training:  # it walks all modules: once after each evaluation is enough
+            training_mode(self.model)
         seed_step(self.device, self.seed, self.step, self.processes.rank)
-        parts, count, loss = split_batch(batch, self.config.accumulate), rows(batch), None
-        for number, part in enumerate(parts, 1):
+        count, loss = rows(batch), None
+        parts = split_batch(batch, count, self.config.accumulate)
+        for number, (part, size) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
                 with self.autocast:
                     loss = self.parallel(part)
                 if loss is not None:
-                    self.means.add(rows(part), {"loss": loss})
-                    self.backward(loss * (rows(part) / count))
+                    self.means.add(size, {"loss": loss})
+                    self.backward(loss if size == count else loss * (size / count))
         if loss is not None:
             for optimizer in self.optimizers:
                 self.optimizer_step(optimizer)
@@ -162,14 +166,9 @@ class Trainer:
             )
         if self.scaler.is_enabled():
             self.scaler.update()
-        if self._schedule.get("every") != "epoch" and self.step < self.last_step:  # measurements come after
+        if not self.by_epoch and self.step < self.last_step:  # measurements come after
             step_all(self.schedules)
         self.step += 1
-
-    def end_epoch(self) -> None:
-        """Steps the schedules that change once an epoch, after the last step of a complete one."""
-        if self._schedule.get("every") == "epoch":
-            step_all(self.schedules)
 
     @torch.inference_mode()
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
@@ -252,11 +251,6 @@ class Trainer:
             "data_spec": asdict(self.spec),
         }
 
-    def load_others(self, saved: dict[str, Any], path: Path) -> None:
-        """Loads the weights of `others` from the checkpoint at `path`. Raises ConfigError if they do not fit."""
-        for name in self.others | saved:
-            load_weights(self.others.get(name, nn.Module()), saved.get(name, {}), path)
-
     def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
         """Continues from a checkpoint. Raises ConfigError if it does not fit this run.
 
@@ -264,7 +258,7 @@ class Trainer:
         settings; otherwise they continue with the same bits.
         """
         load_weights(self.model, state["model"], path)
-        self.load_others(state.get("others", {}), path)
+        load_others(self.others, state.get("others", {}), path)
         self._saved_mean = state.get("ema")
         theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
         if theirs != ours:
@@ -284,7 +278,7 @@ class Trainer:
             raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             if has_new_rates:
-                replay(schedule, self.epoch if self._schedule.get("every") == "epoch" else self.step)
+                replay(schedule, self.epoch if self.by_epoch else self.step)
             else:
                 schedule.load_state_dict(saved)
         if self.scaler.is_enabled() and state["scaler"]:

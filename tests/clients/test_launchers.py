@@ -13,11 +13,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from training.config import ConfigError
 from training.launch import all_done, check_launcher
-from training.slurm import CheckSlurm, Requeue
+from training.slurm import Requeue
 
 sweep_module = pytest.importorskip("training.sweeps.sweep", reason="a fork may have deleted it")
 Sweep, write_report, print_sweep = sweep_module.Sweep, sweep_module.write_report, sweep_module.print_sweep
@@ -141,15 +140,6 @@ def test_a_launcher_that_is_not_installed_is_refused_with_the_pip_command(monkey
     with pytest.raises(ConfigError, match=sentence):
         check_launcher(["-m", "seed=0,1", "hydra/launcher=joblib"])
     check_launcher(["-m", "seed=0,1"])
-
-
-def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "submitit_slurm"}}}})
-    with pytest.raises(SystemExit, match="there is no srun here"):
-        CheckSlurm().on_multirun_start(config)
-    config.hydra.runtime.choices = {"hydra/launcher": "basic"}
-    CheckSlurm().on_multirun_start(config)
 
 
 @pytest.mark.parametrize(

@@ -163,3 +163,10 @@ def test_weights_of_another_model_are_refused_with_the_first_difference(tmp_path
         ConfigError, match=r"does not fit this run's Linear: \S+ is .* in the checkpoint and .* in the model"
     ):
         load_weights(nn.Linear(2, 3), other.state_dict(), tmp_path)
+
+
+def test_modules_beside_the_network_have_to_be_those_of_the_checkpoint():
+    checkpoint.load_others({"head": nn.Linear(2, 3)}, {"head": nn.Linear(2, 3).state_dict()}, Path("x.pt"))
+    for modules, sentence in (({}, "trainer none: make the same"), ({"head": nn.Linear(2, 4)}, "bias is")):
+        with pytest.raises(ConfigError, match=rf"^x\.pt .*{sentence}"):
+            checkpoint.load_others(modules, {"head": nn.Linear(2, 3).state_dict()}, Path("x.pt"))

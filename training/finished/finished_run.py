@@ -21,7 +21,7 @@ from data.subset import split as split_dataset
 from data.transform import Normalize
 from loaders import Preloader, build_loader
 from loaders.preload.accelerator import chosen_device
-from training.checkpoint import find_checkpoint, load_weights
+from training.checkpoint import find_checkpoint, load_others, load_weights
 from training.command_line import compose_with
 from training.config import Config, ConfigError, checked, full_errors, one_line
 from training.data_spec import DataSpec
@@ -114,7 +114,7 @@ class FinishedRun:
         finally:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
-        trainer.load_others(self._others, self.path)
+        load_others(trainer.others, self._others, self.path)
         trainer.epoch, trainer.step = self._epoch, self.step
         self.model, self.batch_size = trainer.model.eval(), self.config.train.batch_size
         return trainer
