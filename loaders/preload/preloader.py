@@ -31,11 +31,8 @@ class StateMethods(OptionalMethods):
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the loader's state after the last batch that the consumer received."""
-        if self._is_running() and self._epoch.state is not None:
-            state = dict(self._epoch.state)
-            if state.get("epoch") != self._epoch.position.epoch and self._named_epoch is not None:
-                state["epoch"] = self._named_epoch  # the running epoch has no batches left
-            return state
+        if self._is_running() and self._epoch.state is not None and not self._epoch.is_over():
+            return dict(self._epoch.state)
         if self._last_state is not None:
             return dict(self._last_state)
         self._pass_on_epoch()
