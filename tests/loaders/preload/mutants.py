@@ -59,9 +59,9 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
-    "a slot is taken for torch's pinned memory": [("loaders/workers/epochs.py", "deepcopy(batch)", "batch")],
-    "tensors of one copy share a version": [(TRANSFER, "offset).data", "offset)")],
-    "a tensor of one copy is another's": [(TRANSFER, "// width\n", "// width * 0\n")],
+    "a slot is taken for torch's pinned memory": [(TRANSFER, "deepcopy(batch)", "batch")],
+    "tensors of one copy share a version": [(TRANSFER, "= view.data", "= view")],
+    "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
     "a resident set is freed while it is read": [
