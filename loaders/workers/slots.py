@@ -8,13 +8,13 @@ is written again only when nobody is left who could read it:
   Otherwise the slot is retired: its memory is unmapped and closed, and the kernel frees it with the last process that
   uses it.
 
-A slot that has to be page-locked is locked when it is made, before its first lease, and never grows: for larger batches
-another slot is made. It is unlocked when the last array on it dies, and only then unmapped. So a copy to a device, whose
-batch is held until it is done, reads locked memory from beginning to end. If locking fails, slots stay as they are: they
-serve all the same, and a warning gives the reason once.
+A slot that has to be page-locked is locked when it is made, before its first lease, and never grows: for larger
+batches another slot is made. It is unlocked when the last array on it dies, and only then unmapped. So a copy to a
+device, whose batch is held until it is done, reads locked memory from beginning to end. If locking fails, slots serve
+all the same, and a warning gives the reason once.
 
-Slots of worker processes, and page-locked ones, lie in shared memory, which a fork does not move; those of threads in the
-process's private memory.
+Slots of worker processes, and page-locked ones, lie in shared memory, which a fork does not move; those of threads in
+the process's private memory.
 """
 
 from __future__ import annotations
