@@ -45,7 +45,7 @@ Transform = Callable[[Any, Random], Any]
 class DeviceCopier:
     """Prepares batches on `device`: if that has streams and `depth` is not 0, on a separate stream.
 
-    One thread at a time may call `prepare`; another may call `begin`, `hand_over` and `used` meanwhile. Raises
+    One thread at a time may call `prepare`; another may call `open`, `hand_over` and `used` meanwhile. Raises
     RuntimeError for a device that does not exist.
     """
 
@@ -65,26 +65,25 @@ class DeviceCopier:
         self._lane = PRELOADER if depth else TRAINING
 
     def open(self, loader: Any) -> Any:
-        """Returns iter(loader), called with the device current. The loader is told that its batches will be held."""
+        """Returns iter(loader), called with the device current. The loader is told that its batches will be held.
+
+        The side stream waits for the work that the calling thread has queued, in iter(loader) too: it may read memory
+        to be reused. The batches of an epoch that was left early count as used now.
+        """
         holds = hasattr(loader, "holds_batches_until_copied")
         with self._accelerator.current():
             if holds:
                 loader.holds_batches_until_copied = self._accelerator.has_streams  # elsewhere copies block
             try:
-                return iter(loader)
+                batches = iter(loader)
             finally:
                 if holds:  # only this iterator's batches are held: others may use the loader, too
                     loader.holds_batches_until_copied = False
-
-    def begin(self) -> None:
-        """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused.
-
-        The batches of an epoch that was left early count as used now.
-        """
         if self._stream is not None:
             self._stream.wait_stream(self._accelerator.current_stream())
             while self._num_used < self._num_prepared:
                 self.used()
+        return batches
 
     def used(self) -> None:
         """Notes that the consumer, in whose thread this is called, has queued all its work on its newest batch."""

@@ -182,7 +182,6 @@ class Preloader(Closeable):
     def _open_epoch(self) -> PreloadedEpoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
         batches = self._copier.open(self.loader)
-        self._copier.begin()  # after iter(), which may have queued work on the device
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
         except (AttributeError, RuntimeError, ValueError):  # the loader has no state, or its order cannot be resumed

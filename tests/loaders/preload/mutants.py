@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-COPY, PRELOADER = "loaders/preload/device_copy.py", "loaders/preload/preloader.py"
+COPY = "loaders/preload/device_copy.py"
 EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
 HOLD = "self._copies.append((stream.record_event(), batch))"
@@ -20,7 +20,7 @@ RECORD = "tensor.record_stream(consumer)"
 TRANSFORM = "            if self.transform is not None:\n"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
-BEGIN = "        self._copier.begin()"
+BEGIN = "self._stream.wait_stream(self._accelerator.current_stream())"
 
 # What is replaced, by what: (file, before, after) each.
 MUTANTS: dict[str, list[tuple[str, str, str]]] = {
@@ -46,10 +46,10 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()"),
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
-    "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
+    "no begin": [(COPY, BEGIN, "pass")],
     "begin before iter()": [
-        (PRELOADER, f"{BEGIN}  #", "        #"),
-        (PRELOADER, "        batches = self._copier.open", f"{BEGIN}\n        batches = self._copier.open"),
+        (COPY, BEGIN, "pass"),
+        (COPY, "batches = iter(loader)", f"_ = self._stream and {BEGIN}; batches = iter(loader)"),
     ],
     "released before the transform": [
         (COPY, MOVE, MOVE + EARLY),
