@@ -8,6 +8,7 @@ are SimpleQueues, because an exception from a signal handler can leave a Conditi
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from ..background import check_owner, start_thread
 from ..base import ENDED, Delivery, Position
 from ..nested import rows
 from ..randomness import Random
+from ..samplers import length_of
 from .device_copy import DeviceCopier
 
 # A thread may be inside the loader's next(). close() waits JOIN_SECONDS for it, then closes the loader, so that next()
@@ -64,6 +66,8 @@ class PreloadedEpoch:
         rank: int,
     ) -> None:
         self.position = position
+        length = length_of(batches)
+        self.length = None if length == sys.maxsize else length  # in batches, if the loader's iterator knows it
         self._batches, self._copier, self._depth, self._state_of = batches, copier, depth, state_of
         self._key, self._rank = (seed, position.epoch), rank
         self._number = position.batch  # of the next batch
