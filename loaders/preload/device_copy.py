@@ -101,7 +101,7 @@ class DeviceCopier:
         `batch_id`, its epoch and number, is for the timeline. Raises ValueError for a batch on several devices.
         """
         self._wait_for_room()
-        times, events = [time.perf_counter()], [self._event()]
+        times, events, done = [time.perf_counter()], [self._event()], None
         try:
             prepared = self._moved(batch)
             times.append(time.perf_counter())
@@ -110,8 +110,8 @@ class DeviceCopier:
                 prepared = self.transform(prepared, random)
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
             if self._accelerator.has_streams:
-                stream = self._stream or self._accelerator.current_stream()
-                self._copies.append((stream.record_event(), batch))
+                done = (self._stream or self._accelerator.current_stream()).record_event()
+                self._copies.append((done, batch))
                 self.release_copied()
         times.append(time.perf_counter())
         events.append(self._event())
@@ -122,7 +122,7 @@ class DeviceCopier:
                 self.timeline.add(self._lane, activity, *host, batch_id)
                 if device[0] is not None:
                     self.timeline.add_device(COPY_STREAM, activity, *device, batch_id)
-        return prepared, None if self._stream is None else self._stream.record_event()
+        return prepared, None if self._stream is None else done
 
     def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
         """Counts the time since `began` (time.perf_counter), which the host spent in the loader's next()."""
