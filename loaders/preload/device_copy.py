@@ -109,12 +109,12 @@ class DeviceCopier:
             if self.transform is not None:
                 prepared = self.transform(prepared, random)
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
+            times.append(time.perf_counter())
+            events.append(self._event())
             if self._accelerator.has_streams:
                 done = (self._stream or self._accelerator.current_stream()).record_event()
                 self._copies.append((done, batch))
                 self.release_copied()
-        times.append(time.perf_counter())
-        events.append(self._event())
         self.figures["copy_seconds"] += times[1] - times[0]
         self.figures["transform_seconds"] += times[2] - times[1]
         if self.timeline is not None:

@@ -122,14 +122,15 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
     class OnDevice(Rows):
         def arrays(self):
             x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
-            for _ in range(10):  # late, on the stream that is current in iter()
+            for _ in range(40):  # late, on the stream that is current in iter()
                 x += 1
             return {"x": x, "label": np.arange(ROWS)}
 
+    sim.kernel_seconds = 0.01
     for depth in (0, 2):
         with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
             seen = consumed(loader)
-        assert [low for low, _, _ in seen] == [[20] * BATCH] * (ROWS // BATCH)
+        assert [low for low, _, _ in seen] == [[80] * BATCH] * (ROWS // BATCH)
 
 
 def test_a_resident_set_is_freed_only_when_nothing_reads_it():
