@@ -151,7 +151,8 @@ class PreloadedEpoch:
         """Waits for the next item, and returns it: the same one again until it is delivered."""
         if self._thread is not None:
             check_owner(self._owner, "batches")
-        if self._got and self._got[0].is_delivered:  # an exception came before the call of _make_room
+        item = next(iter(self._got), None)
+        if item is not None and item.is_delivered:  # an exception came before the call of _make_room
             self._make_room()
         if not self._is_closed and not self._got:
             fetch: Callable[[], Item | None] = self._make if self._thread is None else self._items.get
