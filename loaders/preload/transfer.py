@@ -31,7 +31,7 @@ PARTS = {
 
 
 class _Group:
-    """Tensors on the host that are copied together: the bytes from `start` to `end`."""
+    """Tensors on the host, each with its address, that are copied together: the bytes from `start` to `end`."""
 
     def __init__(self, first: torch.Tensor, start: int) -> None:
         size = first.nbytes
@@ -52,16 +52,16 @@ class _Group:
         return True
 
     def copy(self, device: torch.device, copies: dict[int, torch.Tensor]) -> None:
-        """Copies the group, and notes each tensor's copy by its id. The memory on the host must stay until then."""
-        size, is_alone = self._end - self._start, len(self._members) == 1
-        source = self._members[0][0]
+        """Copies the group, and notes each tensor's copy by its id. The host's memory must stay until that is done."""
+        size, first, is_alone = self._end - self._start, self._members[0][0], len(self._members) == 1
+        source = first
         if not is_alone:
             source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
         if not self._is_pinned:
             source = source.pin_memory()  # from pageable memory the copy would be synchronous
         copy = source.to(device, non_blocking=True)
         if is_alone:
-            copies[id(self._members[0][0])] = copy
+            copies[id(first)] = copy
             return
         flat: dict[torch.dtype, torch.Tensor] = {}
         for tensor, start in self._members:
