@@ -133,28 +133,21 @@ class ResidentLoader(EpochLoader):
         """Reads all samples, in the dataset's order, a batch at a time."""
         length, step = len(self.dataset), self.batch_size or READ_AT_ONCE
         reader = Reader(self.dataset, default_collate, True, self.seed, spec_of(self.dataset), skips=False)
-        whole, structure = None, ""
+        whole, layout = None, ""
         # The first sample is read alone, to learn how much memory all of them need.
         for start, stop in pairwise([0, *range(1, length, step), length]):
             task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
             with preserved_globals():  # the model's own draws must not change with the loader
                 part = reader.read(task, BatchBuffer()).batch
-            this_structure = repr(move(part, lambda _: "tensor"))
             if whole is None:
-                whole, structure = self._make_room(part), this_structure
+                whole, layout = self._make_room(part), _layout(part)
                 warn_of_reading_once(type(self.dataset).__name__)
-            if this_structure != structure:
+            if _layout(part) != layout:
                 raise ValueError(
-                    f"samples {start} to {stop - 1} are {this_structure} where sample 0 is {structure}: "
-                    "loader=resident needs samples of the same fields in the same order"
+                    f"samples {start} to {stop - 1} are {_layout(part)} where sample 0 is {layout}: "
+                    "loader=resident needs samples of the same fields, shapes and dtypes"
                 )
-            for number, (ours, theirs) in enumerate(zip(tensors(whole), tensors(part), strict=True)):
-                if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
-                    raise ValueError(
-                        f"samples {start} to {stop - 1} have {theirs.dtype} {tuple(theirs.shape[1:])} where sample 0 "
-                        f"has {ours.dtype} {tuple(ours.shape[1:])} (tensor {number} of a sample): loader=resident "
-                        "needs samples of one shape and dtype"
-                    )
+            for ours, theirs in zip(tensors(whole), tensors(part), strict=True):
                 ours[start:stop] = theirs
         return whole
 
@@ -191,6 +184,11 @@ def warn_of_reading_once(kind: str) -> None:
 
 def _as_tensor(array: Any) -> torch.Tensor:
     return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.asarray(array))
+
+
+def _layout(batch: Any) -> str:
+    """Returns the structure of a sample, with each tensor's dtype and shape."""
+    return repr(move(batch, lambda rows: f"{rows.dtype} {tuple(rows.shape[1:])}"))
 
 
 def _others(batch: Any) -> Iterator[Any]:

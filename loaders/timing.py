@@ -12,7 +12,6 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,10 +90,10 @@ class StepTimer:
         self._has_events = self._accelerator.has_streams
         self._warmup_steps = warmup_steps
         self._timeline, self._timeline_steps = timeline, timeline_steps
-        self._steps = 0  # of all epochs, the warm-up included
+        self._steps = 0  # that have ended, in all epochs, the warm-up included
         self._step: tuple[_Moment, _Moment, int] | None = None  # the current one: asked, ready, images
         self._pending: list[tuple[_Moment, _Moment, _Moment, int]] = []  # not read yet: asked, ready, ended, images
-        self._wait, self._total, self._images = array("d"), array("d"), array("q")
+        self._read = array("d")  # of the others: seconds, those of waiting, images
         self._window_start = self._epoch_start = 0
         self.first_batch_seconds: float | None = None
         self.epoch_first_batch_seconds = 0.0
@@ -105,8 +104,7 @@ class StepTimer:
         `epoch_first_batch_seconds` is then the time to the epoch's first batch, which includes starting workers;
         `first_batch_seconds` is that of the run's first epoch.
         """
-        self._resolve()
-        self._epoch_start = len(self._total)
+        self._epoch_start = self._steps
         began, asked = time.perf_counter(), self._mark()
         first = True
         for batch in loader:
@@ -127,24 +125,20 @@ class StepTimer:
         that return figures.
         """
         self.end_step()
-        self._resolve()
-        start, self._window_start = self._window_start, len(self._total)
+        start, self._window_start = self._window_start, self._steps
         return self._sum(start)
 
     def epoch(self) -> Window:
         """Returns the steps since `batches` was called."""
-        self._resolve()
         return self._sum(self._epoch_start)
 
     def run(self) -> Window:
         """Returns all steps but the warm-up."""
-        self._resolve()
         return self._sum(0)
 
     def whole(self) -> Window:
         """Returns all steps, the warm-up included."""
-        self._resolve()
-        return Window(len(self._total), sum(self._images), sum(self._total), sum(self._wait))
+        return _total(self._from(0))
 
     def summary(self, total: Window) -> dict[str, Any]:
         """Returns a run's figures, as summary.json has them; `step_ms_p50` and `step_ms_p95` include waiting.
@@ -163,31 +157,38 @@ class StepTimer:
 
     def step_ms(self, *percentiles: float, part: str = "step") -> list[float]:
         """Returns percentiles of the steps' milliseconds: of a whole "step", its "waiting" or its "computing"."""
-        self._resolve()
-        first = self._steady(0)
-        total, wait = (np.asarray(times[first:] or [0.0]) for times in (self._total, self._wait))
-        durations = {"step": total, "waiting": wait, "computing": total - wait}[part]
+        steps = self._steady(0) if self._steps else np.zeros((1, 3))
+        seconds, waits = steps[:, 0], steps[:, 1]
+        durations = {"step": seconds, "waiting": waits, "computing": seconds - waits}[part]
         return [1000 * float(value) for value in np.percentile(durations, percentiles)]
 
     def quartiles(self, images_per_second: float) -> list[float]:
         """Returns the quartiles of the speeds of the run's parts, scaled to a mean of `images_per_second`."""
-        self._resolve()
-        first, last = self._steady(0), len(self._total)
-        if first >= last:
+        steps = self._steady(0)
+        if not len(steps):
             return [0.0, 0.0, 0.0]
-        edges = np.linspace(first, last, min(WINDOWS, last - first) + 1).astype(int)
-        speeds = [sum(self._images[a:b]) / (sum(self._total[a:b]) or 1e-9) for a, b in pairwise(edges)]
-        mean = self._sum(first).images_per_second or 1.0
+        speeds = [_total(part).images_per_second for part in np.array_split(steps, min(WINDOWS, len(steps)))]
+        mean = _total(steps).images_per_second or 1.0
         return [images_per_second / mean * float(speed) for speed in np.percentile(speeds, (25, 50, 75))]
 
-    def _steady(self, start: int) -> int:
-        """Returns `start`, or the first step after the warm-up if that is later; the last step if all are warm-up."""
-        return max(start, min(self._warmup_steps, len(self._total) - 1))
-
     def _sum(self, start: int) -> Window:
-        start = self._steady(start)
-        steps = len(self._total) - start
-        return Window(steps, sum(self._images[start:]), sum(self._total[start:]), sum(self._wait[start:]))
+        return _total(self._steady(start))
+
+    def _steady(self, start: int) -> np.ndarray:
+        """Returns the steps from number `start` on, without the warm-up; the last step if all are warm-up."""
+        return self._from(max(start, min(self._warmup_steps, self._steps - 1)))
+
+    def _from(self, start: int) -> np.ndarray:
+        """Returns the steps from number `start` on: their seconds, those of waiting, and images, float64 (steps, 3).
+
+        On CUDA it waits for the last of them.
+        """
+        if self._has_events and self._pending:
+            self._pending[-1][2].event.synchronize()
+        for asked, ready, ended, images in self._pending:
+            self._read.extend((asked.until(ended), asked.until(ready), images))
+        self._pending.clear()
+        return np.asarray(self._read[3 * start :]).reshape(-1, 3)
 
     def end_step(self) -> Any:
         """Ends the current step, if one is running, and returns the present moment."""
@@ -215,12 +216,7 @@ class StepTimer:
     def _mark(self) -> _Moment:
         return _Moment(time.perf_counter(), self._accelerator.timed_event() if self._has_events else None)
 
-    def _resolve(self) -> None:
-        """Turns the moments of the pending steps into seconds. On CUDA it waits for the last of them."""
-        if self._has_events and self._pending:
-            self._pending[-1][2].event.synchronize()
-        for asked, ready, ended, images in self._pending:
-            self._wait.append(asked.until(ready))
-            self._total.append(asked.until(ended))
-            self._images.append(images)
-        self._pending.clear()
+
+def _total(steps: np.ndarray) -> Window:
+    seconds, waits, images = steps.sum(axis=0).tolist()
+    return Window(len(steps), int(images), seconds, waits)

@@ -45,7 +45,7 @@ Transform = Callable[[Any, Random], Any]
 class DeviceCopier:
     """Prepares batches on `device`: if that has streams and `depth` is not 0, on a separate stream.
 
-    One thread at a time may call `prepare`; another may call `begin`, `hand_over` and `used` meanwhile. Raises
+    One thread at a time may call `prepare`; another may call `open`, `hand_over` and `used` meanwhile. Raises
     RuntimeError for a device that does not exist.
     """
 
@@ -65,26 +65,25 @@ class DeviceCopier:
         self._lane = PRELOADER if depth else TRAINING
 
     def open(self, loader: Any) -> Any:
-        """Returns iter(loader), called with the device current. The loader is told that its batches will be held."""
+        """Returns iter(loader), called with the device current. The loader is told that its batches will be held.
+
+        The side stream waits for the work that the calling thread has queued, in iter(loader) too: it may read memory
+        to be reused. The batches of an epoch that was left early count as used now.
+        """
         holds = hasattr(loader, "holds_batches_until_copied")
         with self._accelerator.current():
             if holds:
                 loader.holds_batches_until_copied = self._accelerator.has_streams  # elsewhere copies block
             try:
-                return iter(loader)
+                batches = iter(loader)
             finally:
                 if holds:  # only this iterator's batches are held: others may use the loader, too
                     loader.holds_batches_until_copied = False
-
-    def begin(self) -> None:
-        """Makes the side stream wait for work that the calling thread has queued: it may read memory to be reused.
-
-        The batches of an epoch that was left early count as used now.
-        """
         if self._stream is not None:
             self._stream.wait_stream(self._accelerator.current_stream())
             while self._num_used < self._num_prepared:
                 self.used()
+        return batches
 
     def used(self) -> None:
         """Notes that the consumer, in whose thread this is called, has queued all its work on its newest batch."""
@@ -102,7 +101,7 @@ class DeviceCopier:
         `batch_id`, its epoch and number, is for the timeline. Raises ValueError for a batch on several devices.
         """
         self._wait_for_room()
-        times, events = [time.perf_counter()], [self._event()]
+        times, events, done = [time.perf_counter()], [self._event()], None
         try:
             prepared = self._moved(batch)
             times.append(time.perf_counter())
@@ -110,12 +109,12 @@ class DeviceCopier:
             if self.transform is not None:
                 prepared = self.transform(prepared, random)
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
+            times.append(time.perf_counter())
+            events.append(self._event())
             if self._accelerator.has_streams:
-                stream = self._stream or self._accelerator.current_stream()
-                self._copies.append((stream.record_event(), batch))
+                done = (self._stream or self._accelerator.current_stream()).record_event()
+                self._copies.append((done, batch))
                 self.release_copied()
-        times.append(time.perf_counter())
-        events.append(self._event())
         self.figures["copy_seconds"] += times[1] - times[0]
         self.figures["transform_seconds"] += times[2] - times[1]
         if self.timeline is not None:
@@ -123,7 +122,7 @@ class DeviceCopier:
                 self.timeline.add(self._lane, activity, *host, batch_id)
                 if device[0] is not None:
                     self.timeline.add_device(COPY_STREAM, activity, *device, batch_id)
-        return prepared, None if self._stream is None else self._stream.record_event()
+        return prepared, None if self._stream is None else done
 
     def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
         """Counts the time since `began` (time.perf_counter), which the host spent in the loader's next()."""

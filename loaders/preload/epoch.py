@@ -8,6 +8,7 @@ are SimpleQueues, because an exception from a signal handler can leave a Conditi
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from ..background import check_owner, start_thread
 from ..base import ENDED, Delivery, Position
 from ..nested import rows
 from ..randomness import Random
+from ..samplers import length_of
 from .device_copy import DeviceCopier
 
 # A thread may be inside the loader's next(). close() waits JOIN_SECONDS for it, then closes the loader, so that next()
@@ -41,6 +43,7 @@ class Item:
     state: dict[str, Any] | None = None
     error: BaseException | None = None
     is_end: bool = False
+    is_delivered: bool = False
 
 
 class PreloadedEpoch:
@@ -63,6 +66,8 @@ class PreloadedEpoch:
         rank: int,
     ) -> None:
         self.position = position
+        length = length_of(batches)
+        self.length = None if length == sys.maxsize else length  # in batches, if the loader's iterator knows it
         self._batches, self._copier, self._depth, self._state_of = batches, copier, depth, state_of
         self._key, self._rank = (seed, position.epoch), rank
         self._number = position.batch  # of the next batch
@@ -87,13 +92,17 @@ class PreloadedEpoch:
         """The loader's state after the last batch that the consumer received."""
         return self._states.get(self.position.batch)
 
+    def is_over(self) -> bool:
+        """Returns whether no batch is left. Once the loader's state names another epoch, it waits to see that."""
+        epoch = self.position.epoch
+        return (self.state or {}).get("epoch", epoch) != epoch and self._get().is_end
+
     def next(self) -> Delivery | None:
         """Waits for the next batch, and returns the same one again until it is taken; None at the end of the epoch."""
         began = time.perf_counter()
         if self._newest is not None:
             if not self._newest.is_taken:
                 return self._newest
-            self._make_room()  # again, as an exception may have come before the call below
             self._copier.used()
             self._newest = None
         item, copier = self._get(), self._copier
@@ -112,6 +121,7 @@ class PreloadedEpoch:
         self._newest = delivery
         # The error's traceback refers to the item: if the item also held the error, both would stay alive.
         item.batch = item.error = None
+        item.is_delivered = True
         self._make_room()
         return delivery
 
@@ -138,9 +148,12 @@ class PreloadedEpoch:
         return not self._thread.is_alive()
 
     def _get(self) -> Item:
-        """Waits for the next item, and returns it: the same one again until `_make_room` is called."""
+        """Waits for the next item, and returns it: the same one again until it is delivered."""
         if self._thread is not None:
             check_owner(self._owner, "batches")
+        item = next(iter(self._got), None)
+        if item is not None and item.is_delivered:  # an exception came before the call of _make_room
+            self._make_room()
         if not self._is_closed and not self._got:
             fetch: Callable[[], Item | None] = self._make if self._thread is None else self._items.get
             self._got.extend(starmap(fetch, ((),)))  # one call, so that an exception cannot lose the item
@@ -150,7 +163,7 @@ class PreloadedEpoch:
         return item
 
     def _make_room(self) -> None:
-        """Drops the item that `_get` returned, so that the thread may queue another one."""
+        """Drops the delivered item, so that the thread may queue another one."""
         if self._got:
             self._room.put(None)
             self._got.clear()

@@ -7,7 +7,6 @@ Invariant: only one thread at a time uses the loader: the preloader's while an e
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,7 @@ from ..arguments import as_index
 from ..background import stop_at_exit
 from ..base import EpochIterator, Position
 from ..optional_methods import Closeable, OptionalMethods, missing_attribute
-from ..samplers import length_of, pass_on_epoch
+from ..samplers import pass_on_epoch
 from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform
 from .epoch import PreloadedEpoch
@@ -31,11 +30,8 @@ class StateMethods(OptionalMethods):
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the loader's state after the last batch that the consumer received."""
-        if self._is_running() and self._epoch.state is not None:
-            state = dict(self._epoch.state)
-            if state.get("epoch") != self._epoch.position.epoch and self._named_epoch is not None:
-                state["epoch"] = self._named_epoch  # the running epoch has no batches left
-            return state
+        if self._is_running() and self._epoch.state is not None and not self._epoch.is_over():
+            return dict(self._epoch.state)
         if self._last_state is not None:
             return dict(self._last_state)
         self._pass_on_epoch()
@@ -79,7 +75,6 @@ class Preloader(Closeable):
         self.depth = depth
         self._copier = DeviceCopier(device, transform, depth)
         self._epoch: PreloadedEpoch | None = None
-        self._length: int | None = None  # of the epoch, in batches, if the loader's iterator knows it
         self._epoch_number = 0  # of the next epoch, for a loader that does not count its epochs itself
         self._named_epoch: int | None = None  # given to set_epoch, and not passed on to the loader yet
         self._last_state: dict[str, Any] | None = None  # of the last epoch, where its consumer left it early
@@ -97,14 +92,14 @@ class Preloader(Closeable):
         self._last_state = None
         self._epoch = self._open_epoch()
         stop_at_exit(self)
-        return _Iterator(self, self._epoch, self._length)
+        return _Iterator(self, self._epoch)
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
         if not self._is_running():
             iter(self)
         assert self._epoch is not None
-        return next(_Iterator(self, self._epoch, self._length))
+        return next(_Iterator(self, self._epoch))
 
     @property
     def device(self) -> torch.device:
@@ -185,7 +180,6 @@ class Preloader(Closeable):
     def _open_epoch(self) -> PreloadedEpoch:
         """Begins the loader's epoch. It calls iter(loader) here, so that the calling thread starts the workers."""
         batches = self._copier.open(self.loader)
-        self._copier.begin()  # after iter(), which may have queued work on the device
         try:
             state, state_of = self.loader.state_dict(), self.loader.state_dict
         except (AttributeError, RuntimeError, ValueError):  # the loader has no state, or its order cannot be resumed
@@ -194,8 +188,6 @@ class Preloader(Closeable):
         if state is not None and "global_batch_size" in state:
             epoch, first = state["epoch"], state["samples"] // state["global_batch_size"]
         self._epoch_number = epoch + 1
-        length = length_of(batches)
-        self._length = None if length == sys.maxsize else length
         of = getattr(self.loader, "_added", self.loader)  # a WorkerLoader's own attributes may be the program's
         whose = getattr(of, "seed", None) or 0, getattr(of, "rank", 0)
         return PreloadedEpoch(batches, self._copier, self.depth, Position(epoch, first), state_of, state, *whose)
@@ -234,6 +226,6 @@ class Preloader(Closeable):
 class _Iterator(EpochIterator):
     """An epoch's iterator, which keeps the preloader alive."""
 
-    def __init__(self, preloader: Preloader, epoch: PreloadedEpoch, length: int | None) -> None:
-        super().__init__(epoch, epoch.position, length)
+    def __init__(self, preloader: Preloader, epoch: PreloadedEpoch) -> None:
+        super().__init__(epoch, epoch.position, epoch.length)
         self._preloader = preloader

@@ -31,56 +31,61 @@ PARTS = {
 
 
 class _Group:
-    """Tensors on the host that are copied together: the bytes from `start` to `end`."""
+    """Tensors on the host, each with its address, that are copied together: the bytes from `start` to `end`."""
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self._tensors, size = [first], first.nbytes
-        self._start = start = first.data_ptr()
-        self._end, self._smallest = start + size, max(size, ROUNDED)
+    def __init__(self, first: torch.Tensor, start: int) -> None:
+        size = first.nbytes
+        self._members = [(first, start)]
+        self._start, self._end, self._smallest = start, start + size, max(size, ROUNDED)
         locked_until, storage = page_locked_until(start), first.untyped_storage()
         self._is_pinned = locked_until is not None or first.is_pinned()  # which asks the driver: about 1 us
         self._limit = locked_until or storage.data_ptr() + storage.nbytes()
 
-    def takes(self, tensor: torch.Tensor) -> bool:
+    def takes(self, tensor: torch.Tensor, start: int) -> bool:
         """Adds a tensor, which does not begin earlier than the others, if it may be copied together with them."""
-        start, size = tensor.data_ptr(), tensor.nbytes
+        size, distance = tensor.nbytes, start - self._start
         end, smallest = max(start + size, self._end), min(max(size, ROUNDED), self._smallest)
-        is_aligned = (start - self._start) % tensor.itemsize == 0
-        if end > self._limit or smallest < SMALL * (end - self._start) or not is_aligned:
+        if end > self._limit or smallest < SMALL * (end - self._start) or distance % tensor.itemsize:
             return False
         self._end, self._smallest = end, smallest
-        self._tensors.append(tensor)
+        self._members.append((tensor, start))
         return True
 
-    def copied(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies the group, and yields each tensor with its copy. The host's memory must stay until that is done."""
-        size, is_alone = self._end - self._start, len(self._tensors) == 1
-        source = self._tensors[0]
+    def copy(self, device: torch.device, copies: dict[int, torch.Tensor]) -> None:
+        """Copies the group, and notes each tensor's copy by its id. The host's memory must stay until that is done."""
+        size, first, is_alone = self._end - self._start, self._members[0][0], len(self._members) == 1
+        source = first
         if not is_alone:
             source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
         if not self._is_pinned:
             source = source.pin_memory()  # from pageable memory the copy would be synchronous
         copy = source.to(device, non_blocking=True)
         if is_alone:
-            yield self._tensors[0], copy
+            copies[id(first)] = copy
             return
         flat: dict[torch.dtype, torch.Tensor] = {}
-        for tensor in self._tensors:
+        for tensor, start in self._members:
             dtype, width = tensor.dtype, tensor.itemsize
             if dtype not in flat:
                 flat[dtype] = copy[: size // width * width].view(dtype)
-            offset = (tensor.data_ptr() - self._start) // width
+            view = flat[dtype].as_strided(tensor.size(), tensor.stride(), (start - self._start) // width)
             # .data: else autograd would take an in-place change of one tensor for a change of all of them.
-            yield tensor, flat[dtype].as_strided(tensor.size(), tensor.stride(), offset).data
+            copies[id(tensor)] = view.data
 
 
 def transfer(batch: Any, device: torch.device, to: Callable[[Any], Any]) -> Any:
     """Returns the batch with its plain host tensors copied to the device, and `to` applied to everything else."""
     groups: list[_Group] = []
     for tensor in sorted(filter(_is_plain, leaves(batch)), key=torch.Tensor.data_ptr):
-        if not any(group.takes(tensor) for group in groups):
-            groups.append(_Group(tensor))
-    copies = {id(tensor): copy for group in groups for tensor, copy in group.copied(device)}
+        start = tensor.data_ptr()
+        for group in reversed(groups):
+            if group.takes(tensor, start):
+                break
+        else:
+            groups.append(_Group(tensor, start))
+    copies: dict[int, torch.Tensor] = {}
+    for group in groups:
+        group.copy(device, copies)
     return move(batch, lambda leaf: copies[id(leaf)] if id(leaf) in copies else to(leaf))
 
 

@@ -148,7 +148,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is nothing but strided CPU memory, as torchvision's tv_tensors are too."""
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         return False
-    if tensor.device.type != "cpu" or tensor.is_nested or tensor.requires_grad or tensor.is_quantized:
+    if not tensor.is_cpu or tensor.is_nested or tensor.requires_grad or tensor.is_quantized:
         return False
     return not (tensor.is_conj() or tensor.is_neg())
 

@@ -8,7 +8,13 @@ is written again only when nobody is left who could read it:
   Otherwise the slot is retired: its memory is unmapped and closed, and the kernel frees it with the last process that
   uses it.
 
-Slots of worker processes lie in shared memory; those of threads in the process's private memory.
+A slot that has to be page-locked is locked when it is made, before its first lease, and never grows: for larger
+batches another slot is made. It is unlocked when the last array on it dies, and only then unmapped. So a copy to a
+device, whose batch is held until it is done, reads locked memory from beginning to end. If locking fails, slots serve
+all the same, and a warning gives the reason once.
+
+Slots of worker processes, and page-locked ones, lie in shared memory, which a fork does not move; those of threads in
+the process's private memory.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -162,14 +169,13 @@ class SlotRing:
 
     def _make(self) -> Slot:
         with full_machine_explained(f"making room for a batch of {self.capacity:,} bytes"):
-            # A fork does not move shared memory, so it can be page-locked.
             slot = Slot(next(self._numbers), self.capacity, self._shared or self._page_locked)
         if self._page_locked:
             try:
                 slot.page_lock()
             except RuntimeError as error:
                 self._page_locked = False
-                log.warning("page-locking a batch failed, so copies to the GPU may be slower: %s", error)
+                warn_of_pageable_slots(str(error))
                 with suppress(RuntimeError):
                     accelerator.clear_error()
         self._slots.append(slot)
@@ -184,6 +190,11 @@ class SlotRing:
     def note_fork(cls) -> None:
         for slot in [slot for ring in list(cls._rings) for slot in list(ring._slots)]:
             slot.note_fork()
+
+
+@cache
+def warn_of_pageable_slots(reason: str) -> None:
+    log.warning("page-locking a batch failed, so copies to the GPU may be slower: %s", reason)
 
 
 def _unlock(address: int, owner: int) -> None:

@@ -248,9 +248,9 @@ def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_agai
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ([torch.zeros(2), torch.zeros(3)], r"samples 1 to 1 have torch.float32 \(3,\) where sample 0 has .* \(2,\)"),
-        ([torch.zeros(3), torch.zeros(1)], "needs samples of one shape and dtype"),
-        ([1, 2.5], r"torch.float64 \(\) where sample 0 has torch.int64 \(\)"),
+        ([torch.zeros(2), torch.zeros(3)], r"samples 1 to 1 are 'torch.float32 \(3,\)' where sample 0 is .* \(2,\)"),
+        ([torch.zeros(3), torch.zeros(1)], "needs samples of the same fields, shapes and dtypes"),
+        ([1, 2.5], r"torch.float64 \(\)' where sample 0 is 'torch.int64 \(\)"),
         (
             [(1, "one"), (2, "two")],
             r"a sample of Several also has a str \('one'\): leave it out of the samples, or use loader=",

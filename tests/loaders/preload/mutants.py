@@ -10,21 +10,21 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-COPY, PRELOADER = "loaders/preload/device_copy.py", "loaders/preload/preloader.py"
+COPY = "loaders/preload/device_copy.py"
 EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
-HOLD = "self._copies.append((stream.record_event(), batch))"
+HOLD = "self._copies.append((done, batch))"
 MOVE = "            prepared = self._moved(batch)\n"
 EARLY = "            early = self._stream and self._stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 TRANSFORM = "            if self.transform is not None:\n"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
-BEGIN = "        self._copier.begin()"
+BEGIN = "self._stream.wait_stream(self._accelerator.current_stream())"
 
 # What is replaced, by what: (file, before, after) each.
 MUTANTS: dict[str, list[tuple[str, str, str]]] = {
-    "no host batch is held": [(COPY, HOLD, "stream.record_event()")],
+    "no host batch is held": [(COPY, HOLD, "pass")],
     "the oldest is released early": [
         (COPY, "wait or self._copies[0][0].query()", "wait or len(self._copies) > 1"),
         (COPY, "            event.synchronize()", "            _ = wait and event.synchronize()"),
@@ -32,7 +32,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "only the newest is held": [(COPY, HOLD, f"self._copies.clear(), {HOLD}")],
     "its event comes before the copy": [
         (COPY, MOVE, EARLY + MOVE),
-        (COPY, HOLD, HOLD.replace("stream.record_event()", "early or stream.record_event()")),
+        (COPY, HOLD, HOLD.replace("done", "early or done")),
     ],
     "the thread is on the default stream": [(COPY, "accelerator.using(self._stream)", "accelerator.using(None)")],
     "the consumer's stream does not wait": [(COPY, "consumer.wait_event(ready)", "pass")],
@@ -40,28 +40,28 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self._stream"))],
     "ready before the transform": [
         (COPY, MOVE, MOVE + EARLY),
-        (COPY, "None if self._stream is None else self._stream.record_event()", "early"),
+        (COPY, "None if self._stream is None else done", "early"),
     ],
     "no wait at the end": [
         (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()"),
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
-    "no begin": [(PRELOADER, f"{BEGIN}  #", "#")],
+    "no begin": [(COPY, BEGIN, "pass")],
     "begin before iter()": [
-        (PRELOADER, f"{BEGIN}  #", "        #"),
-        (PRELOADER, "        batches = self._copier.open", f"{BEGIN}\n        batches = self._copier.open"),
+        (COPY, BEGIN, "pass"),
+        (COPY, "batches = iter(loader)", f"_ = self._stream and {BEGIN}; batches = iter(loader)"),
     ],
     "released before the transform": [
         (COPY, MOVE, MOVE + EARLY),
-        (COPY, HOLD, HOLD.replace("stream.record_event()", "early or stream.record_event()")),
+        (COPY, HOLD, HOLD.replace("done", "early or done")),
     ],
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
-    "a slot is taken for torch's pinned memory": [("loaders/workers/epochs.py", "deepcopy(batch)", "batch")],
-    "tensors of one copy share a version": [(TRANSFER, "offset).data", "offset)")],
-    "a tensor of one copy is another's": [(TRANSFER, "// width\n", "// width * 0\n")],
+    "a slot is taken for torch's pinned memory": [(TRANSFER, "deepcopy(batch)", "batch")],
+    "tensors of one copy share a version": [(TRANSFER, "= view.data", "= view")],
+    "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
     "a resident set is freed while it is read": [

@@ -122,14 +122,15 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
     class OnDevice(Rows):
         def arrays(self):
             x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
-            for _ in range(10):  # late, on the stream that is current in iter()
+            for _ in range(40):  # late, on the stream that is current in iter()
                 x += 1
             return {"x": x, "label": np.arange(ROWS)}
 
+    sim.kernel_seconds = 0.01
     for depth in (0, 2):
         with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
             seen = consumed(loader)
-        assert [low for low, _, _ in seen] == [[20] * BATCH] * (ROWS // BATCH)
+        assert [low for low, _, _ in seen] == [[80] * BATCH] * (ROWS // BATCH)
 
 
 def test_a_resident_set_is_freed_only_when_nothing_reads_it():
@@ -162,7 +163,7 @@ def test_a_host_batch_is_held_until_its_transform_has_read_it():
     def read_late(batch, random):
         return {"x": batch["host"].tensor.to(DEVICE, non_blocking=True) * 2, "label": batch["label"]}
 
-    sim.copy_seconds = 0.01
+    sim.copy_seconds = 0.02  # long enough for workers of a busy machine to write again
     for method in ("multiprocessing", "thread"):
         base = workers(collate_fn=with_host, worker_method=method, prefetch_factor=1)
         with Preloader(base, DEVICE, 2, read_late) as loader:
@@ -185,12 +186,14 @@ def test_a_loader_is_used_without_its_preloader_afterwards():
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_memory_is_bounded_however_far_the_host_is_ahead(depth):
-    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.004
+    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.01
     with Preloader(workers(), DEVICE, depth, doubled) as loader:
         before = sim.reserved
-        results = [batch["x"].sum() for _ in range(2) for batch in loader]
+        results = []
+        for batch in (batch for _ in range(2) for batch in loader):
+            results.append(sum(batch["x"].sum() for _ in range(3)))  # longer than a busy host needs for a batch
         copied = BATCH * (WIDTH * 4 + 8)
-        small = 512 * (len(results) + 100)  # the sums, and labels
+        small = 512 * (6 * len(results) + 100)  # the sums, and labels
         assert sim.reserved - before <= (depth + 4) * 2 * copied + small
     assert len(results) == 2 * ROWS // BATCH
 

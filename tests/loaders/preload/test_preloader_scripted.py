@@ -120,18 +120,47 @@ def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
     assert "could not be closed: generator already executing" in caplog.text
 
 
+class Rotated:
+    """A sampler that begins at the epoch's number."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        return iter([(number + self.epoch) % 4 for number in range(4)])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("before_its_end", [True, False])
-def test_the_state_after_an_epoch_names_the_epoch_that_set_epoch_has_named(depth, before_its_end):
-    with Preloader(TorchLoader([1, 2], 1), "cpu", depth) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        if before_its_end:
-            loader.set_epoch(5)
-        assert len(list(iterator)) == 1
-        if not before_its_end:
-            loader.set_epoch(5)
-        assert loader.state_dict()["epoch"] == 5
+@pytest.mark.parametrize("named_after", [1, 2, 3])
+def test_without_batches_left_the_state_is_that_of_the_epoch_that_set_epoch_has_named(depth, named_after):
+    states = []
+    for make in (lambda loader: loader, lambda loader: Preloader(loader, "cpu", depth)):
+        with make(TorchLoader(range(4), 2, sampler=Rotated())) as loader:
+            loader.set_epoch(4)
+            iterator = iter(loader)
+            for number, is_end in ((1, False), (2, False), (3, True)):
+                assert (next(iterator, None) is None) == is_end
+                if number == named_after:
+                    loader.set_epoch(7)
+                if number > 1:
+                    states.append(loader.state_dict())
+    assert states[:2] == states[2:]
+
+
+def test_a_state_of_another_kind_is_returned_as_it_is():
+    class Counting(Resumable):
+        def state_dict(self) -> dict:
+            return {"batches": 1}
+
+    with Preloader(Counting(), "cpu", 2) as loader:
+        next(loader)
+        loader.set_epoch(5)
+        assert loader.state_dict() == {"batches": 1}
 
 
 def test_a_loader_that_refuses_its_state_refuses_it_in_the_middle_of_an_epoch_too():

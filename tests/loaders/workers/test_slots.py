@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loaders.preload import accelerator
 from loaders.workers.shared_memory import page_aligned
-from loaders.workers.slots import LATEST, SlotRing
+from loaders.workers.slots import LATEST, SlotRing, warn_of_pageable_slots
 
 PAGE = page_aligned(1)
 SHARED = pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
@@ -223,45 +223,84 @@ def test_an_exception_of_a_signal_handler_costs_no_slot():
     ring.close()
 
 
+class Driver:
+    """Page-locks as CUDA does: unless `clear_error` is called, it reports a failure once more, at its next call."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}  # by address: bytes
+        self.fails = self.would_report = False
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> bool:
+        if not self.fails:
+            self.locked[address] = size
+        self.would_report = self.fails
+        return self.fails
+
+    def cudaHostUnregister(self, address: int) -> bool:
+        assert is_mapped(address), "memory is unlocked before it is unmapped"
+        del self.locked[address]
+        self.would_report = self.fails
+        return self.fails
+
+
 @pytest.fixture
-def locked(monkeypatch) -> dict[int, int]:
-    """What is page-locked, by address: bytes. A negative number of bytes makes the driver refuse more."""
-    locked: dict[int, int] = {}
+def driver(monkeypatch) -> Driver:
+    driver = Driver()
 
-    def lock(address: int, size: int) -> None:
-        if -1 in locked:
+    def check_error(failed: bool) -> None:
+        if failed:
             raise RuntimeError("no room to lock")
-        locked[address] = size
 
-    monkeypatch.setattr(accelerator, "page_lock", lock)
-    monkeypatch.setattr(accelerator, "page_unlock", locked.pop)
-    monkeypatch.setattr(accelerator, "clear_error", lambda: locked.update({-2: 0}))
-    return locked
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    monkeypatch.setattr(accelerator, "clear_error", lambda: setattr(driver, "would_report", False))
+    warn_of_pageable_slots.cache_clear()
+    return driver
 
 
 @SHARED
-def test_slots_are_page_locked_where_they_are_asked_for_until_their_last_tensor_dies(shared, locked):
+def test_slots_are_page_locked_where_they_are_asked_for_until_their_last_tensor_dies(shared, driver):
     other, ring = ring_of(1, shared=shared), ring_of(2, shared=shared, page_locked=True)
-    assert other.acquire() and not locked
+    assert other.acquire() and not driver.locked
     leases = [ring.acquire(), ring.acquire()]
-    assert locked == {lease.array.ctypes.data: PAGE for lease in leases}
-    assert all(address % PAGE == 0 for address in locked)
+    assert driver.locked == {lease.array.ctypes.data: PAGE for lease in leases}
+    assert all(address % PAGE == 0 for address in driver.locked)
     leases.pop()
-    assert len(locked) == 2
+    assert len(driver.locked) == 2
     fork()  # whose child has nothing to unlock
     ring.close()
-    assert [*locked] == [leases[0].array.ctypes.data]
+    assert [*driver.locked] == [leases[0].array.ctypes.data]
     leases.pop()
-    assert locked == {}
+    assert driver.locked == {}
+
+
+def test_a_page_locked_slot_never_grows_and_is_unlocked_when_a_larger_one_has_replaced_it(driver):
+    ring = ring_of(1, page_locked=True)
+    lease = ring.acquire()
+    small = lease.array.ctypes.data
+    ring.fit(2 * PAGE)
+    assert driver.locked == {small: PAGE}
+    del lease
+    larger = ring.acquire().array
+    assert driver.locked == {larger.ctypes.data: ring.capacity}
 
 
 @SHARED
-def test_a_ring_that_cannot_be_page_locked_says_so_once_and_serves_all_the_same(shared, locked, caplog):
-    locked[-1] = 0
-    ring = ring_of(2, shared=shared, page_locked=True)
-    assert ring.acquire() and ring.acquire()
+def test_rings_that_cannot_be_page_locked_say_so_once_and_serve_all_the_same(shared, driver, caplog):
+    driver.fails = True
+    for _ in range(2):
+        ring = ring_of(2, shared=shared, page_locked=True)
+        assert ring.acquire() and ring.acquire()
+        assert not driver.would_report
+        ring.close()
     assert [record.message for record in caplog.records] == [
         "page-locking a batch failed, so copies to the GPU may be slower: no room to lock"
     ]
-    assert -2 in locked, "CUDA would report its error again at the next call"
+
+
+def test_a_slot_that_cannot_be_unlocked_makes_no_other_call_fail(driver):
+    ring = ring_of(1, page_locked=True)
+    ring.acquire()
+    driver.fails = True
     ring.close()
+    assert not driver.locked and not driver.would_report
