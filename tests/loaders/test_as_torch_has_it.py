@@ -2,19 +2,16 @@
 
 import json
 import multiprocessing
-from pathlib import Path
 from pickle import PicklingError
 
 import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-import loaders
-from loaders import LoaderConfig, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
+from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 
-ROOT = Path(loaders.__file__).parent.parent
 LENGTH, BATCH_SIZE = 24, 4
 
 
@@ -55,26 +52,6 @@ def test_a_preloader_has_a_state_only_where_its_loader_has_one(kind, depth):
         assert not hasattr(preloader, "state_dict") and not hasattr(preloader, "load_state_dict")
 
 
-def distributed() -> DistributedSampler:
-    return DistributedSampler(range(LENGTH), num_replicas=2, rank=0)
-
-
-GIVEN = {
-    "sampler": lambda sampler: {"sampler": sampler, "batch_size": BATCH_SIZE},
-    "batch_sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, BATCH_SIZE, drop_last=False)},
-}
-
-
-@pytest.mark.parametrize(("depth", "given"), list(zip([0, 2], GIVEN.values(), strict=True)), ids=GIVEN)
-def test_set_epoch_of_a_preloader_without_a_seed_reaches_the_sampler(depth, given, reader):
-    sampler = distributed()
-    with Preloader(WorkerLoader(Numbers(LENGTH), **given(sampler), **reader), "cpu", depth) as preloader:
-        for epoch in (0, 2, 1):
-            preloader.set_epoch(epoch)
-            assert sampler.epoch == epoch
-            assert torch.cat(list(preloader)).tolist() == list(sampler)
-
-
 @pytest.mark.parametrize("depth", [0, 2])
 def test_set_epoch_of_a_preloader_without_a_sampler_to_tell_does_no_harm(depth):
     with Preloader(WorkerLoader(Numbers(LENGTH), BATCH_SIZE), "cpu", depth) as preloader:
@@ -93,25 +70,6 @@ def test_a_seed_may_be_numpys(integer, kind):
             return contents(loader), json.dumps(loader.state_dict())
 
     assert epoch_and_state(integer(3)) == epoch_and_state(3)
-
-
-def test_a_seed_of_numpys_reaches_the_workers_and_transforms():
-    class Drawing(Numbers):
-        def __getitem__(self, index: int) -> float:
-            return torch.rand(()).item()
-
-    def epoch(seed) -> list:
-        config = LoaderConfig(name="prefetch", num_workers=2)
-        with build_loader(
-            config,
-            Drawing(LENGTH),
-            batch_size=BATCH_SIZE,
-            seed=seed,
-            transform=lambda batch, random: batch + torch.from_numpy(random.uniform(1)),
-        ) as loader:
-            return contents(loader)
-
-    assert epoch(np.int64(3)) == epoch(3) != epoch(4)
 
 
 @pytest.mark.parametrize("seed", [None, 0])

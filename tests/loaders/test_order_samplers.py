@@ -35,17 +35,6 @@ def test_a_sampler_has_as_many_indices_as_it_says_and_they_are_the_orders(order)
     assert len(sampler) == len(expected)
 
 
-def test_a_sampler_moves_on_by_itself_when_it_is_iterated():
-    sampler = OrderSampler(Order(20, 4, True, 3))
-    both = iter(sampler), iter(sampler)
-    epochs = [list(iterator) for iterator in both]
-    assert epochs[0] != epochs[1]
-    sampler.set_epoch(0)
-    assert [list(sampler), list(sampler)] == epochs
-    sampler.set_epoch(1)
-    assert list(sampler) == epochs[1]
-
-
 @pytest.mark.parametrize("order", ROLLOVERS, ids=str)
 def test_under_rollover_a_samplers_length_is_that_of_the_epoch_which_the_next_iter_runs(order):
     sampler = OrderSampler(order)
@@ -78,23 +67,6 @@ def test_an_epoch_is_passed_on_to_samplers_inside_samplers_once():
         assert sampler.epochs == [3]
 
 
-def test_set_epoch_is_called_once_on_a_sampler_that_contains_itself():
-    sampler = Sampler()
-    sampler.sampler = sampler
-    pass_on_epoch(1, sampler)
-    assert sampler.epochs == [1]
-
-
-def test_a_batch_sampler_of_ours_passes_the_epoch_on():
-    inner = OrderSampler(Order(20, 4, True, 3))
-    batches = own_batch_sampler(inner, 4, False)
-    batches.set_epoch(2)
-    second = list(batches)
-    inner.set_epoch(2)
-    assert list(batches) == second
-    assert [index for batch in second for index in batch] == list(OrderSampler(inner.order)._indices(2))
-
-
 class NotImplementedLength:
     def __len__(self) -> int:
         raise NotImplementedError
@@ -122,9 +94,3 @@ def test_a_generator_is_found_by_name_in_samplers_inside_too(generator):
     inner.dice = generator
     assert own_generator_of(None, Sampler(SimpleNamespace(sampler=inner))) == "Sampler.dice"
     assert own_generator_of([1, 2], inner) == "Sampler.dice"
-
-
-def test_a_sampler_that_holds_itself_is_searched_once():
-    sampler = Sampler()
-    sampler.sampler = sampler
-    assert own_generator_of(sampler) is None

@@ -44,17 +44,6 @@ class Counted(Numbers):
         return {"image": torch.full((2, 3), index % 256, dtype=torch.uint8), "label": torch.tensor(-index)}
 
 
-class Written(Numbers):
-    """Sample i is i and a random number of its own, by read_batch alone."""
-
-    def sample_spec(self):
-        return {"index": ((), torch.int64), "drawn": ((2,), torch.float64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["index"][:] = torch.from_numpy(indices)
-        out["drawn"][:] = torch.from_numpy(random.uniform(2))
-
-
 class Several(Numbers):
     """Samples 0, 1, ... are `samples`."""
 
@@ -100,11 +89,6 @@ def test_augmented_batches_are_to_the_bit_those_of_workers(make, shape, pad, fli
         assert_equal(resident, workers)
 
 
-def test_ranks_have_the_rows_and_the_augmentation_of_workers(make):
-    share = {"rank": 1, "world_size": 3, "batch_size": 4, "seed": 1}
-    assert_equal(make(images(), **share), make(images(), kind=WorkerLoader, **share))
-
-
 def test_a_resumed_epoch_augments_as_it_would_have(make):
     whole, part = make(images()), make(images())
     expected = list(whole)
@@ -118,10 +102,6 @@ def test_a_resumed_epoch_augments_as_it_would_have(make):
 def test_without_augmentation_samples_are_the_unaugmented_ones_of_the_dataset(make, augment):
     resident = make(images(), shuffle=False, augment=augment)
     assert_equal(resident, make(images(train=False), shuffle=False, kind=WorkerLoader, seed=0))
-
-
-def test_evaluation_draws_nothing(make):
-    assert_equal(make(images(train=False), seed=0), make(images(train=False), kind=WorkerLoader, seed=0))
 
 
 def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
@@ -217,13 +197,6 @@ def test_what_a_dataset_draws_stays_as_first_drawn_and_depends_on_the_seed(make)
     assert len({draw for _, *draws in first for draw in draws}) == 30
 
 
-def test_read_batch_is_used_where_there_is_one(make):
-    batches = list(make(Written(10), shuffle=False))
-    assert [batch["index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    drawn = Random(0, 0, np.arange(10), np.arange(10)).uniform(2)
-    assert torch.cat([batch["drawn"] for batch in batches]).tolist() == drawn.tolist()
-
-
 def test_the_warning_that_a_dataset_is_read_once_is_logged_once(make, caplog):
     module.warn_of_reading_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
@@ -313,12 +286,6 @@ def test_where_the_system_does_not_tell_nothing_is_refused(make, free):
     assert module.free_bytes(torch.device("meta")) is None
     free(None)
     assert contents(make(Numbers(2), shuffle=False)) == [[0, 1]]
-
-
-def test_a_device_that_is_not_there_is_refused_in_words(make, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="device='cuda', but torch finds no CUDA device here"):
-        make(Numbers(4), device="cuda")
 
 
 def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make):

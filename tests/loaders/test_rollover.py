@@ -5,17 +5,15 @@ Which indices it has is tested in test_order.py, and what any loader promises in
 
 import os
 import signal
-from itertools import chain
 from multiprocessing import RawValue
 
 import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from loaders import LoaderConfig, Preloader, Random, ResidentLoader, WorkerLoader, build_loader
-from loaders.build import LOADERS
+from loaders import ResidentLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 18, 5  # the epochs begin with 0, 3, 1, 4 and 2 samples of the one before
 
@@ -97,25 +95,6 @@ def test_what_a_resident_loader_carries_over_is_augmented_as_in_its_own_epoch():
         assert rows(loader, 5) == as_in_their_own_epochs(Written, 5)
 
 
-def test_ranks_draw_what_one_process_draws():
-    shares = []
-    for rank in range(5):
-        with WorkerLoader(
-            Written(), 1, shuffle=True, seed=3, last_batch="rollover", rank=rank, world_size=5
-        ) as loader:
-            shares.append(rows(loader, 5))
-    assert list(chain.from_iterable(zip(*shares, strict=True))) == as_in_their_own_epochs(Written, 5)
-
-
-def test_a_transform_draws_by_the_epoch_and_the_number_of_its_batch():
-    def draw(batch, random):
-        return random.uniform(2).tolist()
-
-    with Preloader(rolling(Numbers(LENGTH)), "cpu", 2, transform=draw) as loader:
-        for epoch, count in enumerate((3, 4, 3)):
-            assert list(loader) == [Random(3, epoch, number, 0).uniform(2).tolist() for number in range(count)]
-
-
 # Faults
 
 
@@ -137,29 +116,7 @@ def test_a_sample_left_out_of_a_batch_of_two_epochs_leaves_the_others_as_they_we
         assert seen == [row for row in rows(calm, 3) if row[0] != bad]
 
 
-def test_an_error_in_a_batch_of_two_epochs_counts_as_that_batch(reader):
-    with rolling(Failing(17, "raise", times=1), shuffle=False, **reader) as loader:
-        assert len(list(loader)) == 3
-        iterator = iter(loader)
-        with pytest.raises(ValueError, match="sample 17 is bad"):
-            next(iterator)
-        assert loader.state_dict()["samples"] == 5
-        assert next(iterator)["index"].tolist() == [2, 3, 4, 5, 6]
-
-
 # Epochs
-
-
-def test_loading_ahead_passes_over_epochs_without_a_batch():
-    # Batches of eight samples out of three: most epochs are too short to end one.
-    with WorkerLoader(
-        Numbers(3), 8, seed=0, num_workers=1, prefetch_factor=2, persistent_workers=True, last_batch="rollover"
-    ) as loader:
-        assert [len(list(loader)) for _ in range(9)] == [0, 0, 1, 0, 0, 1, 0, 1, 0]
-        loader.set_epoch(2)
-        assert contents(loader) == [[0, 1, 2, 0, 1, 2, 0, 1]]
-        assert contents(loader) == []
-        assert loader.state_dict()["epoch"] == 4
 
 
 def test_without_batching_samples_come_as_in_their_epochs():
@@ -175,28 +132,6 @@ def test_a_dataset_that_grows_is_followed_at_the_next_epoch():
         grown.set_epoch(1)
         assert len(loader) == len(grown) == 5  # 23 samples, and three of the 23 before
         assert contents(loader) == contents(grown)
-
-
-def test_our_batch_sampler_in_a_stock_loader_gives_full_batches():
-    with rolling(Numbers(LENGTH)) as loader:
-        stock = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
-        lengths, batches = zip(*[(len(stock), contents(stock)) for _ in range(3)], strict=True)
-        assert lengths == (3, 4, 3)
-        assert list(batches) == [contents(loader) for _ in range(3)]
-
-
-def test_every_loader_is_built_with_it():
-    for name in LOADERS:
-        config = LoaderConfig(name=name, num_workers=0)
-        settings = {"batch_size": BATCH_SIZE, "seed": 3, "shuffle": True, "last_batch": "rollover"}
-        with build_loader(config, Numbers(LENGTH), **settings) as loader, rolling(Numbers(LENGTH)) as expected:
-            for _ in range(3):
-                assert len(loader) == len(expected)
-                batches = contents(loader)
-                if name != "cached":
-                    assert batches == contents(expected)
-                else:
-                    assert len(batches) == len(list(expected))
 
 
 # What is refused

@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 24, 4
 
@@ -171,16 +171,6 @@ def test_independent_iterators_over_a_sampler_do_not_disturb_each_other(given, r
     assert expected[0] != expected[1]
 
 
-def test_set_epoch_leaves_an_independent_iterator_alone(given, reader):
-    with seeded(**given(distributed()), persistent_workers=False, **reader) as loader:
-        first = iter(loader)
-        start = next(first).tolist()
-        loader.set_epoch(4)
-        second = iter(loader)
-        assert start + rows(first) == distributed_order(0)
-        assert rows(second) == distributed_order(4)
-
-
 # Random samplers
 
 
@@ -277,17 +267,6 @@ def test_a_resume_gives_a_sampler_its_epoch_back_if_set_epoch_named_one(named, g
         assert rows(outer) == distributed_order(named or 0)
 
 
-def test_a_sampler_serves_two_loaders_and_stays_as_it_was(given, reader):
-    sampler = RandomSampler(range(LENGTH))
-    before = dict(vars(sampler))
-    orders = []
-    for _ in range(2):
-        with seeded(**given(sampler), **reader) as loader:
-            orders.append([rows(loader), rows(loader)])
-    assert orders[0] == orders[1]
-    assert vars(sampler) == before
-
-
 class OwnGenerator(Numbers):
     """A sampler that shuffles with a generator of its own."""
 
@@ -345,22 +324,6 @@ def test_indices_may_be_tuples(kind, given, reader):
         with seeded(Cells(), **given(cells), num_workers=1) as other:
             assert [list(zip(*batch, strict=True)) for batch in other] == batches
         assert len({draws for _, _, *draws in map(tuple, read) for draws in draws}) == 3 * len(cells)
-
-
-class Unsized:
-    """A batch sampler without a length."""
-
-    def __iter__(self):
-        return iter([[0, 1, 2], [3, 4]])
-
-
-def test_next_works_over_a_sampler_without_a_length(reader):
-    persistent = reader["num_workers"] > 0
-    with seeded(batch_sampler=Unsized(), seed=0, **{**reader, "persistent_workers": persistent}) as loader:
-        for _ in range(2):
-            assert [next(loader).tolist(), next(loader).tolist()] == [[0, 1, 2], [3, 4]]
-            with pytest.raises(StopIteration):
-                next(loader)
 
 
 # Samplers that are not as torch's are
@@ -461,16 +424,6 @@ def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
             assert unfinished == [*range(8, length, 8), 0]
 
 
-def test_another_loaders_sampler_keeps_its_order(reader):
-    other = WorkerLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=7, rank=1, world_size=2)
-    expected = rows(other)
-    with seeded(sampler=other.sampler, **reader) as loader:
-        assert rows(loader) == expected
-    assert rows(other) != expected  # its second epoch
-    other.set_epoch(0)
-    assert rows(other) == expected and len(other.sampler) == LENGTH / 2
-
-
 class Understated:
     """Says that it has two batches, and has four."""
 
@@ -491,3 +444,43 @@ def test_an_epoch_whose_batch_sampler_understates_its_length_is_resumed_and_not_
     with WorkerLoader(Numbers(8), batch_sampler=Understated(), seed=0, **reader) as resumed:
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == [[4, 5], [6, 7]]
+
+
+# Samplers of every loader
+
+EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
+
+
+@EVERY
+def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make):
+    def fails():
+        yield from range(6)
+        raise ValueError("bad sampler")
+
+    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, sampler=fails()) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(ValueError, match="bad sampler"):
+            next(iterator)
+        assert contents(iterator) == []
+
+
+@EVERY
+def test_a_sampler_is_shared_among_ranks_and_one_without_a_length_leaves_its_loader_without_one(make):
+    given = {"seed": 0, "batch_size": 2, "world_size": 2}
+    parts = [make(Numbers(LENGTH), sampler=[9, 8, 5, 4, 1], rank=rank, **given) for rank in (0, 1)]
+    assert [contents(part) for part in parts] == [[[9, 8], [1]], [[5, 4], [9]]]
+    with make(Numbers(LENGTH), 2, seed=0, sampler=iter([4, 2, 0])) as loader:
+        with pytest.raises(TypeError, match="the sampler has no length, so the loader has none either"):
+            len(loader)
+        iterator = iter(loader)
+        assert contents(iterator) == [[4, 2], [0]]
+        with pytest.raises(TypeError, match="no length"):
+            len(iterator)
+
+
+@EVERY
+def test_arguments_that_a_sampler_excludes_are_refused(make):
+    for settings in ({"shuffle": True}, {"last_batch": "rollover"}, {"batch_sampler": [[1, 2]]}):
+        with pytest.raises(ValueError, match="sampler"):
+            make(Numbers(LENGTH), 2, seed=0, sampler=[1, 2], **settings)

@@ -12,7 +12,7 @@ from multiprocessing.synchronize import Event
 
 import pytest
 import torch
-from example_datasets import Augmented, Faulty, Numbers, contents
+from example_datasets import Augmented, Numbers, contents
 from torch.utils.data import IterableDataset
 
 from loaders import TorchLoader
@@ -24,13 +24,6 @@ class Processes(Numbers):
 
     def __getitem__(self, index: int) -> int:
         return os.getpid()
-
-
-class Together(Numbers):
-    """A batch's samples are read in one call."""
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return [100 * len(indices) + index for index in indices]
 
 
 class Hanging(Numbers):
@@ -70,37 +63,6 @@ def test_workers_read_and_stay_for_the_next_epoch(make):
     assert first == second
     assert len(first) == 2
     assert os.getpid() not in first
-
-
-def test_without_workers_the_calling_process_reads(make):
-    assert contents(make(Processes(4))) == [[os.getpid()] * 2] * 2
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_dataset_that_reads_whole_batches_is_asked_for_them(make, num_workers):
-    assert contents(make(Together(4), num_workers=num_workers)) == [[200, 201], [202, 203]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_collated_as_torch_does(make, num_workers):
-    class Pairs(Numbers):
-        def __getitem__(self, index: int) -> dict:
-            return {"image": torch.full((2, 2), index, dtype=torch.uint8), "name": str(index), "label": index}
-
-    (batch,) = make(Pairs(3), batch_size=3, num_workers=num_workers)
-    assert list(batch) == ["image", "name", "label"]
-    assert (batch["image"].shape, batch["image"].dtype) == ((3, 2, 2), torch.uint8)
-    assert batch["name"] == ["0", "1", "2"]
-    assert (batch["label"].tolist(), batch["label"].dtype) == ([0, 1, 2], torch.int64)
-
-
-def test_samples_that_do_not_fit_together_raise_torchs_own_error(make):
-    class Ragged(Numbers):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.zeros(index)
-
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        next(make(Ragged(4)))
 
 
 @pytest.mark.timeout(60)
@@ -144,12 +106,6 @@ def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound
     assert all(holding.acquire(timeout=bound) for _ in range(2))
     loader.close()
     assert multiprocessing.active_children() == []
-
-
-def test_an_error_in_a_worker_carries_the_workers_traceback(make):
-    loader = make(Faulty(4, 1), num_workers=1)
-    with pytest.raises(ValueError, match=r"(?s)worker process 0.*Original Traceback.*in __getitem__.*sample 1 is bad"):
-        next(loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -211,17 +167,3 @@ def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(
         assert other.state_dict() == loader.state_dict()
         assert contents(other) == expected[1]
         assert [first.tolist(), *(batch.tolist() for batch in loader._epochs.newest())] == expected[0]
-
-
-class Stopping(Numbers):
-    """Sample 2 ends an iteration."""
-
-    def __getitem__(self, index: int) -> int:
-        return next(iter([])) if index == 2 else index
-
-
-def test_stop_iteration_in_a_dataset_is_an_error_that_names_the_batch(make):
-    iterator = iter(make(Stopping(6)))
-    assert next(iterator).tolist() == [0, 1]
-    with pytest.raises(RuntimeError, match=r"the dataset raised StopIteration while reading \[2, 3\]"):
-        next(iterator)

@@ -1,24 +1,21 @@
 """Preloader over any loader, and its thread; what all loaders promise is in test_contract.py."""
 
 import copy
-import dataclasses
 import gc
 import itertools
 import logging
 import multiprocessing
-import os
 import pickle
 import threading
 import traceback
 import weakref
-from collections import namedtuple
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import suppress
 
 import pytest
 import torch
-from example_datasets import Faulty, Numbers, contents
+from example_datasets import Numbers, contents
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import loaders.preload.epoch
@@ -110,39 +107,6 @@ def text(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
-# Nests of tensors
-
-Point = namedtuple("Point", "x y")
-
-
-@dataclasses.dataclass
-class Example:
-    image: torch.Tensor
-    caption: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    image: torch.Tensor
-    rest: tuple
-
-
-def image() -> torch.Tensor:
-    return torch.arange(6, dtype=torch.uint8).reshape(2, 3)
-
-
-@DEPTHS
-def test_every_tensor_of_a_batch_is_on_the_device(make, depth):
-    batch = {"a": image(), "b": [Point(image(), Example(image(), "text"))], "c": Frozen(image(), (image(), "text"))}
-    (moved,) = make([batch], depth, "meta")
-    assert moved["a"].is_meta
-    assert moved["b"][0].x.is_meta
-    assert moved["b"][0].y.image.is_meta
-    assert moved["c"].image.is_meta
-    assert moved["c"].rest[0].is_meta
-    assert not batch["a"].is_meta, "the loader's own batch is left as it was"
-
-
 # Any loader
 
 
@@ -203,21 +167,6 @@ def test_set_epoch_reaches_the_sampler_of_a_stock_dataloader(make, depth, stock)
         assert [index for batch in contents(loader) for index in batch] == list(sampler)
 
 
-def test_set_epoch_reaches_a_batch_sampler_that_counts_epochs(make):
-    class Shifted:
-        epoch = 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-        def __iter__(self):
-            return iter([[self.epoch], [self.epoch + 1]])
-
-    loader = make(DataLoader(Numbers(12), batch_sampler=Shifted()))
-    loader.set_epoch(5)
-    assert contents(loader) == [[5], [6]]
-
-
 @DEPTHS
 def test_preloaders_can_be_stacked(make, depth):
     loader = make(make(TorchLoader(Numbers(10), 3), 1), depth)
@@ -230,13 +179,6 @@ def test_preloaders_can_be_stacked(make, depth):
 def test_a_depth_that_makes_no_sense_is_refused_in_words(make, depth):
     with pytest.raises(ValueError, match="give the number of batches to prepare ahead"):
         make([], depth)
-
-
-def test_a_loader_without_state_refuses_to_give_one(make):
-    loader = make([torch.zeros(1)])
-    next(loader)
-    with pytest.raises(AttributeError, match="state_dict"):
-        loader.state_dict()
 
 
 # Errors
@@ -370,14 +312,6 @@ def test_next_raises_base_exceptions_too(make, depth, kind):
         next(iterator)
 
 
-def test_the_error_of_a_stock_dataloaders_worker_carries_the_workers_traceback(make):
-    loader = make(DataLoader(Faulty(4, 1), num_workers=1))
-    first, error, *rest = outcomes(iter(loader))
-    assert (first, rest) == (0, [2, 3])
-    assert "Original Traceback" in str(error)
-    assert "sample 1 is bad" in str(error)
-
-
 # The transform's random numbers
 
 
@@ -413,20 +347,6 @@ def test_over_a_loader_that_counts_no_epochs_the_preloader_does(make, depth):
     assert [contents(same) for _ in range(3)] == epochs
     loader.set_epoch(1)
     assert [contents(loader) for _ in range(2)] == epochs[1:]
-
-
-@DEPTHS
-def test_the_transform_runs_once_a_batch(make, depth):
-    seen = []
-
-    def count(batch, random):
-        seen.append(batch.item())
-        return batch
-
-    loader = make(Batches(6), depth, transform=count)
-    for epoch in range(2):
-        assert contents(loader) == [[number] for number in range(6)]
-        assert seen == [0, 1, 2, 3, 4, 5] * (epoch + 1)
 
 
 # One epoch at a time, and its thread
@@ -480,16 +400,6 @@ def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
     assert set(source.lead) == {0}
     assert source.threads == {threading.current_thread()}
     assert preloading() == []
-
-
-@THREADED
-def test_a_forked_child_is_refused_with_both_process_numbers(make, monkeypatch, depth):
-    iterator, owner = iter(make(Batches(3), depth)), os.getpid()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: 12345)
-        with pytest.raises(RuntimeError, match=rf"batches belong to another process \({owner}\).*\(12345\)"):
-            next(iterator)
-    assert contents(iterator) == [[0], [1], [2]]
 
 
 class Timing:
@@ -582,19 +492,6 @@ def test_an_iterator_keeps_its_preloader_alive(make, depth):
 
 
 @THREADED
-def test_a_preloader_that_nobody_refers_to_stops_its_thread(make, bound, depth, preloading):
-    loader = make(Counting(), depth)
-    next(iter(loader))
-    (thread,) = preloading()
-    alive = weakref.ref(loader)
-    del loader
-    gc.collect()
-    assert alive() is None
-    thread.join(bound)
-    assert not thread.is_alive()
-
-
-@THREADED
 def test_a_preloader_in_a_cycle_is_collected_in_any_thread(make, in_thread, bound, depth, preloading):
     loader = make(Counting(), depth)
     loader.myself = loader
@@ -624,18 +521,6 @@ def test_a_preloader_whose_error_was_handled_is_not_held_by_it(make, bound, dept
         gc.enable()
 
 
-def test_two_hundred_epochs_broken_off_leave_no_thread(make):
-    before = threading.active_count()
-    for number in range(200):
-        loader = make(Batches(10), depth=1 + number % 3)
-        for _ in loader:
-            break
-        if number % 2:
-            next(iter(loader))
-        loader.close()
-    assert threading.active_count() == before
-
-
 def test_an_epoch_that_is_over_leaves_no_thread(make, preloading):
     loader = make(Batches(3))
     assert len(list(loader)) == 3
@@ -655,16 +540,6 @@ def test_close_closes_the_loader_inside(make, depth):
     loader.close()
     with pytest.raises(RuntimeError, match="this Preloader is closed"):
         iter(loader)
-
-
-@pytest.mark.timeout(60)
-def test_close_ends_a_thread_that_waits_for_its_loader(make, blocking, impatient, bound, preloading):
-    loader = make(blocking)
-    assert next(iter(loader)).item() == 0
-    assert blocking.reached.wait(bound)
-    loader.close()
-    assert blocking.closed
-    assert preloading() == []
 
 
 @pytest.mark.timeout(60)
@@ -871,20 +746,6 @@ next(iterator)
 def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_closed(python, doing):
     done = python.run("-c", PREAMBLE + LEFT_RUNNING[doing], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_preloading_leaves_the_number_of_torchs_threads_alone(make, in_thread, bound):
-    # A thread takes over torch's number when it first needs it, so each is a new one, the preloading one too.
-    def preload() -> int:
-        list(make([torch.zeros(1)] * 3))
-        return torch.get_num_threads()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert [in_thread(run).result(bound) for run in (preload, torch.get_num_threads)] == [2, 2]
-    finally:
-        torch.set_num_threads(before)
 
 
 # Figures

@@ -1,11 +1,9 @@
 """Which engine a WorkerLoader's arguments give; tests/loaders/workers/test_epochs.py has what uses it."""
 
-import logging
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from example_datasets import Numbers
 
 from loaders import WorkerLoader
@@ -14,14 +12,6 @@ from loaders.workers import engine as module
 from loaders.workers import process_pool
 from loaders.workers.dispatcher import SPARE_SLOTS
 from loaders.workers.engine import build_engine
-
-
-class Written(Numbers):
-    def sample_spec(self) -> dict:
-        return {"index": ((16,), torch.float32)}
-
-    def read_batch(self, indices, out, random) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -64,59 +54,11 @@ def test_a_pool_loads_as_many_batches_ahead_as_it_was_told_and_has_slots_for_the
     assert given.dispatcher[0] == ("ProcessPool" if method == "multiprocessing" else "ThreadPool")
 
 
-def test_without_workers_the_caller_reads_nothing_ahead_and_there_are_no_slots(built, caplog):
-    given = built(num_workers=0, seed=0)
-    assert (given.dispatcher[0], given.dispatcher[2](1)) == ("InlinePool", 0)
-    assert given.ring[0] == 0
-    assert not caplog.messages
-
-
-def test_a_system_without_worker_processes_reads_in_threads_and_says_so(built, monkeypatch, caplog):
-    monkeypatch.setattr(module, "HAS_PROCESSES", False)
-    module.warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING, logger="loaders"):
-        assert built(num_workers=1, seed=0).dispatcher[0] == "ThreadPool"
-        assert built(num_workers=1, seed=0, worker_method="thread").dispatcher[0] == "ThreadPool"
-    (said,) = caplog.messages
-    assert said.startswith("worker processes need Linux")
-
-
-@pytest.mark.parametrize(
-    ("pin_memory", "holds", "has_cuda"),
-    [(True, True, True), (False, True, True), (True, False, True), (True, True, False)],
-)
-def test_slots_are_page_locked_for_a_gpu_where_batches_are_held_until_copied(
-    built, monkeypatch, pin_memory, holds, has_cuda
-):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    given = built(num_workers=1, pin_memory=pin_memory, pins=holds)
-    assert given.ring[2] == (pin_memory and holds and has_cuda)
-
-
-@pytest.mark.parametrize(
-    ("settings", "fits"),
-    [
-        ({"seed": 0}, [128]),
-        ({"seed": 0, "batch_size": 1, "batch_sampler": [[0, 1], [2]]}, [64]),
-        ({"seed": None}, []),
-        ({"seed": 0, "batch_size": None}, []),
-    ],
-)
-def test_slots_fit_a_batch_whose_size_the_dataset_tells(built, settings, fits):
-    assert built(Written(8), num_workers=1, **settings).fits == fits
-
-
 def test_worker_processes_get_their_settings(built):
     given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0).ProcessPool
     assert (given[1], given[4:]) == (2, (print, 4, 2))
     given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0, worker_method="thread").ThreadPool
     assert given[1:] == (2, print, 4)
-
-
-@pytest.mark.parametrize("method", [None, "spawn"])
-def test_worker_processes_start_by_the_method_that_was_named(built, method):
-    context = built(num_workers=1, multiprocessing_context=method).ProcessPool[2]
-    assert context.get_start_method() == (method or "fork")
 
 
 @pytest.mark.parametrize(("seed", "rank"), [(0, 0), (5, 0), (5, 1)])

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 
 import pytest
 import torch
@@ -169,17 +168,6 @@ def test_only_a_fork_while_a_batch_is_delivered_retires_its_slot():
     ring.close()
 
 
-def test_the_first_free_slot_is_used_so_that_few_are_touched():
-    ring = ring_of(3)
-    first, second = ring.acquire(), ring.acquire()
-    assert (ring.has_free(), ring.has_spare()) == (False, True)
-    number = first.slot.number
-    del first, second
-    assert ring.has_free()
-    assert [ring.acquire().slot.number for _ in range(3)] == [number] * 3
-    ring.close()
-
-
 def test_a_kept_batch_outlives_its_ring_and_is_freed_then():
     before, ring = open_descriptors(), ring_of(2)
     kept, other = ring.acquire(), ring.acquire()
@@ -192,35 +180,6 @@ def test_a_kept_batch_outlives_its_ring_and_is_freed_then():
     assert (kept.array == 3).all() and is_mapped(address)
     del kept
     assert not is_mapped(address)
-
-
-def test_an_exception_of_a_signal_handler_costs_no_slot():
-    """Struck at each moment of `acquire` at which a handler may run."""
-    ring = ring_of(3)
-    kept, moment = ring.acquire(), 0
-    while moment >= 0:
-        moment, countdown = moment + 1, moment + 1
-
-        def strike(frame, event, _):
-            nonlocal countdown
-            countdown -= event in ("call", "c_return")
-            if countdown == 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-        lease, ring.capacity = None, PAGE * (1 + moment % 2)  # the slots before have to be replaced
-        try:
-            sys.setprofile(strike)
-            lease = ring.acquire()
-            sys.setprofile(None)
-            moment = -1 if countdown > 0 else moment
-        except KeyboardInterrupt:
-            pass
-    others = [ring.acquire(), ring.acquire()] if lease is None else [lease, ring.acquire()]
-    assert all(others)
-    assert ring.acquire() is None
-    del kept
-    ring.close()
 
 
 @pytest.fixture

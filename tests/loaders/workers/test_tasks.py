@@ -10,7 +10,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import OwnTasks, SamplerError, SamplerTasks, Task, _only, draw
+from loaders.workers.tasks import OwnTasks, SamplerError, SamplerTasks, draw
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -43,36 +43,6 @@ class Sized(Endless):
         return itertools.islice(super().__iter__(), 5)
 
 
-# Our own order
-
-
-def test_own_tasks_are_the_orders_batches():
-    ours = order(10, shuffle=True)
-    given = contents(OwnTasks(ours).epoch(2, 1))
-    expected = [(2, number, rows.tolist(), indices.tolist()) for number, rows, indices in ours.batches(2, 1)]
-    assert given == expected
-    assert [number for _, number, _, _ in given] == [1, 2]
-
-
-def test_without_batches_a_task_has_a_single_index():
-    assert [task.indices for task in OwnTasks(order(3, 1), _only).epoch(0, 0)] == [0, 1, 2]
-
-
-def test_own_tasks_go_on_into_later_epochs():
-    tasks = OwnTasks(order(8)).onwards(5, 1)
-    assert [(task.epoch, task.number) for task in itertools.islice(tasks, 5)] == [
-        (5, 1),
-        (6, 0),
-        (6, 1),
-        (7, 0),
-        (7, 1),
-    ]
-
-
-def test_an_empty_order_has_no_tasks():
-    assert list(OwnTasks(order(0)).onwards(0, 0)) == []
-
-
 # Samplers of indices
 
 
@@ -89,12 +59,6 @@ def test_a_sampler_is_shared_among_ranks_as_our_own_order_is(length, world_size,
         assert given == [task for task in contents(OwnTasks(ours).epoch(1, first)) if task[3]]
 
 
-def test_a_sampler_without_a_length_gives_all_its_indices():
-    numbers = iter(range(7))  # it has no length
-    given = contents(SamplerTasks(numbers, order(1 << 40)).epoch(0, 0))
-    assert given == [(0, 0, [0, 1, 2, 3], [0, 1, 2, 3]), (0, 1, [4, 5, 6], [4, 5, 6])]
-
-
 # Batch samplers
 
 
@@ -109,22 +73,7 @@ def test_batches_are_taken_as_they_are_and_their_rows_are_counted():
     assert contents(tasks.epoch(4, 2)) == [(4, 2, [3, 4, 5], [4, 5, 6])]
 
 
-def test_without_automatic_batching_an_item_is_one_row():
-    tasks = SamplerTasks(["ab", "cd"], order(2, 1), "batch_sampler", batched=False)
-    assert contents(tasks.epoch(0, 0)) == [(0, 0, [0], "ab"), (0, 1, [1], "cd")]
-
-
 # Drawing
-
-
-def test_a_sampler_with_a_length_is_drawn_from_at_once_and_one_without_as_needed():
-    sized, endless = Sized(), Endless()
-    draw(sized, 0, 0)
-    items = draw(endless, 0, 0)[0]
-    assert (sized.given, endless.given) == (5, 0)
-    for count in (1, 2, 3):
-        next(items)
-        assert endless.given == count
 
 
 def states() -> list:
@@ -143,17 +92,6 @@ def test_what_a_sampler_draws_depends_on_seed_and_epoch_alone(sampler):
     assert first_five(1, 2) == first_five(1, 2)
     assert len(set(first_five(1, 2))) == 5
     assert not {*first_five(1, 2)} & {*first_five(1, 3), *first_five(2, 2)}
-
-
-@pytest.mark.parametrize("sampler", [Sized(), Endless()], ids=["sized", "endless"])
-def test_drawing_leaves_the_global_generators_as_they_were(sampler):
-    before = states()
-    list(itertools.islice(draw(sampler, 1, 2)[0], 5))
-    assert states() == before
-
-
-def test_a_sized_and_an_endless_sampler_draw_the_same():
-    assert list(draw(Sized(), 1, 2)[0]) == list(itertools.islice(draw(Endless(), 1, 2)[0], 5))
 
 
 def test_another_thread_does_not_seed_the_global_generators(in_thread, bound):
@@ -196,10 +134,6 @@ def test_a_samplers_error_comes_after_the_items_before_it(sampler):
         next(items)
     assert str(error.value.__cause__) == "no more"
     assert states() == before
-
-
-def test_a_task_without_a_seed_has_indices_only():
-    assert Task([1]) == Task([1], None, None, None, False, frozenset())
 
 
 def test_a_sampler_that_another_thread_iterates_without_seeding_is_logged_once(in_thread, bound, caplog):
