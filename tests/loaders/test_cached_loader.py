@@ -50,11 +50,6 @@ def test_a_resumed_epoch_has_as_many_batches_as_are_left(make):
     assert resumed.state_dict() == loader.state_dict()
 
 
-def test_of_a_short_epoch_only_full_batches_are_kept(make):
-    full = epoch_of(0, 7)[:3]
-    assert contents(make(Numbers(7))) == [*full, full[0]]
-
-
 def test_a_single_short_batch_is_repeated_too(make):
     assert [sorted(batch) for batch in contents(make(Numbers(3), batch_size=8))] == [[0, 1, 2]]
 
@@ -126,12 +121,3 @@ def test_the_transform_runs_once_for_each_batch_that_is_kept(device):
     assert {batch.device.type for batch in batches} == {device}
     assert contents(batches[:COUNT]) == [[row + 1000 for row in batch] for batch in epoch_of(0, 50)[:COUNT]]
     assert len(calls) == COUNT
-
-
-def test_close_frees_the_batches_and_ends_the_epoch(make):
-    loader = make(Numbers(50))
-    iterator = iter(loader)
-    loader.close()
-    assert loader.stats() == {"cached": {"batches": 0}}
-    with pytest.raises(RuntimeError):
-        next(iterator)

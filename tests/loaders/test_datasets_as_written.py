@@ -210,16 +210,6 @@ def test_stop_iteration_is_the_error_of_its_batch_and_the_epoch_goes_on(where, s
             assert_only_the_middle_batch_fails(loader)
 
 
-@pytest.mark.parametrize("seed", [None, 0])
-def test_stop_iteration_is_the_error_of_its_sample_without_batches(seed, reader):
-    with WorkerLoader(StopsInItem(7), batch_size=None, seed=seed, **reader) as loader:
-        iterator = iter(loader)
-        assert [next(iterator) for _ in range(5)] == list(range(5))
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            next(iterator)
-        assert list(iterator) == [6]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stop_iteration_does_not_end_an_epoch_of_the_stock_loader(num_workers):
     with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, num_workers=num_workers) as loader:
@@ -249,13 +239,3 @@ class Together:
 def test_getitems_alone_is_enough(seed, reader):
     read = batches(Together(), seed=seed, **{**reader, "persistent_workers": False})
     assert contents(batch[0] for batch in read) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_what_getitems_draws_depends_on_the_seed_alone():
-    def epoch(**settings) -> list:
-        return [contents(batch) for batch in batches(Together(), shuffle=True, **settings)]
-
-    assert epoch(num_workers=0) == epoch(num_workers=1) == epoch(num_workers=2)
-    draws = [draw for batch in epoch(num_workers=0) for field in batch[1:] for draw in field]
-    assert len(set(draws)) == 3 * LENGTH
-    assert epoch(num_workers=0) != epoch(num_workers=0, seed=1)

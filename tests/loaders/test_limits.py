@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers
 
 from loaders import WorkerLoader
 
@@ -174,15 +174,3 @@ def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
         use()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_four_loaders_of_three_workers_whose_batches_are_kept_need_few_descriptors(descriptors_left):
-    descriptors_left(130)  # a slot has one: 14 a loader
-    loaders = [WorkerLoader(Numbers(96), 4, num_workers=3, seed=0, persistent_workers=True) for _ in range(4)]
-    try:
-        kept = [list(loader) for loader in loaders]
-        for batches in kept:
-            assert contents(batches) == [list(range(start, start + 4)) for start in range(0, 96, 4)]
-    finally:
-        for loader in loaders:
-            loader.close()

@@ -276,18 +276,6 @@ def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
     assert loader._samples["image"].data_ptr() == dataset.images.ctypes.data
 
 
-def test_on_the_cpu_the_free_memory_is_what_this_process_may_use(monkeypatch):
-    assert module.free_bytes(torch.device("cpu")) > 0
-    monkeypatch.setattr(module, "available_memory", lambda: 2048)
-    assert module.free_bytes(torch.device("cpu")) == 2048
-
-
-def test_where_the_system_does_not_tell_nothing_is_refused(make, free):
-    assert module.free_bytes(torch.device("meta")) is None
-    free(None)
-    assert contents(make(Numbers(2), shuffle=False)) == [[0, 1]]
-
-
 def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make):
     with pytest.raises(ValueError, match="batch_size=0: give a number from 1"):
         make(Numbers(4), batch_size=0)

@@ -12,7 +12,6 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     WeightedRandomSampler,
 )
 
@@ -71,20 +70,6 @@ def distributed_order(epoch: int) -> list[int]:
 # Epochs
 
 
-class EpochBatches(BatchSampler):
-    """A batch sampler that has a set_epoch."""
-
-    def __init__(self, sampler: DistributedSampler) -> None:
-        super().__init__(sampler, BATCH_SIZE, drop_last=False)
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter([[(index + self.epoch) % LENGTH for index in batch] for batch in super().__iter__()])
-
-
 @pytest.mark.parametrize("depth", [None, 2], ids=lambda depth: f"preloader-{depth}")
 def test_set_epoch_reaches_the_given_sampler_at_once(given, reader, depth):
     sampler = distributed()
@@ -96,15 +81,6 @@ def test_set_epoch_reaches_the_given_sampler_at_once(given, reader, depth):
             assert rows(outer) == distributed_order(epoch)
         if outer is not loader:
             outer.close()
-
-
-def test_set_epoch_reaches_a_batch_sampler_that_has_one(reader):
-    batches = EpochBatches(SequentialSampler(range(LENGTH)))
-    with seeded(batch_sampler=batches, **reader) as loader:
-        for epoch in (0, 3, 1):
-            loader.set_epoch(epoch)
-            assert batches.epoch == epoch
-            assert rows(loader) == [(index + epoch) % LENGTH for index in range(LENGTH)]
 
 
 def test_a_loader_never_moves_a_users_sampler_to_another_epoch(given, reader):

@@ -97,25 +97,6 @@ def test_no_two_of_a_hundred_thousand_positions_have_the_same_sample():
     assert np.array_equal(inverse(indices[::10], LENGTH, key), at[::10])
 
 
-@pytest.mark.parametrize("length", [300, 4096, 5000])
-def test_the_inverse_of_this_file_is_that_of_the_whole_permutation(length):
-    everywhere = np.arange(length)
-    assert inverse(permute(everywhere, length, fold(1)), length, fold(1)).tolist() == everywhere.tolist()
-    assert permute(inverse(everywhere, length, fold(1)), length, fold(1)).tolist() == everywhere.tolist()
-
-
-@pytest.mark.parametrize("world_size", [1024, 768])
-def test_any_sample_is_in_the_batch_of_the_one_rank_where_the_arithmetic_puts_it(world_size):
-    orders, epoch = ranks(world_size, pad=False), 3
-    samples = np.random.default_rng(1).integers(LENGTH, size=200)
-    for sample, at in zip(samples.tolist(), inverse(samples, LENGTH, fold(9, epoch)).tolist(), strict=True):
-        number, row = divmod(at, GLOBAL_BATCH)
-        if number == BATCHES:
-            continue  # of the short last batch
-        order = orders[row // (GLOBAL_BATCH // world_size)]
-        assert order.indices(epoch, order.positions(number, epoch)).tolist().count(sample) == 1
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_after_a_change_from_1024_to_768_ranks_in_mid_epoch_the_rest_comes_exactly_once(way):
     # A length at which all samples can be counted, and which no number of ranks divides.
@@ -210,19 +191,3 @@ def test_a_rank_starts_and_resumes_anywhere_in_an_epoch_at_the_cost_of_a_few_bat
         tracemalloc.stop()
     assert sum(permuted) < 10 * BLOCK
     assert peak < 16 * 2**20, "bytes; the permutation alone would need 8 GB"
-
-
-@pytest.mark.parametrize("last_batch", ["drop", "rollover"])
-def test_768_ranks_go_on_where_1024_stopped(make, last_batch):
-    way = WAYS[last_batch]
-    stopped = []
-    for rank in (0, 700, 1023):
-        loader = make(rank, 1024, last_batch=last_batch)
-        loader.load_state_dict({**loader.state_dict(), "epoch": 2, "samples": 200_000 * GLOBAL_BATCH})
-        take(loader, 3)
-        stopped.append(loader.state_dict())
-    assert stopped[0] == stopped[1] == stopped[2]
-    for rank in (0, 1, 767):
-        loader = make(rank, 768, last_batch=last_batch)
-        loader.load_state_dict(stopped[0])
-        assert take(loader, 2) == expected_batches(2, 200_003, 2, 768, rank, **way)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loaders import Preloader, TorchLoader, WorkerLoader, timeline
-from loaders.timeline import PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
+from loaders.timeline import PRELOADER, TRAINING, Timeline, Work, WorkClock
 from loaders.timing import StepTimer
 
 
@@ -18,10 +18,6 @@ class Numbers:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(index)
-
-
-class PlainIterable(list):
-    pass
 
 
 @pytest.fixture
@@ -120,22 +116,6 @@ def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
     assert not recorded.is_open
 
 
-def test_collating_is_shown_at_the_end_of_a_workers_batch():
-    recorded = Timeline()
-    recorded.add_work("worker 1", Work(began=1.0, seconds=3.0, collate_seconds=0.5), 0, 7)
-    assert recorded.spans() == [
-        Span("worker 1", "read", 1.0, 3.5, (0, 7)),
-        Span("worker 1", "collate", 3.5, 4.0, (0, 7)),
-    ]
-
-
-def test_work_of_no_known_batch_is_shown_without_a_number():
-    recorded = Timeline()
-    for place in ((0, None), (None, 7)):
-        recorded.add_work("worker 0", Work(seconds=0.5), *place)
-    assert recorded.spans() == [Span("worker 0", "read", 0.0, 0.5, None)] * 2
-
-
 LOADERS = {
     "workers": lambda: WorkerLoader(Numbers(), 8, shuffle=True, seed=0, num_workers=2),
     "threads": lambda: WorkerLoader(Numbers(), 8, seed=0, num_workers=2, worker_method="thread"),
@@ -180,13 +160,6 @@ def test_a_timeline_that_is_set_between_two_epochs_records_the_second(settings):
         loader.timeline = recorded = Timeline()
         list(loader)
     assert len([span for span in recorded.spans() if span.activity == "read"]) == 3
-
-
-def test_a_preloader_over_any_iterable_takes_a_timeline():
-    preloader = Preloader(PlainIterable([torch.zeros(2)]), "cpu", depth=0)
-    preloader.timeline = recorded = Timeline()
-    list(preloader)
-    assert [span.activity for span in recorded.spans()] == ["copy", "transform"]
 
 
 def test_a_timeline_begins_after_the_warm_up_and_ends_after_its_steps(clock):

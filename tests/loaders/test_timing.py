@@ -49,11 +49,6 @@ def test_the_seconds_of_a_step_include_waiting_for_its_batch(clock):
     assert window.data_wait_fraction == pytest.approx(4 / 13)
 
 
-def test_the_loaders_batches_come_through_in_order():
-    batches = [torch.full((2,), number) for number in range(5)]
-    assert [id(batch) for batch in StepTimer(CPU, 0).batches(batches)] == [id(batch) for batch in batches]
-
-
 def test_warm_up_steps_count_in_no_window(clock):
     timer = StepTimer(CPU, warmup_steps=2)
     run(timer, clock, 100.0, 100.0, 1.0, 1.0)
@@ -153,17 +148,6 @@ def test_images_are_counted_by_batch(clock):
     for _ in timer.batches([torch.zeros(8), {"image": torch.zeros(5)}, [torch.zeros(2), torch.zeros(2)]]):
         pass
     assert timer.run().images == 15
-
-
-def test_an_error_of_the_loader_goes_through():
-    def faulty():
-        yield torch.zeros(1)
-        raise ValueError("bad sample")
-
-    timer = StepTimer(CPU, warmup_steps=0)
-    with pytest.raises(ValueError, match="bad sample"):
-        list(timer.batches(faulty()))
-    assert timer.run().steps == 1
 
 
 def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():

@@ -12,7 +12,6 @@ import subprocess
 import threading
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +20,6 @@ from python_server import Program, PythonServer
 from loaders import Preloader, WorkerLoader
 from loaders.workers import process_pool
 from loaders.workers.shared_memory import MachineFull
-
-ROOT = Path(__file__).parents[2]
 
 
 class Plain:
@@ -140,21 +137,6 @@ def test_a_worker_that_hangs_past_the_timeout_is_replaced(how):
         assert contents(loader) == undisturbed(Plain)
 
 
-@pytest.mark.parametrize(
-    ("kind", "over"), [(Plain, lambda loader: Preloader(loader, "cpu", 2)), (Written, lambda loader: loader)]
-)
-def test_workers_killed_at_any_moment_change_nothing(kind, over):
-    draw = random.Random(1)
-    base = loader_over(kind(), 3, max_restarts=100)
-    with over(base) as loader:
-        batches = []
-        for batch in loader:
-            batches.append(batch)
-            with suppress(ProcessLookupError):
-                os.kill(draw.choice(base._epochs.engine.processes).pid, signal.SIGKILL)
-    assert contents(batches) == undisturbed(kind)
-
-
 def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):
     dataset = failing(Plain, "hang", (7,), times=1)
     with loader_over(dataset, shuffle=False) as loader:
@@ -168,12 +150,6 @@ def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(boun
     with loader_over(Plain(), 0, shuffle=False) as calm:
         calm.set_epoch(5)
         assert seen == contents(calm)
-
-
-def test_without_a_seed_every_sample_comes_once_all_the_same():
-    dataset = failing(Plain, "SIGKILL", (7, 23), times=1)
-    batches = list(WorkerLoader(dataset, 4, shuffle=True, num_workers=2))
-    assert sorted(flat(indices(batches))) == list(range(48))
 
 
 @pytest.mark.parametrize("kind", [Plain, Written])

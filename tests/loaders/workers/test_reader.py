@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 from loaders.randomness import Random
 from loaders.workers.batch_buffer import BatchBuffer
-from loaders.workers.reader import Reader, Reading, batch_bytes, offers, spec_of
+from loaders.workers.reader import Reader, Reading, batch_bytes, spec_of
 from loaders.workers.tasks import Task
 
 SPEC = {"pair": ((2,), torch.int16), "draw": ((), torch.float64)}
@@ -74,25 +74,6 @@ def values(reading: Reading) -> list[int]:
 # Which method reads
 
 
-class Overridden(Written):
-    def __getitem__(self, index: int) -> str:
-        return "another sample"
-
-
-class Disabled(Written):
-    read_batch = None
-
-
-def test_a_method_counts_unless_a_subclass_reads_other_samples_or_sets_it_to_none():
-    assert offers(Written(), "read_batch") is True
-    switched_off = Written()
-    switched_off.read_batch = None
-    for dataset in (Plain(), Overridden(), Disabled(), switched_off):
-        assert offers(dataset, "read_batch") is False
-    assert spec_of(Written()) == SPEC
-    assert spec_of(Plain()) is spec_of(Overridden()) is None
-
-
 def test_a_spec_has_integers_for_shapes_and_is_its_fields_are_aligned():
     class Listed(Written):
         def sample_spec(self):
@@ -139,19 +120,6 @@ def test_a_seeded_sample_draws_what_its_own_key_says():
         assert read(Plain(), [7], **settings).batch[1].item() == expected
 
 
-def test_indices_that_are_no_integers_draw_by_their_position():
-    class Named(Plain):
-        def __getitem__(self, name) -> tuple[str, float]:
-            return name, random.random()
-
-    (names, draws), (_, others) = (read(Named(), names).batch for names in (["a", "b"], ["c", "d"]))
-    assert names == ("a", "b")
-    assert draws.tolist() == others.tolist()
-    assert draws[0] != draws[1]
-    assert read(Named(), ["a"]).batch[1].tolist() == draws[:1].tolist()
-    assert read(Named(), [(1, 2), (3,)], collate_fn=list).batch[1][0] == (3,)
-
-
 def test_without_a_seed_getitems_reads_all_samples_but_for_those_to_be_read_singly():
     dataset, marks = Together(), []
     assert values(read(dataset, [3, 4], marks, seed=None)) == [3, 4]
@@ -187,25 +155,11 @@ def test_a_bad_sample_is_the_batchs_error_or_is_left_out(kind, settings):
 
 
 @pytest.mark.parametrize("kind", [Plain, Written])
-def test_rows_that_crash_workers_are_not_read(kind):
-    marks: list[int] = []
-    assert values(read(kind(), [1, 2, 3], marks, singly=True, without=frozenset({1}))) == [1, 3]
-    assert marks == [0, 2]
-    with pytest.raises(RuntimeError, match=r"left out every sample of a batch \(reading them crashes workers\)"):
-        read(kind(), [1, 2], skips=True, singly=True, without=frozenset({0, 1}))
-
-
-@pytest.mark.parametrize("kind", [Plain, Written])
 def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind):
     with pytest.raises(RuntimeError) as error:
         read(kind(), [91, 92, 93, 94], skips=True)
     reasons = "; ".join(f"sample {index}: ValueError: {index} is bad" for index in (91, 92, 93))
     assert f"({reasons})" in str(error.value)
-
-
-def test_an_empty_batch_of_a_users_sampler_is_collated_as_it_is():
-    assert read(Plain(), [], collate_fn=list).batch == []
-    assert read(Written(), []).batch["pair"].shape == (0, 2)
 
 
 @pytest.mark.parametrize(("indices", "skips"), [([1, 2, 3], False), ([1, 92, 3], True)])
