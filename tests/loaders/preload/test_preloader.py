@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_a_depth_that_makes_no_sense_is_refused_in_words(make, depth):
 
 
 class Failing:
-    """Batches 0 to 5, but 1 and 4 raise instead; iterating goes on after an error."""
+    """Batches 0 to 2, but 1 raises instead; iterating goes on after an error."""
 
     def __iter__(self):
         self._number = -1
@@ -193,88 +194,79 @@ class Failing:
 
     def __next__(self) -> torch.Tensor:
         self._number += 1
-        if self._number in (1, 4):
+        if self._number == 1:
             self.raise_deep_inside()
-        if self._number == 6:
+        if self._number == 3:
             raise StopIteration
         return torch.tensor([self._number])
 
     def raise_deep_inside(self) -> None:
-        raise LookupError(f"batch {self._number} is bad")
+        raise LookupError("batch 1 is bad")
+
+
+def raising(error: Exception):
+    """A transform that raises at batch 1."""
+
+    def transform(batch: torch.Tensor, random) -> torch.Tensor:
+        if batch[0] == 1:
+            raise error
+        return batch
+
+    return transform
+
+
+OUT_OF_MEMORY = (
+    "out of memory on cpu while preparing a batch of 1 samples with depth={depth}: "
+    "lower the batch size or the depth (loader.preload_depth)"
+)
+MIXED = [torch.tensor([0]), [torch.tensor(1), torch.ones(2, device="meta")], torch.tensor([2])]
+ERRORS = {  # the loader, the transform, and what comes in the place of batch 1
+    "the loader": (Failing, None, LookupError, "batch 1 is bad", "in raise_deep_inside"),
+    "the transform": (lambda: Batches(3), raising(LookupError("odd")), LookupError, "odd", "in transform"),
+    "a transform's StopIteration": (
+        lambda: Batches(3),
+        raising(StopIteration()),
+        RuntimeError,
+        "the transform raised StopIteration",
+        "in transform",
+    ),
+    "a full device": (
+        lambda: Batches(3),
+        raising(torch.OutOfMemoryError("tried to allocate 20 GiB")),
+        torch.OutOfMemoryError,
+        OUT_OF_MEMORY,
+        "tried to allocate 20 GiB",
+    ),
+    "two devices": (lambda: MIXED, None, ValueError, "a batch has tensors on cpu and meta", "have the loader give"),
+}
 
 
 @DEPTHS
-def test_errors_of_the_loader_come_out_in_their_place_with_their_traceback(make, depth):
-    loader = make(Failing(), depth)
+@pytest.mark.parametrize("of", ERRORS)
+def test_an_error_comes_in_its_place_with_its_traceback_and_the_epoch_goes_on(make, depth, of):
+    loader, transform, kind, message, traced = ERRORS[of]
+    loader = make(loader(), depth, transform=transform)
     for _ in range(2):
-        first, bad, third, fourth, worse, last = outcomes(iter(loader))
-        assert [first, third, fourth, last] == [0, 2, 3, 5]
-        for error, number in ((bad, 1), (worse, 4)):
-            assert type(error) is LookupError
-            assert f"batch {number} is bad" in text(error)
-            assert "in raise_deep_inside" in text(error)
-
-
-def refuse_odd(batch: torch.Tensor, random) -> torch.Tensor:
-    if batch.item() % 2:
-        raise LookupError(f"batch {batch.item()} is odd")
-    return batch
-
-
-@DEPTHS
-def test_errors_of_the_transform_come_out_in_their_place_with_their_traceback(make, depth):
-    loader = make(Batches(5), depth, transform=refuse_odd)
-    for _ in range(2):
-        first, bad, third, worse, last = outcomes(iter(loader))
-        assert [first, third, last] == [0, 2, 4]
-        for error, number in ((bad, 1), (worse, 3)):
-            assert f"batch {number} is odd" in text(error)
-            assert "in refuse_odd" in text(error)
-
-
-@DEPTHS
-def test_a_batch_on_two_devices_is_refused_in_its_place(make, depth):
-    mixed = [torch.tensor(1), torch.ones(2, device="meta")]
-    iterator = iter(make([torch.tensor(0), mixed, torch.tensor(2)], depth))
-    assert next(iterator).item() == 0
-    with pytest.raises(ValueError, match="a batch has tensors on cpu and meta"):
-        next(iterator)
-    assert next(iterator).item() == 2
-
-
-def needs_too_much(batch: torch.Tensor, random) -> torch.Tensor:
-    if batch[0] == 2:
-        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
-    return batch
-
-
-@DEPTHS
-def test_an_out_of_memory_error_names_the_device_and_what_to_lower(make, depth):
-    batches = [torch.full((5,), number) for number in (1, 2, 3)]
-    iterator = iter(make(batches, depth, transform=needs_too_much))
-    next(iterator)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        next(iterator)
-    assert str(caught.value) == (
-        f"out of memory on cpu while preparing a batch of 5 samples with depth={depth}: "
-        "lower the batch size or the depth (loader.preload_depth)"
-    )
-    assert "tried to allocate 20 GiB" in str(caught.value.__cause__)
-    assert "in needs_too_much" in text(caught.value)
-    assert next(iterator)[0] == 3
+        first, error, last = outcomes(iter(loader))
+        assert (first, last) == (0, 2)
+        assert type(error) is kind and str(error).startswith(message.format(depth=depth))
+        assert traced in text(error)
 
 
 @DEPTHS
 def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
-    loader = make(TorchLoader(Numbers(4), 1), depth, transform=refuse_odd)
-    iterator = iter(loader)
-    assert next(iterator).item() == 0
-    with pytest.raises(LookupError):
-        next(iterator)
-    assert next(iterator).item() == 2
+    loader = make(TorchLoader(Numbers(4), 1), depth, transform=raising(LookupError("odd")))
+    assert [outcome if outcome == 0 else "error" for outcome in (next_of(loader), next_of(loader))] == [0, "error"]
     resumed = make(TorchLoader(Numbers(4), 1), depth)
     resumed.load_state_dict(loader.state_dict())
-    assert contents(resumed) == [[3]]
+    assert contents(resumed) == [[2], [3]]
+
+
+def next_of(loader) -> Any:
+    try:
+        return next(loader).item()
+    except LookupError as error:
+        return error
 
 
 @DEPTHS
@@ -285,17 +277,6 @@ def test_an_error_at_the_epochs_beginning_comes_out_of_iter(make, depth):
 
     with pytest.raises(OSError, match="no such file"):
         iter(make(Unstartable(), depth))
-
-
-@DEPTHS
-def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(make, depth):
-    def exhausted(batch, random):
-        return next(iter([])) if batch.item() == 1 else batch
-
-    first, error, last = outcomes(iter(make(Batches(3), depth, transform=exhausted)))
-    assert (first, last) == (0, 2)
-    assert type(error) is RuntimeError
-    assert "the transform raised StopIteration" in str(error)
 
 
 @DEPTHS
@@ -379,27 +360,18 @@ class Counting:
             assert self._progress.wait_for(lambda: self.started >= self.requests + ahead, bound)
 
 
-@THREADED
-def test_the_thread_is_ahead_by_depth_and_one_batches_and_no_more(make, bound, depth):
-    source = Counting()
+@DEPTHS
+def test_the_thread_is_ahead_by_depth_and_one_batches_and_depth_0_loads_in_the_call(make, bound, depth, preloading):
+    source, ahead = Counting(), depth + bool(depth)
     loader = make(source, depth)
     iterator = iter(loader)
-    for _ in range(100):
-        source.take(iterator, bound, ahead=depth + 1)
+    for _ in range(50):
+        source.take(iterator, bound, ahead=ahead)
+    assert len(preloading()) == bool(depth)
     loader.close()
-    assert max(source.lead) == depth + 1
+    assert max(source.lead) == ahead
     assert len(source.threads) == 1
-    assert threading.current_thread() not in source.threads
-
-
-def test_depth_0_loads_in_the_call_and_nothing_ahead(make, bound, preloading):
-    source = Counting()
-    iterator = iter(make(source, depth=0))
-    for _ in range(10):
-        source.take(iterator, bound, ahead=0)
-    assert set(source.lead) == {0}
-    assert source.threads == {threading.current_thread()}
-    assert preloading() == []
+    assert (threading.current_thread() in source.threads) == (depth == 0)
 
 
 class Timing:
@@ -752,27 +724,18 @@ def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_cl
 
 
 @DEPTHS
-def test_stats_count_batches_and_add_the_loaders_own(make, depth):
-    class Measured(Batches):
-        def stats(self) -> dict:
-            return {"restarts": 3}
-
-    loader = make(Measured(4), depth)
+def test_stats_count_batches_and_the_queue_and_add_the_loaders_own(make, bound, depth):
+    source = Counting()
+    source.stats = lambda: {"restarts": 3}
+    loader = make(source, depth)
     assert set(loader.stats()["preloader"].values()) == {0}
-    list(loader)
+    iterator = iter(loader)
+    for _ in range(4):
+        source.take(iterator, bound, ahead=depth + bool(depth))
     stats = loader.stats()
     assert stats["restarts"] == 3
-    assert stats["preloader"]["batches"] == 4
+    assert (stats["preloader"]["batches"], stats["preloader"]["queued"]) == (4, depth)
     assert stats["preloader"]["wait_seconds"] > 0
-    assert stats["preloader"]["queued"] == 0
-
-
-@THREADED
-def test_stats_tell_how_many_batches_are_queued(make, bound, depth):
-    source = Counting()
-    loader = make(source, depth)
-    source.take(iter(loader), bound, ahead=depth + 1)
-    assert loader.stats()["preloader"]["queued"] == depth
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
