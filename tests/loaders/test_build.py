@@ -50,11 +50,6 @@ def test_every_loader_takes_a_sampler_or_a_batch_sampler(build, name, num_worker
     assert contents(again) == [[3, 9], [1, 2, 4]]
 
 
-def test_the_cached_loader_repeats_a_samplers_first_batches(build):
-    loader = build("cached", sampler=[5, 3] * 10, batch_size=2)
-    assert contents(loader) == [[5, 3]] * 10
-
-
 def test_a_resident_loader_refuses_a_sampler_of_names(build):
     with pytest.raises(TypeError, match="loader=resident gathers rows by integers, and the sampler gave"):
         next(build("resident", sampler=["a", "b", "c", "d"]))

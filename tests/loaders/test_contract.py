@@ -1,6 +1,5 @@
 """What every loader promises, run over each of them. A new loader joins by a line in LOADERS."""
 
-import json
 import multiprocessing
 import random
 from collections.abc import Callable
@@ -71,20 +70,8 @@ LOADERS = [
         reads_once=True,
     ),
 ]
-# Its batches are few and come again and again; their number, its state and its end are as any loader's.
-REPEATING = Case("cached", cached)
-
 # Five batches of four, the last of them with two samples.
 LENGTH, BATCH_SIZE, BATCHES = 18, 4, 5
-
-
-def builder(make: Callable[..., Any], made: list) -> Callable[..., Any]:
-    def build(dataset: Any = None, batch_size: int = BATCH_SIZE, shuffle: bool = True, seed: int = 0, **settings):
-        dataset = Numbers(LENGTH) if dataset is None else dataset
-        made.append(make(dataset, batch_size, shuffle=shuffle, seed=seed, **settings))
-        return made[-1]
-
-    return build
 
 
 @pytest.fixture(params=LOADERS, ids=lambda case: case.name)
@@ -95,7 +82,13 @@ def case(request) -> Case:
 @pytest.fixture
 def make(case):
     made: list = []
-    yield builder(case.make, made)
+
+    def make(dataset: Any = None, batch_size: int = BATCH_SIZE, shuffle: bool = True, seed: int = 0, **settings):
+        dataset = Numbers(LENGTH) if dataset is None else dataset
+        made.append(case.make(dataset, batch_size, shuffle=shuffle, seed=seed, **settings))
+        return made[-1]
+
+    yield make
     for loader in made:
         loader.close()
 
@@ -105,15 +98,6 @@ def make_reading_by_batch(case, make):
     if case.reads_once:
         pytest.skip("the whole dataset is read at once here")
     return make
-
-
-@pytest.fixture(params=[*LOADERS, REPEATING], ids=lambda case: case.name)
-def make_any(request):
-    """`make`, for what does not depend on which samples a batch has."""
-    made: list = []
-    yield builder(request.param.make, made)
-    for loader in made:
-        loader.close()
 
 
 def epoch_of(number: int, shuffle: bool = True, **settings) -> list[list[int]]:
@@ -126,16 +110,11 @@ def take(iterator, count: int) -> list[list[int]]:
     return contents(next(iterator) for _ in range(count))
 
 
-def place(loader) -> tuple[int, int]:
-    state = loader.state_dict()
-    return state["epoch"], state["samples"]
-
-
 # Which epoch runs
 
 
-def test_an_invalid_epoch_number_is_refused(make_any):
-    loader = make_any()
+def test_an_invalid_epoch_number_is_refused(make):
+    loader = make()
     for epoch in (-1, 1.5, "2", True):
         with pytest.raises(ValueError, match="an epoch is an integer from 0"):
             loader.set_epoch(epoch)
@@ -153,31 +132,7 @@ def test_next_starts_an_epoch_if_none_is_running(make):
     assert take(loader, BATCHES) == epoch_of(2)
 
 
-@pytest.mark.parametrize("settings", [{"dataset": Numbers(0)}, {"dataset": Numbers(3), "drop_last": True}])
-def test_an_epoch_may_have_no_batches(make_any, settings):
-    loader = make_any(**settings)
-    assert len(loader) == 0
-    for number in range(2):
-        assert contents(loader) == []
-        assert place(loader) == (number + 1, 0)
-
-
 # State
-
-
-def test_state_counts_what_the_consumer_received(make_any):
-    loader = make_any()
-    assert place(loader) == (0, 0)
-    for number in range(2):
-        iterator = iter(loader)
-        places = [place(loader)]
-        for _ in range(BATCHES):
-            next(iterator)
-            places.append(place(loader))
-        # After the last batch, before the end is seen and after it, the place is the next epoch's beginning.
-        assert places == [(number, 0), (number, 4), (number, 8), (number, 12), (number, 16), (number + 1, 0)]
-        assert contents(iterator) == []
-        assert place(loader) == (number + 1, 0)
 
 
 def test_a_state_of_other_data_is_refused_in_words_and_changes_nothing(make):
@@ -218,17 +173,8 @@ def closed(loader) -> None:
     loader.close()
 
 
-def test_an_iterator_of_a_closed_loader_raises(make_any):
-    loader = make_any()
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    with pytest.raises(RuntimeError, match="close"):
-        next(iterator)
-
-
-def test_an_error_in_a_with_statement_closes_the_loader_and_propagates(make_any):
-    with pytest.raises(KeyError, match="mine"), make_any() as loader:
+def test_an_error_in_a_with_statement_closes_the_loader_and_propagates(make):
+    with pytest.raises(KeyError, match="mine"), make() as loader:
         next(loader)
         raise KeyError("mine")
     with pytest.raises(RuntimeError, match="is closed"):
@@ -289,10 +235,3 @@ def test_dataset_and_samplers_are_within_reach(make):
     assert len(loader.batch_sampler) == len(loader)
     assert [list(batch) for batch in loader.batch_sampler] == epoch_of(0)
     assert sorted(np.concatenate([np.atleast_1d(part) for part in loader.sampler])) == list(range(LENGTH))
-
-
-def test_stats_are_plain_figures(make_any):
-    loader = make_any()
-    contents(loader)
-    assert isinstance(loader.stats(), dict)
-    json.dumps(loader.stats())

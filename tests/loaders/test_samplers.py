@@ -427,18 +427,32 @@ def test_an_epoch_whose_batch_sampler_understates_its_length_is_resumed_and_not_
 EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
 
 
-@EVERY
-def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make):
-    def fails():
+class Failing:
+    """Raises after six indices."""
+
+    def __iter__(self):
         yield from range(6)
         raise ValueError("bad sampler")
 
-    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, sampler=fails()) as loader:
+
+class FailingSized(Failing):
+    def __len__(self) -> int:
+        return LENGTH
+
+
+@EVERY
+@pytest.mark.parametrize("sampler", [Failing, FailingSized])
+def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
+    seed_globals(4)
+    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, sampler=sampler()) as loader:
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
         with pytest.raises(ValueError, match="bad sampler"):
             next(iterator)
         assert contents(iterator) == []
+    drawn = draw_globals()
+    seed_globals(4)
+    assert drawn == draw_globals(), "the global generators are as they were"
 
 
 @EVERY

@@ -78,16 +78,6 @@ def test_the_ranks_rows_follow_each_other_without_a_gap_or_an_overlap(world_size
     assert last == list(range((count - 1) * GLOBAL_BATCH - carried, end))
 
 
-@pytest.mark.parametrize("world_size", [1024, 768])
-def test_padding_repeats_fewer_samples_than_there_are_ranks(world_size):
-    orders = ranks(world_size)
-    assert {len(order) for order in orders} == {BATCHES + 1}
-    last = positions(orders, BATCHES, 0)
-    assert last[:REST] == list(range(BATCHES * GLOBAL_BATCH, LENGTH))
-    assert last[REST:] == list(range(len(last) - REST)), "the first samples again"
-    assert len(last) - REST < world_size
-
-
 def test_no_two_of_a_hundred_thousand_positions_have_the_same_sample():
     key, dice = fold(9, 3), np.random.default_rng(0)
     at = np.unique(np.concatenate([np.arange(50_000), dice.integers(LENGTH, size=50_000)]))

@@ -185,6 +185,10 @@ class Sequences(RuleBasedStateMachine):
         for call in (iter, next):
             with pytest.raises(RuntimeError, match="is closed"):
                 call(self.loader)
+        if self.iterator is not None:
+            with pytest.raises((RuntimeError, StopIteration)):
+                next(self.iterator)
+        json.dumps(self.loader.stats())
         self.replace_loader(self.kind, 2)
 
     @precondition(lambda self: self.kind == "workers" and self.iterator is not None and self.iterator._workers)

@@ -1,7 +1,5 @@
 import os
-import pickle
 import threading
-from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -82,15 +80,6 @@ def test_a_dropped_clock_leaves_no_open_file():
     other.join()
     del work_clock
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_copy_of_a_clock_closes_no_file_of_the_other():
-    work_clock = WorkClock()
-    work_clock.begin()
-    deepcopy(work_clock).begin()
-    pickle.loads(pickle.dumps(work_clock)).begin()
-    assert work_clock._scheduler.read()[0] > 0
-    os.fstat(work_clock._scheduler._fd)
 
 
 def test_a_forked_child_closes_no_file_that_is_not_its_own(monkeypatch):

@@ -19,13 +19,6 @@ from loaders import TorchLoader
 from loaders.workers.reader import warn_of_unseeded_reading
 
 
-class Processes(Numbers):
-    """Sample i is the id of the process that read it."""
-
-    def __getitem__(self, index: int) -> int:
-        return os.getpid()
-
-
 class Hanging(Numbers):
     """Sample 0 never comes."""
 
@@ -55,14 +48,6 @@ def make():
     yield make
     for loader in made:
         loader.close()
-
-
-def test_workers_read_and_stay_for_the_next_epoch(make):
-    loader = make(Processes(12), num_workers=2)
-    first, second = ({process for batch in contents(loader) for process in batch} for _ in range(2))
-    assert first == second
-    assert len(first) == 2
-    assert os.getpid() not in first
 
 
 @pytest.mark.timeout(60)
@@ -106,15 +91,6 @@ def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound
     assert all(holding.acquire(timeout=bound) for _ in range(2))
     loader.close()
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_models_dropout_does_not_change_with_the_loader(make, num_workers):
-    torch.manual_seed(3)
-    expected = [torch.rand(2) for _ in range(3)]
-    torch.manual_seed(3)
-    drawn = [torch.rand(2) for _ in make(Augmented(6), num_workers=num_workers)]
-    assert torch.equal(torch.stack(drawn), torch.stack(expected))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -493,12 +493,6 @@ def test_a_preloader_whose_error_was_handled_is_not_held_by_it(make, bound, dept
         gc.enable()
 
 
-def test_an_epoch_that_is_over_leaves_no_thread(make, preloading):
-    loader = make(Batches(3))
-    assert len(list(loader)) == 3
-    assert preloading() == []
-
-
 # Closing
 
 

@@ -275,15 +275,6 @@ def test_depth_batches_are_loaded_ahead(depth):
     assert pool.batches == [*range(depth + 1)]
 
 
-def test_round_robin_gives_task_k_to_worker_k_modulo_their_number_and_starts_afresh_with_each_epoch(pool):
-    pool.answers(1)
-    pool.answers(0)
-    dispatcher = started(pool, tasks(*range(5)), round_robin=True)
-    rest(dispatcher)
-    dispatcher.begin(tasks(10))
-    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4), (0, 10)]
-
-
 def test_a_task_goes_to_the_worker_with_the_fewest_tasks_and_retried_ones_count_once(pool):
     dispatcher = started(pool, tasks(*range(6)), depth=4)
     pool.answers(1, 3, 0)
@@ -483,15 +474,6 @@ def test_a_slot_is_made_for_the_last_task_only_if_a_worker_had_nothing_to_do_oth
         dispatcher = started(pool, tasks(*range(9)), ring_of(9), depth=depth)
         batch = take(dispatcher)
         assert batch is not None and len(pool.submitted) == depth + 1
-
-
-def test_slots_follow_the_sizes_of_batches(pool):
-    ring = SlotRing(9, False)
-    dispatcher = started(pool, tasks(0, 1), ring, depth=1)
-    assert pool.leases == {}
-    take(dispatcher)
-    assert ring.capacity >= BATCH_BYTES
-    assert list(pool.leases) == [1]
 
 
 def test_stats_add_up(pool, monkeypatch):

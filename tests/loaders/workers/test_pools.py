@@ -373,20 +373,6 @@ def test_a_thread_that_is_stopped_reads_no_further_sample_and_a_stuck_one_is_lef
 # The calling thread
 
 
-def test_inline_a_task_is_read_when_its_result_is_asked_for_and_the_global_generators_stay_as_they_were(make):
-    pool = make("inline", seed=1)
-    drawn, before = [], random.getstate()
-    for number in range(2):
-        pool.submit(0, number, task(1), None, [])
-        assert len(pool._reader.dataset.read) == number
-        random.random()  # the training loop's own draws change nothing
-        drawn.append(pool.open(*received(pool, 1), None).batch[1].item())
-    after = random.getstate()
-    random.setstate(before)
-    assert [random.random(), random.random()] and random.getstate() == after
-    assert drawn[0] == drawn[1]
-
-
 def test_inline_another_thread_than_the_epochs_does_not_seed_and_says_so_once(make, in_thread, bound, caplog):
     thread_pool.warn_of_unseeded_reading.cache_clear()
     pool = make("inline", seed=1)
@@ -400,23 +386,3 @@ def test_inline_another_thread_than_the_epochs_does_not_seed_and_says_so_once(ma
     pool.submit(0, 0, task(1), None, [])
     (result,) = in_thread(received, pool, 1).result(bound)
     assert result.payload.batch[1].item() != random.Random(4).random()
-
-
-def test_inline_an_interrupted_reading_is_done_again_and_close_forgets_the_tasks(make, monkeypatch):
-    pool, interrupts, read = make("inline", seed=1), [KeyboardInterrupt], Numbers.__getitem__
-
-    def interrupted(dataset: Numbers, index: int):
-        if interrupts:
-            raise interrupts.pop()
-        return read(dataset, index)
-
-    monkeypatch.setattr(Numbers, "__getitem__", interrupted)
-    pool.submit(0, 3, task(1), None, [])
-    with pytest.raises(KeyboardInterrupt):
-        pool.wait()
-    assert not pool.events
-    assert [result.number for result in received(pool, 1)] == [3]
-    pool.submit(0, 4, task(1), None, [])
-    pool.close()
-    pool.wait()
-    assert not pool.events
