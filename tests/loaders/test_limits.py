@@ -108,19 +108,6 @@ def test_a_batch_that_is_kept_outlives_its_loader_and_then_goes_back_with_the_pr
     assert held() - before < 2 * MB
 
 
-def test_a_worker_that_is_forked_keeps_no_memory_of_batches_that_nobody_has():
-    before, dataset = held(), Sized([4 * MB] * 8)
-    first = WorkerLoader(dataset, 1, num_workers=2, seed=0, persistent_workers=True)
-    for _ in first:
-        pass
-    del _
-    with WorkerLoader(Numbers(8), 4, num_workers=2, seed=0, persistent_workers=True) as later:
-        assert len(list(later)) == 2
-        assert held() - before > 4 * MB
-        first.close()
-        assert held() - before < 2 * MB
-
-
 @pytest.mark.parametrize("seed", [0, None])
 def test_one_large_batch_does_not_make_all_slots_large(seed):
     sizes = [MB // 4] * 60

@@ -357,24 +357,6 @@ def test_an_endless_sampler_with_a_length_is_drawn_from_as_needed(given, reader)
     assert torch.equal(torch.stack(batches), torch.stack(three_rounds(num_workers=1)))
 
 
-class Eager:
-    """A sampler without a length that draws all at once, when it is iterated."""
-
-    def __iter__(self):
-        return iter(torch.randperm(LENGTH).tolist())
-
-
-def test_the_draws_of_a_samplers_iter_are_seeded_too(reader):
-    orders, draws = [], []
-    for number in range(2):
-        torch.manual_seed(number)
-        with seeded(sampler=Eager(), **reader) as loader:
-            orders.append(rows(loader))
-        draws.append(torch.rand(()).item())
-    assert orders[0] == orders[1]
-    assert draws == [torch.manual_seed(number) and torch.rand(()).item() for number in range(2)]
-
-
 # Lengths
 
 

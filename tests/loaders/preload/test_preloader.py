@@ -420,39 +420,27 @@ def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, bl
 
 
 @THREADED
-def test_close_frees_the_batches_that_were_prepared(make, bound, depth):
-    alive = []
+def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make, bound, depth):
+    alive, ended, far = [], threading.Event(), threading.Event()
 
-    class Watched(Counting):
-        def __next__(self) -> torch.Tensor:
-            batch = super().__next__()
-            alive.append(weakref.ref(batch))
-            return batch
+    def batches():
+        try:
+            for number in itertools.count():
+                batch = torch.tensor([number])
+                alive.append(weakref.ref(batch))
+                if number == depth + 1:
+                    far.set()
+                yield batch
+                del batch
+        finally:
+            ended.set()
 
-    source = Watched()
-    loader = make(source, depth)
-    source.take(iter(loader), bound, ahead=depth + 1)
-    loader.close()
-    assert len(alive) >= depth + 1
-    assert [batch for batch in alive if batch() is not None] == []
-
-
-@THREADED
-def test_close_closes_the_generator_that_a_broken_off_epoch_was_reading(make, bound, depth):
-    ended = threading.Event()
-
-    class Tidy:
-        def __iter__(self):
-            try:
-                for number in itertools.count():
-                    yield torch.tensor([number])
-            finally:
-                ended.set()
-
-    loader = make(Tidy(), depth)
-    next(iter(loader))
+    loader = make(batches(), depth)
+    next(loader)
+    assert far.wait(bound)
     loader.close()
     assert ended.is_set()
+    assert [batch for batch in alive if batch() is not None] == []
 
 
 @DEPTHS

@@ -54,24 +54,9 @@ def test_a_pool_loads_as_many_batches_ahead_as_it_was_told_and_has_slots_for_the
     assert given.dispatcher[0] == ("ProcessPool" if method == "multiprocessing" else "ThreadPool")
 
 
-def test_worker_processes_get_their_settings(built):
-    given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0).ProcessPool
-    assert (given[1], given[4:]) == (2, (print, 4, 2))
-    given = built(num_workers=2, worker_init_fn=print, timeout=4, seed=0, worker_method="thread").ThreadPool
-    assert given[1:] == (2, print, 4)
-
-
 @pytest.mark.parametrize(("seed", "rank"), [(0, 0), (5, 0), (5, 1)])
 def test_workers_start_with_a_seed_that_depends_on_the_loaders_and_its_rank(built, seed, rank):
     first = built(num_workers=1, seed=seed, rank=rank, world_size=2).ProcessPool[3]
     assert first == int(fold(seed, rank) >> np.uint64(2)) < 1 << 62
     assert built(num_workers=1, seed=seed, rank=rank, world_size=2, base_seed=0).ProcessPool[3] == 0
     assert built(num_workers=1).ProcessPool[3] == int(fold(0, 0) >> np.uint64(2))
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("in_order", [True, False])
-def test_only_torchs_way_gives_tasks_in_turn(built, seed, in_order):
-    given = built(num_workers=1, seed=seed, in_order=in_order, max_restarts=9, on_error="skip")
-    assert given.dispatcher[3:7] == (seed is None and in_order, in_order, 9, True)
-    assert built(num_workers=1).dispatcher[6] is False

@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import resource
-import signal
 import threading
 import time
 from multiprocessing import get_context, reduction
@@ -107,24 +106,7 @@ def error(pool: Pool, result: Result) -> BaseException:
     return raised
 
 
-KINDS = pytest.mark.parametrize("kind", ["process", "thread", "inline"])
 WITH_WORKERS = pytest.mark.parametrize("kind", ["process", "thread"])
-
-
-@KINDS
-def test_each_task_has_one_result_and_a_bad_ones_is_its_error(make, kind):
-    pool, sent = make(kind), []
-    for number in range(6):
-        assert pool.submit(number % pool.num_workers, number, task(number, -1 if number == 3 else 9), None, sent)
-    results = received(pool, 6)
-    assert [result.number for result in results] == list(range(6))
-    assert len(sent) == 6
-    assert isinstance(error(pool, results[3]), IndexError)
-    assert "no sample -1" in str(error(pool, results[3]))
-    assert [indices(pool, result) for result in results if result.number != 3] == [[n, 9] for n in (0, 1, 2, 4, 5)]
-    for result in results:
-        assert 0 < result.work.seconds < 60 and 0 <= result.work.wait_seconds < 60
-        assert (result.is_pickled, result.holds_slot) == (False, False)
 
 
 @WITH_WORKERS
@@ -172,23 +154,6 @@ def test_a_batch_lies_in_its_slot_and_without_one_in_memory_of_its_own(make, kin
 # Processes
 
 
-@pytest.mark.parametrize("how", ["keeps nothing", "keeps a view", "forks"])
-def test_a_slot_is_held_by_what_the_worker_keeps_of_its_batch_and_by_what_it_forks_meanwhile(make, how):
-    class Keeping(Pages):
-        def read_batch(self, indices, out, random) -> None:
-            super().read_batch(indices, out, random)
-            if how == "keeps a view":
-                self.kept = out["page"][0]
-            elif how == "forks" and not os.fork():
-                os._exit(0)
-
-    pool, ring = make("process", Keeping(), seed=1), SlotRing(1, True)
-    ring.fit(2 * PAGE)
-    pool.submit(0, 0, task(5, 6), ring.acquire(), [])
-    assert received(pool, 1)[0].holds_slot == (how != "keeps nothing")
-    ring.close()
-
-
 def test_a_worker_is_set_up_as_torchs_is(make):
     told = get_context("fork").SimpleQueue()
 
@@ -206,28 +171,6 @@ def test_a_worker_is_set_up_as_torchs_is(make):
     assert [entry[:4] for entry in seen] == [(worker, 1, 70 + worker, draws[worker]) for worker in range(2)]
     assert seen[0][4] != seen[1][4]
     told.close()
-
-
-@pytest.mark.parametrize("after", [0, 0.2])
-@pytest.mark.parametrize(("how", "says"), [("SIGKILL", "is killed by signal: Killed."), (3, "with exit code 3.")])
-def test_a_dead_worker_is_reported_after_what_it_sent_and_started_again_for_its_next_task(make, how, says, after):
-    class Dying(Numbers):
-        def __getitem__(self, index: int):
-            if index == 5:
-                os.kill(os.getpid(), signal.SIGKILL) if how == "SIGKILL" else os._exit(how)
-            return super().__getitem__(index)
-
-    pool = make("process", Dying(get_context("fork")))
-    for number, row in enumerate((1, 5)):
-        pool.submit(1, number, task(0, row), None, [])
-    death, result = received(pool, 2)
-    assert (death.worker, death.row) == (1, 1)
-    assert death.reason.startswith("DataLoader worker (pid ") and death.reason.endswith(says)
-    assert indices(pool, result) == [0, 1]
-    before = pool.processes[1]
-    pool.submit(1, 2, task(2), None, [])
-    assert indices(pool, *received(pool, 1)) == [2]
-    assert pool.processes[1] is not before
 
 
 def test_the_timeout_is_that_of_a_task_or_of_each_sample_read_singly_and_idle_workers_have_none(make):
