@@ -34,12 +34,6 @@ def test_the_first_batches_come_again_and_again(make):
         assert contents(loader) == [first[number % COUNT] for number in range(25)]
 
 
-def test_the_batches_are_those_of_the_epoch_that_the_run_begins_with(make):
-    loader = make(Numbers(50))
-    loader.set_epoch(3)
-    assert contents(loader)[:COUNT] == epoch_of(3, 50)[:COUNT]
-
-
 def test_a_resumed_epoch_has_as_many_batches_as_are_left(make):
     loader, resumed = make(Numbers(50)), make(Numbers(50))
     iterator = iter(loader)
@@ -48,10 +42,6 @@ def test_a_resumed_epoch_has_as_many_batches_as_are_left(make):
     resumed.load_state_dict(loader.state_dict())
     assert contents(resumed) == contents(iterator)
     assert resumed.state_dict() == loader.state_dict()
-
-
-def test_a_single_short_batch_is_repeated_too(make):
-    assert [sorted(batch) for batch in contents(make(Numbers(3), batch_size=8))] == [[0, 1, 2]]
 
 
 def test_the_dataset_is_read_for_the_first_batches_only(make):

@@ -3,6 +3,7 @@
 import copy
 import json
 import multiprocessing
+import threading
 from itertools import chain
 from pickle import PicklingError
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Noisy, Numbers, Written
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler, get_worker_info
 
 from loaders import WorkerLoader
+from loaders.randomness import fold
 
 
 class Large(Written):
@@ -100,6 +102,50 @@ def test_a_sample_that_is_carried_over_draws_what_it_would_have_drawn_in_its_own
         return [row for batch in batches for row in zip(batch["index"][1], batch["noise"][1], strict=True)]
 
     assert samples(last_batch="rollover", **reader) == samples(last_batch="keep")
+
+
+class Started(Numbers):
+    """Counts the samples that worker threads have begun to read beyond those that the consumer has asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.begun, self.asked_for, self.most = 0, 0, 0
+        self.progress = threading.Condition()
+
+    def __getitem__(self, index: int) -> int:
+        with self.progress:
+            self.begun += 1
+            self.most = max(self.most, self.begun - self.asked_for)
+            self.progress.notify_all()
+        return index
+
+
+@pytest.mark.parametrize(
+    ("settings", "depth"),
+    [({}, 4), ({"prefetch_factor": 4}, 8), ({"prefetch_factor": 0}, 1), ({"prefetch_batches": 5}, 5)],
+)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed, bound):
+    dataset = Started()
+    with WorkerLoader(dataset, 1, num_workers=2, worker_method="thread", seed=seed, **settings) as loader:
+        iterator = iter(loader)
+        for ahead in [depth] + [depth - 1] * 20:  # a task may wait until the consumer has dropped its batch
+            with dataset.progress:
+                assert dataset.progress.wait_for(lambda at=dataset.asked_for + ahead: dataset.begun >= at, bound)
+                dataset.asked_for += 1
+            next(iterator)
+    assert dataset.most == depth
+
+
+class Seeds(Numbers):
+    def __getitem__(self, index: int) -> int:
+        return get_worker_info().seed
+
+
+def test_workers_start_with_a_seed_that_depends_on_the_loaders_and_its_rank():
+    for seed, rank in ((0, 0), (5, 0), (5, 1)):
+        with WorkerLoader(Seeds(4), 2, num_workers=1, seed=seed, rank=rank, world_size=2) as loader:
+            assert [set(batch.tolist()) for batch in loader] == [{int(fold(seed, rank) >> np.uint64(2))}]
 
 
 # Slots

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from loaders.workers.batch_buffer import ALIGNMENT, BatchBuffer, WorkerBuffer, is_plain
+from loaders.workers.batch_buffer import ALIGNMENT, BatchBuffer, WorkerBuffer
 
 KINDS = pytest.mark.parametrize("kind", [BatchBuffer, WorkerBuffer])
 
@@ -68,52 +68,3 @@ def test_default_collate_stacks_into_the_slot_what_torch_would_stack_alike(kind,
     assert torch.equal(stacked, expected)
     assert (buffer.needed > 0) == is_placed
     assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
-
-
-def wrapped(samples: list) -> dict:
-    """A user's own collate_fn, which calls torch's."""
-    return {"image": default_collate(samples)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "collate_fn", "is_placed"),
-    [
-        (BatchBuffer, wrapped, False),  # its map is all threads'
-        (WorkerBuffer, wrapped, True),
-        (WorkerBuffer, torch.stack, False),
-    ],
-)
-def test_only_torchs_collating_stacks_into_the_buffer(kind, collate_fn, is_placed):
-    buffer = kind(memory())
-    buffer.collate(collate_fn, [torch.arange(4), torch.arange(4, 8)])
-    assert (buffer.needed > 0) == is_placed
-    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
-
-
-def test_another_thread_of_a_worker_collates_into_memory_of_its_own(in_thread, bound):
-    buffer, sample = WorkerBuffer(memory()), torch.arange(3)
-    batch = buffer.collate(lambda samples: in_thread(default_collate, samples).result(bound), [sample])
-    assert batch.tolist() == [[0, 1, 2]]
-    assert buffer.needed == 0
-
-
-class Marked(torch.Tensor):
-    """A subclass that changes nothing."""
-
-
-class Intercepting(torch.Tensor):
-    """A subclass that is no plain memory."""
-
-    __torch_dispatch__ = classmethod(lambda cls, function, types, args=(), kwargs=None: NotImplemented)
-
-
-@pytest.mark.filterwarnings("ignore")  # torch means to drop some of these
-def test_plain_tensors_are_cpu_memory_of_any_class():
-    one = torch.ones(2)
-    assert is_plain(one) and is_plain(one.as_subclass(Marked))
-    nested, quantized = (
-        torch.nested.nested_tensor([one, torch.ones(3)]),
-        torch.quantize_per_tensor(one, 1.0, 0, torch.quint8),
-    )
-    odd = [one.to_sparse(), torch.ones(2, requires_grad=True), nested, quantized, torch.ones(2, device="meta")]
-    assert not any(map(is_plain, [*odd, one.as_subclass(Intercepting), one.to(torch.complex64).conj()]))

@@ -133,24 +133,6 @@ def test_whoever_waits_is_told_that_the_pool_was_closed(make, kind, in_thread, b
     pool.close()
 
 
-@WITH_WORKERS
-def test_a_batch_lies_in_its_slot_and_without_one_in_memory_of_its_own(make, kind):
-    pool, ring = make(kind, Pages(), seed=1), SlotRing(2, kind == "process")
-    ring.fit(2 * PAGE)
-    for number in range(3):  # the second time the slot is mapped
-        lease = ring.acquire() if number < 2 else None
-        pool.submit(0, number, task(5, 6), lease, [])
-        (result,) = received(pool, 1)
-        assert (result.needed, result.overflowed) == (2 * PAGE, number == 2)
-        page = pool.open(result, lease).batch["page"]
-        assert page[:, 0].tolist() == [5, 6]
-        if lease is not None:
-            lease.array[:] = 7
-            assert page.eq(7).all()
-        del lease, result, page
-    ring.close()
-
-
 # Processes
 
 
@@ -260,26 +242,6 @@ def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them
 
 
 # Threads
-
-
-def test_threads_and_their_system_exit_do_not_end_and_draw_no_global_numbers(make, caplog):
-    class Leaving(Numbers):
-        def __getitem__(self, index: int):
-            if index == 5:
-                raise SystemExit(index)
-            return index, 0.5
-
-    thread_pool.warn_of_unseeded_reading.cache_clear()
-    before = random.getstate()
-    pool = make("thread", Leaving(), seed=1)
-    pool = make("thread", Leaving(), seed=1)
-    for number, index in enumerate((5, 6)):
-        pool.submit(0, number, task(index), None, [])
-    first, second = received(pool, 2)
-    assert isinstance(first.error, SystemExit)
-    assert indices(pool, second) == [6]
-    assert random.getstate() == before
-    assert len(caplog.records) == 1 and "differs from run to run" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["task", "worker_init_fn"])

@@ -26,15 +26,6 @@ class Plain:
         return index, random.random()
 
 
-class Together(Plain):
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
-        self.asked.append(indices)
-        return [self[index] for index in indices]
-
-
 class Written(Plain):
     """The same samples in a field of pairs, written by read_batch."""
 
@@ -106,52 +97,7 @@ def test_read_batch_writes_into_the_buffer_and_gets_a_stream_for_each_row():
     assert marks == [0, 1]
 
 
-def test_a_seeded_sample_draws_what_its_own_key_says():
-    before = random.getstate()
-    draws = read(Plain(), [7, 7, 5]).batch[1].tolist()
-    assert len(set(draws)) == 3
-    assert read(Together(), [7, 7, 5]).batch[1].tolist() == draws
-    assert read(Plain(), [8, 7], singly=True).batch[1].tolist()[1] == draws[1]
-    assert read(Plain(), 7, batched=False, collate_fn=tuple).batch == (7, draws[0])
-    random.setstate(before)
-    expected = random.random()
-    for settings in ({"seed": None}, {"seeds_globals": False}):
-        random.setstate(before)
-        assert read(Plain(), [7], **settings).batch[1].item() == expected
-
-
-def test_without_a_seed_getitems_reads_all_samples_but_for_those_to_be_read_singly():
-    dataset, marks = Together(), []
-    assert values(read(dataset, [3, 4], marks, seed=None)) == [3, 4]
-    with pytest.raises(ValueError, match="91 is bad"):
-        read(dataset, [91], marks, seed=None)
-    assert (dataset.asked, marks) == ([[3, 4], [91]], [])
-    assert values(read(dataset, [3, 4], marks, seed=None, singly=True)) == [3, 4]
-    assert (len(dataset.asked), marks) == (2, [0, 1])
-
-
 # Samples that fail
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (Plain, {}),
-        (Plain, {"seed": None}),
-        (Plain, {"singly": True}),
-        (Together, {"seed": None}),
-        (Written, {}),
-        (Written, {"singly": True}),
-    ],
-)
-def test_a_bad_sample_is_the_batchs_error_or_is_left_out(kind, settings):
-    with pytest.raises(ValueError, match="91 is bad"):
-        read(kind(), [1, 91, 2], **settings)
-    marks: list[int] = []
-    reading = read(kind(), [1, 91, 2, 92], marks, skips=True, **settings)
-    assert values(reading) == [1, 2]
-    assert reading.skipped == [(91, "ValueError: 91 is bad"), (92, "ValueError: 92 is bad")]
-    assert marks == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", [Plain, Written])
