@@ -39,19 +39,6 @@ def test_without_seed_rank_and_state_the_transform_draws_as_with_those_of_0():
         assert not set(plain[:1]) & set(drawn(other)[:1])
 
 
-def test_over_a_loader_that_cannot_load_its_state_a_preloader_has_no_state():
-    class Half(Resumable):
-        load_state_dict = None
-
-        def __getattribute__(self, name):
-            if name == "load_state_dict":
-                raise AttributeError(name)
-            return super().__getattribute__(name)
-
-    assert hasattr(Preloader(Resumable(), "cpu", 0), "load_state_dict")
-    assert not hasattr(Preloader(Half(), "cpu", 0), "state_dict")
-
-
 def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
     class Busy(list):
         def close(self) -> None:
@@ -71,20 +58,3 @@ def test_a_loader_that_refuses_its_state_refuses_it_in_the_middle_of_an_epoch_to
     next(loader)
     with pytest.raises(ValueError, match="this order cannot be resumed"):
         loader.state_dict()
-
-
-def test_of_the_loaders_error_and_its_states_the_first_is_reported():
-    class Broken(Resumable):
-        calls = 0
-
-        def __iter__(self):
-            return map(int, ["bad"])
-
-        def state_dict(self) -> dict:
-            self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("no state")
-            return super().state_dict()
-
-    with pytest.raises(ValueError, match="invalid literal"):
-        next(Preloader(Broken(), "cpu", 0))
