@@ -154,22 +154,6 @@ def test_a_users_own_collating_of_tensors_is_what_collates_them(length, seed, re
     assert len(batches) == 3
 
 
-def with_memoryview(samples: list) -> dict:
-    return {"number": torch.tensor(samples), "raw": memoryview(bytes(samples))}
-
-
-@preloaded
-@pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, WORKERS["threads"]], ids=["inline", "threads"])
-def test_a_batch_may_hold_a_memoryview(workers, seed, depth):
-    settings = {"seed": seed, "persistent_workers": False, "collate_fn": with_memoryview, **workers}
-    with over(range(12), 4, depth=depth, **settings) as loader:
-        batches = list(loader)
-    assert [batch["number"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [list(batch["raw"]) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert {type(batch["raw"]) for batch in batches} == {memoryview}
-
-
 # The default device
 
 

@@ -28,10 +28,13 @@ def epoch_of(number: int, length: int, batch_size: int = 2) -> list[list[int]]:
     return [rows.tolist() for _, _, rows in Order(length, batch_size, True, 0).batches(number)]
 
 
-def test_the_first_batches_come_again_and_again(make):
-    loader, first = make(Numbers(50)), epoch_of(0, 50)[:COUNT]
-    for _ in range(2):
-        assert contents(loader) == [first[number % COUNT] for number in range(25)]
+def test_the_first_full_batches_of_the_first_epoch_come_again_and_again(make):
+    for length, epoch in ((50, 0), (50, 3), (7, 0)):
+        loader = make(Numbers(length))
+        loader.set_epoch(epoch)
+        first = [batch for batch in epoch_of(epoch, length)[:COUNT] if len(batch) == 2]
+        for _ in range(2):
+            assert contents(loader) == [first[number % len(first)] for number in range(len(loader))]
 
 
 def test_a_resumed_epoch_has_as_many_batches_as_are_left(make):

@@ -55,10 +55,6 @@ class Tripled(Written):
         return {"number": 3 * super().__getitem__(index)["number"]}
 
 
-class Unchanged(Tripled):
-    """A subclass of such a one."""
-
-
 class Wrapper:
     """Gives another dataset's samples three times as large, and all else as that has it."""
 
@@ -91,7 +87,6 @@ class OnTheInstance(Numbers):
 
 OVERRIDDEN = {
     "a subclass": Tripled,
-    "a subclass of a subclass": Unchanged,
     "a wrapper": lambda: Wrapper(Written()),
     "attributes of the object": OnTheInstance,
 }
@@ -102,11 +97,8 @@ def overridden(request):
     return request.param()
 
 
-def test_a_getitem_that_overrides_read_batch_is_what_is_read(overridden, reader):
+def test_a_getitem_that_overrides_arrays_and_read_batch_is_what_is_read(overridden, reader):
     assert numbers(overridden, reader) == [3 * index for index in range(LENGTH)]
-
-
-def test_a_getitem_that_overrides_arrays_and_read_batch_is_what_is_resident(overridden):
     with ResidentLoader(overridden, BATCH_SIZE) as loader:
         assert torch.cat([batch["number"] for batch in loader]).tolist() == [3 * index for index in range(LENGTH)]
 
@@ -124,16 +116,9 @@ class WrittenAnew(Tripled):
         return {"number": 7 * np.arange(self.length)}
 
 
-class WrittenBelow(Tripled):
-    """Defines them below the class that defines __getitem__."""
-
-    read_batch, arrays = WrittenAnew.read_batch, WrittenAnew.arrays
-
-
-@pytest.mark.parametrize("kind", [WrittenAnew, WrittenBelow])
-def test_faster_methods_beside_or_below_the_getitem_are_used(kind, reader):
-    assert numbers(kind(), reader) == [7 * index for index in range(LENGTH)]
-    with ResidentLoader(kind(), BATCH_SIZE) as loader:
+def test_faster_methods_beside_the_getitem_are_used(reader):
+    assert numbers(WrittenAnew(), reader) == [7 * index for index in range(LENGTH)]
+    with ResidentLoader(WrittenAnew(), BATCH_SIZE) as loader:
         assert torch.cat([batch["number"] for batch in loader]).tolist() == [7 * index for index in range(LENGTH)]
 
 
@@ -210,16 +195,13 @@ def test_stop_iteration_is_the_error_of_its_batch_and_the_epoch_goes_on(where, s
             assert_only_the_middle_batch_fails(loader)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_stop_iteration_does_not_end_an_epoch_of_the_stock_loader(num_workers):
-    with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, num_workers=num_workers) as loader:
-        assert_only_the_middle_batch_fails(loader)
-
-
-@pytest.mark.parametrize("kind", [StopsInItem, StopsInBatch])
-def test_stop_iteration_is_the_error_of_a_set_that_is_read_once(kind):
-    with ResidentLoader(kind(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
-        iter(loader)
+def test_stop_iteration_is_an_error_of_the_stock_loader_and_of_a_set_that_is_read_once():
+    for num_workers in (0, 2):
+        with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, num_workers=num_workers) as loader:
+            assert_only_the_middle_batch_fails(loader)
+    for kind in (StopsInItem, StopsInBatch):
+        with ResidentLoader(kind(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
+            iter(loader)
 
 
 # Datasets with __getitems__ only

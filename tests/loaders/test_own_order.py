@@ -87,6 +87,19 @@ def test_our_samplers_move_on_by_themselves_in_a_stock_loader():
                 assert [contents(stock) for _ in range(3)] == epochs_of_ours(3, last_batch=last_batch)
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "rollover"])
+@pytest.mark.parametrize("pad", [True, False])
+def test_our_samplers_have_the_length_of_the_epoch_that_they_run_next(last_batch, pad):
+    for length in (0, 1, 21, 22):
+        settings = {"shuffle": True, "last_batch": last_batch, "rank": 1, "world_size": 3, "pad": pad}
+        loader = seeded(Numbers(length), **settings)
+        for epoch in (0, 1, 2, 7):
+            loader.sampler.set_epoch(epoch)
+            assert len(loader.sampler) == sum(map(len, loader.batch_sampler))
+            loader.batch_sampler.set_epoch(epoch)
+            assert len(loader.batch_sampler) == len(list(loader.batch_sampler))
+
+
 @pytest.mark.parametrize("which", ["sampler", "batch_sampler"])
 def test_our_samplers_can_be_told_the_epoch(which):
     epochs = [list(chain.from_iterable(epoch)) for epoch in epochs_of_ours(6)]

@@ -1,7 +1,6 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py)."""
 
 import copy
-import json
 import multiprocessing
 import threading
 from itertools import chain
@@ -173,23 +172,6 @@ def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
 # Epochs
 
 
-def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
-    with seeded(Written(20), 2) as loader:
-        list(loader)
-        assert loader._epochs.engine.continues_with(1, 0)
-        loader.set_epoch(5)
-        named = [plain(batch) for batch in loader]
-    with seeded(Written(20), 0) as other:
-        other.set_epoch(5)
-        assert named == [plain(batch) for batch in other]
-
-
-def test_a_new_epoch_starts_while_large_tasks_of_the_old_one_fill_the_pipes():
-    with seeded(range(24_000), 2, batch_size=4000) as loader:
-        next(iter(loader))
-        assert [len(batch) for batch in loader] == [4000] * 6
-
-
 def test_iterators_without_persistent_workers_are_independent():
     with seeded(Written(20), 1, persistent_workers=False) as loader:
         one, other = iter(loader), iter(loader)
@@ -199,19 +181,6 @@ def test_iterators_without_persistent_workers_are_independent():
 
 
 # Workers
-
-
-class Bad(Noisy):
-    def __init__(self, what: str) -> None:
-        super().__init__(6)
-        self.what = what
-
-    def __getitem__(self, index: int):
-        if index != 2:
-            return torch.zeros(3)
-        if self.what == "raises":
-            raise LookupError("sample 2 is bad")
-        return {"None": None, "another shape": torch.zeros(4), "unpicklable": lambda: 0}[self.what]
 
 
 def test_what_cannot_be_pickled_for_spawned_workers_is_named():
@@ -250,12 +219,6 @@ def test_a_copy_runs_epochs_of_its_own(duplicate, reader):
             pairs = [(ours.tolist(), theirs.tolist()) for ours, theirs in zip(loader, other, strict=True)]
             assert pairs == list(zip(expected[0], expected[0], strict=True))
         assert [batch.tolist() for batch in loader] == expected[1]
-
-
-def test_set_epoch_takes_numpys_integers():
-    loader = WorkerLoader(Numbers(24), 4, shuffle=True, seed=0)
-    loader.set_epoch(np.int64(3))
-    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
 
 
 class Tenfold(WorkerLoader):

@@ -31,7 +31,7 @@ from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Result
 from loaders.workers.reader import Reading
 from loaders.workers.shared_memory import MachineFull
 from loaders.workers.slots import SlotRing
-from loaders.workers.tasks import SamplerError, Task
+from loaders.workers.tasks import Task
 
 BATCH_BYTES = 64
 
@@ -404,22 +404,6 @@ def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error_as_what_was
     *errors, machine, last = rest(dispatcher)
     assert (errors, type(machine), last) == ([read, opened], MachineFull, 3)
     assert dispatcher.stats.batches == 4
-
-
-def test_a_samplers_error_comes_once_after_the_batches_before_it_and_is_forgotten_with_its_epoch(pool):
-    def failing():
-        yield from tasks(0, 1)
-        raise SamplerError from ValueError("no more")
-
-    dispatcher = started(pool, failing(), depth=5)
-    assert [take(dispatcher).batch for _ in range(2)] == [0, 1]
-    delivery = take(dispatcher)
-    assert delivery.number is None
-    assert isinstance(delivery.error, ValueError)
-    assert take(dispatcher) is None
-    dispatcher.begin(failing())
-    dispatcher.begin(tasks(2))
-    assert rest(dispatcher) == [2]
 
 
 # Slots and statistics
