@@ -406,6 +406,13 @@ def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error_as_what_was
     assert dispatcher.stats.batches == 4
 
 
+def test_a_workers_stop_iteration_is_raised_as_a_runtime_error(pool):
+    stop = StopIteration()
+    pool.answers(0, payload=stop)
+    (error,) = rest(started(pool, tasks(0)))
+    assert (type(error), str(error), error.__cause__) == (RuntimeError, "a worker raised StopIteration", stop)
+
+
 # Slots and statistics
 
 
