@@ -146,6 +146,13 @@ def test_workers_start_with_a_seed_that_depends_on_the_loaders_and_its_rank():
             assert [set(batch.tolist()) for batch in loader] == [{int(fold(seed, rank) >> np.uint64(2))}]
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "rollover"])
+def test_without_batching_each_sample_is_a_batch(last_batch, reader):
+    with WorkerLoader(Numbers(3), None, seed=0, last_batch=last_batch, **reader) as loader:
+        assert len(loader) == 3
+        assert [list(loader) for _ in range(2)] == [[0, 1, 2]] * 2
+
+
 # Slots
 
 

@@ -244,8 +244,7 @@ def test_workers_end_with_their_parent_however_busy_they_are(python, how, bound)
     assert_gone(workers, bound)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("over", ["workers", "preloader"])
+@pytest.mark.parametrize(("over", "times"), [("workers", 1), ("preloader", 2)])
 def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, times, bound):
     parent, workers = start_parent(python, over)
     for _ in range(times):
