@@ -175,6 +175,16 @@ def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
     assert stats["pickled_batches"] == 0
 
 
+@pytest.mark.parametrize(("held", "copies"), [(7, False), (13, True)])
+def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(held, copies):
+    kept: list = []
+    with seeded(Written(300), 2, shuffle=False) as loader:
+        for batch in loader:
+            kept = [*kept, batch][-held:]
+        assert (loader.stats()["workers"]["copied_batches"] > 0) == copies
+    assert [batch["index"][0].item() for batch in kept] == list(range(300 - 3 * held, 300, 3))
+
+
 # Epochs
 
 
