@@ -120,12 +120,19 @@ class Started(Numbers):
 
 @pytest.mark.parametrize(
     ("settings", "depth"),
-    [({}, 4), ({"prefetch_factor": 4}, 8), ({"prefetch_factor": 0}, 1), ({"prefetch_batches": 5}, 5)],
+    [
+        ({}, 4),
+        ({"prefetch_factor": 4}, 8),
+        ({"prefetch_factor": 0}, 1),
+        ({"prefetch_batches": 5}, 5),
+        ({"num_workers": 0}, 0),
+    ],
 )
 @pytest.mark.parametrize("seed", [None, 0])
 def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed, bound):
     dataset = Started()
-    with WorkerLoader(dataset, 1, num_workers=2, worker_method="thread", seed=seed, **settings) as loader:
+    settings = {"num_workers": 2, "worker_method": "thread", **settings}
+    with WorkerLoader(dataset, 1, seed=seed, **settings) as loader:
         iterator = iter(loader)
         for ahead in [depth] + [depth - 1] * 20:  # a task may wait until the consumer has dropped its batch
             with dataset.progress:

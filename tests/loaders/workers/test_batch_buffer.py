@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from loaders.workers.batch_buffer import ALIGNMENT, BatchBuffer, WorkerBuffer
+from loaders.workers.batch_buffer import ALIGNMENT, BatchBuffer, WorkerBuffer, is_plain
 
 KINDS = pytest.mark.parametrize("kind", [BatchBuffer, WorkerBuffer])
 
@@ -68,3 +68,25 @@ def test_default_collate_stacks_into_the_slot_what_torch_would_stack_alike(kind,
     assert torch.equal(stacked, expected)
     assert (buffer.needed > 0) == is_placed
     assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
+
+
+class Marked(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+class Intercepting(torch.Tensor):
+    """A subclass that is no plain memory."""
+
+    __torch_dispatch__ = classmethod(lambda cls, function, types, args=(), kwargs=None: NotImplemented)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch means to drop some of these
+def test_plain_tensors_are_cpu_memory_of_any_class():
+    one = torch.ones(2)
+    assert is_plain(one) and is_plain(one.as_subclass(Marked))
+    nested, quantized = (
+        torch.nested.nested_tensor([one, torch.ones(3)]),
+        torch.quantize_per_tensor(one, 1.0, 0, torch.quint8),
+    )
+    odd = [one.to_sparse(), torch.ones(2, requires_grad=True), nested, quantized, torch.ones(2, device="meta")]
+    assert not any(map(is_plain, [*odd, one.as_subclass(Intercepting), one.to(torch.complex64).conj()]))
