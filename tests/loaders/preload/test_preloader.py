@@ -497,13 +497,17 @@ def test_close_closes_the_loader_inside(make, depth):
 
 
 @pytest.mark.timeout(60)
-def test_close_wakes_a_consumer_that_waits_in_another_thread(make, blocking, impatient, in_thread, bound):
+def test_close_ends_a_thread_that_waits_for_its_loader_and_wakes_a_waiting_consumer(
+    make, blocking, impatient, in_thread, bound, preloading
+):
     loader = make(blocking)
     iterator = iter(loader)
     next(iterator)
     consumer = in_thread(next, iterator)
     assert blocking.reached.wait(bound)
     loader.close()
+    assert blocking.closed
+    assert preloading() == []
     with pytest.raises(RuntimeError, match="ended this epoch"):
         consumer.result(bound)
 
