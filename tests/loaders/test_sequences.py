@@ -75,7 +75,7 @@ class Sequences(RuleBasedStateMachine):
         self.saved: list[tuple[dict[str, Any], tuple[int, int]]] = []  # states, and where they continue
         self.kept: list[tuple[torch.Tensor, list[int]]] = []  # batches, and what they have to be for ever
 
-    @initialize(given=ORDERS, length=LENGTHS, bad=st.sampled_from([-1, 13]))
+    @initialize(given=ORDERS, length=LENGTHS, bad=st.sampled_from([-1, 13, 3]))
     def build(self, given: dict[str, Any], length: int, bad: int) -> None:
         self.given, self.dataset = given, Faulty(length, bad)
         self.replace_loader(self.kind, world_size=2)

@@ -18,6 +18,7 @@ from loaders.workers.shared_memory import (
     full_machine_explained,
     map_memory,
     page_aligned,
+    write_shared,
 )
 
 PAGE = page_aligned(1)
@@ -51,6 +52,21 @@ def test_memory_is_provided_when_that_is_asked_for_and_mapped_until_its_last_arr
     part[0] = 1
     del part
     assert mapped(fd) == 0
+
+
+def test_what_fails_is_an_os_error_and_leaves_no_descriptor_open(monkeypatch):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        map_memory(-1)
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    for function in ("posix_fallocate", "ftruncate"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+            patch.setattr(os, function, full)
+            write_shared(b"some bytes")
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])
