@@ -34,7 +34,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
-@pytest.mark.parametrize(("ours", "theirs"), permutations(ORDERS, 2))
+@pytest.mark.parametrize(("ours", "theirs"), list(permutations(ORDERS, 2)))
 def test_a_state_of_another_kind_of_order_is_refused_with_both_kinds(make, ours, theirs):
     with make(Numbers(LENGTH), BATCH_SIZE, seed=0, **ORDERS[theirs]) as loader:
         next(loader)
