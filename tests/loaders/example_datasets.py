@@ -39,6 +39,30 @@ class Augmented(Numbers):
         return [index, random.random(), np.random.random(), torch.rand(()).item()]
 
 
+class Noisy(Numbers):
+    """Sample i is i and three draws from torch's default generator."""
+
+    def __getitem__(self, index: int) -> dict:
+        self.before(index)
+        return {"index": index, "noise": torch.rand(3, dtype=torch.float64)}
+
+    def before(self, index: int) -> None:
+        """What happens before a sample is read."""
+
+
+class Written(Noisy):
+    """The same through read_batch, which draws from the `random` that it is given."""
+
+    def sample_spec(self) -> dict:
+        return {"index": ((), torch.int64), "noise": ((3,), torch.float64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        for index in indices.tolist():
+            self.before(index)
+        out["noise"].copy_(torch.from_numpy(random.uniform(3)))
+        out["index"].copy_(torch.from_numpy(indices))
+
+
 def contents(batches) -> list:
     """Batches of numbers as nested lists."""
     return [batch.tolist() for batch in batches]

@@ -35,37 +35,50 @@ def test_an_argument_that_is_left_out_means_the_same_in_every_loader(loader, own
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "message"),
     [
-        {"max_restarts": 0},
-        {"num_workers": 1, "worker_method": "thread"},
-        {"num_workers": 1, "multiprocessing_context": "fork"},
-        {"num_workers": 1, "prefetch_batches": 1},
-        {"num_workers": 1, "prefetch_batches": 3, "prefetch_factor": 2},
-        {"num_workers": 1, "prefetch_factor": 1},
-        {"on_error": "skip"},
-        {"generator": torch.Generator()},
-        {"seed": 0, "rank": 1, "world_size": 2},
+        ({"max_restarts": "3"}, "max_restarts='3': give an integer from 0"),
+        ({"rank": 1}, "rank=1 and world_size=1 need a seed, from which all ranks compute the same order"),
+        ({"last_batch": "rollover"}, "'rollover' needs a seed and the loader's own order"),
+        ({"last_batch": "rollover", "seed": 0, "sampler": [1]}, "'rollover' needs a seed and the loader's own order"),
+        ({"timeout": -1}, "timeout option should be non-negative"),
+        ({"timeout": float("inf")}, "timeout=inf: give a number of seconds"),
+        ({"batch_size": -2}, "batch_size"),
+        ({"num_workers": -1}, "num_workers option should be non-negative"),
+        ({"num_workers": True}, "num_workers=True: give an integer from 0"),
+        ({"num_workers": 1, "prefetch_factor": 1.5}, r"prefetch_factor=1\.5: give an integer from 0"),
+        ({"rank": 0.5, "world_size": 2, "seed": 0}, r"rank=0\.5: give an integer from 0"),
+        ({"seed": 1, "generator": torch.Generator()}, "seed=1 and a generator were given"),
+        ({"rank": 1, "world_size": 2}, "rank=1 and world_size=2 need a seed"),
+        ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2 and world_size=2: ranks are numbered from 0"),
+        ({"seed": -1}, "seed=-1: give an integer from 0"),
+        ({"seed": 1.5}, "seed=1.5: give an integer from 0"),
+        ({"worker_method": "threads"}, "worker_method=threads: did you mean thread"),
+        ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "starts no processes"),
+        ({"on_error": "ignore"}, "on_error=ignore: it is one of raise, skip"),
+        ({"max_restarts": -1}, "max_restarts=-1: give an integer from 0"),
+        ({"prefetch_batches": 0}, "prefetch_batches=0: give the total number of batches"),
+        ({"prefetch_batches": 3, "prefetch_factor": 4, "num_workers": 1}, "leave out prefetch_factor"),
     ],
 )
-def test_arguments_that_make_sense_are_taken(settings):
-    WorkerLoader(Numbers(8), 2, **settings).close()
+def test_arguments_that_make_no_sense_are_refused_in_words(settings, message):
+    with pytest.raises(ValueError, match=message):
+        WorkerLoader(Numbers(8), **{"batch_size": 2, **settings})
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"max_restarts": True}, "max_restarts=True: give an integer from 0"),
-        ({"max_restarts": "3"}, "max_restarts='3': give an integer from 0"),
-        ({"prefetch_batches": 3, "prefetch_factor": 1}, "leave out prefetch_factor, which is the number per worker"),
-        ({"prefetch_batches": 3, "prefetch_factor": 3}, "leave out prefetch_factor, which is the number per worker"),
-        ({"rank": 1}, "rank=1 and world_size=1 need a seed, from which all ranks compute the same order"),
-        ({"world_size": 2}, "rank=0 and world_size=2 need a seed, from which all ranks compute the same order"),
+        {"max_restarts": 0},
+        {"prefetch_batches": 1},
+        {"prefetch_batches": 3, "prefetch_factor": 2},
+        {"prefetch_factor": 1},
+        {"on_error": "skip"},
+        {"generator": torch.Generator()},
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        WorkerLoader(Numbers(8), 2, num_workers=1, **settings)
+def test_arguments_that_make_sense_are_taken(settings):
+    WorkerLoader(Numbers(8), 2, num_workers=1, **settings).close()
 
 
 def test_libraries_that_rebuild_a_loader_can_read_its_arguments():
@@ -91,16 +104,6 @@ def test_without_workers_arguments_that_concern_only_them_are_ignored():
     loader = WorkerLoader(Numbers(8), 2, seed=0, **given)
     assert (loader.prefetch_factor, loader.persistent_workers) == (None, False)
     assert (loader.multiprocessing_context, loader.timeout) == (None, 0)
-
-
-def test_without_batching_each_sample_is_a_batch():
-    with WorkerLoader(Numbers(3), batch_size=None, seed=0) as loader:
-        assert len(loader) == 3
-        assert list(loader) == [0, 1, 2]
-
-
-def test_the_least_value_of_each_setting_is_taken():
-    LoaderConfig(num_workers=0, prefetch_factor=1, preload_depth=0, timeout=0)
 
 
 def built(name: str, device: str = "cpu", **options):
@@ -135,8 +138,3 @@ def test_batches_for_a_gpu_and_for_nothing_else_are_page_locked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert built("workers", device="cuda").loader.pin_memory
-
-
-def test_a_loader_without_a_seed_has_torchs_length():
-    assert len(WorkerLoader(Numbers(5), 2)) == 3
-    assert len(WorkerLoader(Numbers(5), 2, drop_last=True)) == 2

@@ -1,20 +1,19 @@
 """What a program that had a DataLoader meets: methods that are not there, arguments that torch takes, one sentence."""
 
 import json
+import logging
 import multiprocessing
-from pathlib import Path
 from pickle import PicklingError
 
 import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-import loaders
-from loaders import LoaderConfig, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
+from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
+from loaders.workers import engine
 
-ROOT = Path(loaders.__file__).parent.parent
 LENGTH, BATCH_SIZE = 24, 4
 
 
@@ -28,51 +27,29 @@ class Stream(IterableDataset):
 # Without a seed
 
 
-OF_SEEDS = ("set_epoch", "state_dict", "load_state_dict")
+OF_SEEDS = ["set_epoch", "state_dict", "load_state_dict"]
 
 
-@pytest.mark.parametrize("dataset", [Numbers(LENGTH), Stream()], ids=["map-style", "iterable"])
-def test_a_loader_without_a_seed_has_no_set_epoch_and_no_state(dataset):
-    with WorkerLoader(dataset, BATCH_SIZE) as loader:
-        assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
-        list(loader)
-        assert [name for name in OF_SEEDS if hasattr(loader, name)] == []
+def over(kind: type, depth: int, seed: dict):
+    return lambda: Preloader(kind(Numbers(LENGTH), BATCH_SIZE, **seed), "cpu", depth)
 
 
-def test_a_loader_with_a_seed_has_set_epoch_and_state():
-    with WorkerLoader(Numbers(LENGTH), BATCH_SIZE, seed=0) as loader:
-        assert [name for name in OF_SEEDS if hasattr(loader, name)] == list(OF_SEEDS)
-        with Preloader(loader, "cpu") as preloader:
-            assert [name for name in OF_SEEDS if hasattr(preloader, name)] == list(OF_SEEDS)
-
-
-@pytest.mark.parametrize("kind", [WorkerLoader, DataLoader])
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_preloader_has_a_state_only_where_its_loader_has_one(kind, depth):
-    with Preloader(kind(Numbers(LENGTH), BATCH_SIZE), "cpu", depth) as preloader:
-        assert not hasattr(preloader, "state_dict") and not hasattr(preloader, "load_state_dict")
-        assert len(list(preloader)) == LENGTH // BATCH_SIZE
-        assert not hasattr(preloader, "state_dict") and not hasattr(preloader, "load_state_dict")
-
-
-def distributed() -> DistributedSampler:
-    return DistributedSampler(range(LENGTH), num_replicas=2, rank=0)
-
-
-GIVEN = {
-    "sampler": lambda sampler: {"sampler": sampler, "batch_size": BATCH_SIZE},
-    "batch_sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, BATCH_SIZE, drop_last=False)},
-}
-
-
-@pytest.mark.parametrize(("depth", "given"), list(zip([0, 2], GIVEN.values(), strict=True)), ids=GIVEN)
-def test_set_epoch_of_a_preloader_without_a_seed_reaches_the_sampler(depth, given, reader):
-    sampler = distributed()
-    with Preloader(WorkerLoader(Numbers(LENGTH), **given(sampler), **reader), "cpu", depth) as preloader:
-        for epoch in (0, 2, 1):
-            preloader.set_epoch(epoch)
-            assert sampler.epoch == epoch
-            assert torch.cat(list(preloader)).tolist() == list(sampler)
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: WorkerLoader(Numbers(LENGTH), BATCH_SIZE), []),
+        (lambda: WorkerLoader(Stream(), BATCH_SIZE), []),
+        (lambda: WorkerLoader(Numbers(LENGTH), BATCH_SIZE, seed=0), OF_SEEDS),
+        *[(over(WorkerLoader, depth, {"seed": 0}), OF_SEEDS) for depth in (0, 2)],
+        *[(over(kind, depth, {}), ["set_epoch"]) for kind in (WorkerLoader, DataLoader) for depth in (0, 2)],
+    ],
+)
+def test_only_a_loader_with_a_seed_has_set_epoch_and_a_state(make, expected):
+    loader = make()
+    for _ in range(2):
+        assert [name for name in OF_SEEDS if hasattr(loader, name)] == expected
+        assert list(loader)
+    getattr(loader, "close", lambda: None)()
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -86,70 +63,55 @@ def test_set_epoch_of_a_preloader_without_a_sampler_to_tell_does_no_harm(depth):
 
 
 @pytest.mark.parametrize("kind", [WorkerLoader, TorchLoader, ResidentLoader])
-@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint64])
-def test_a_seed_may_be_numpys(integer, kind):
-    def epoch_and_state(seed) -> tuple[list, str]:
-        with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=seed) as loader:
-            return contents(loader), json.dumps(loader.state_dict())
+def test_seeds_and_epochs_may_be_numpys(kind):
+    with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=np.uint64(3)) as loader:
+        loader.set_epoch(np.int64(2))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["seed"], state["epoch"]) == (3, 2)
+        with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=3) as other:
+            other.load_state_dict(state)
+            assert contents(loader) == contents(other)
 
-    assert epoch_and_state(integer(3)) == epoch_and_state(3)
 
-
-def test_a_seed_of_numpys_reaches_the_workers_and_transforms():
-    class Drawing(Numbers):
-        def __getitem__(self, index: int) -> float:
-            return torch.rand(()).item()
-
-    def epoch(seed) -> list:
-        config = LoaderConfig(name="prefetch", num_workers=2)
-        with build_loader(
-            config,
-            Drawing(LENGTH),
-            batch_size=BATCH_SIZE,
-            seed=seed,
-            transform=lambda batch, random: batch + torch.from_numpy(random.uniform(1)),
-        ) as loader:
-            return contents(loader)
-
-    assert epoch(np.int64(3)) == epoch(3) != epoch(4)
+class WithTransform(Numbers):
+    transform = None
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_a_lambda_as_worker_init_fn_is_named_where_workers_are_spawned(seed):
-    loader = WorkerLoader(
-        Numbers(4), num_workers=1, seed=seed, multiprocessing_context="spawn", worker_init_fn=lambda worker: None
-    )
-    with loader, pytest.raises((AttributeError, PicklingError), match=r"worker_init_fn \(.*lambda.*cannot be pickled"):
+@pytest.mark.parametrize("what", [r"dataset\.transform", "worker_init_fn"])
+def test_what_cannot_be_pickled_for_spawned_workers_is_named(what, seed):
+    dataset, settings = WithTransform(4), {}
+    if what == "worker_init_fn":
+        settings = {what: lambda worker: None}
+    else:
+        dataset.transform = lambda image: image
+    loader = WorkerLoader(dataset, num_workers=1, seed=seed, multiprocessing_context="spawn", **settings)
+    with loader, pytest.raises((AttributeError, PicklingError), match=rf"{what} \(.*lambda.*cannot be pickled"):
         iter(loader)
     assert multiprocessing.active_children() == []
 
 
-# Other systems than Linux
+# torch's own workers, and its warnings
 
 
-ELSEWHERE = """
-import logging
-import sys
-import loaders.worker_loader
-from loaders import WorkerLoader
-
-logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-loaders.workers.engine.HAS_PROCESSES = False
-for settings in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
-    with WorkerLoader(list(range(8)), 4, seed=0, persistent_workers=True, **settings) as loader:
-        assert len(list(loader)) == 2
-sys.stderr.write("from here on there are to be worker processes\\n")
-for _ in range(2):
-    with WorkerLoader(list(range(8)), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
+def test_torchs_own_iterator_serves_where_worker_processes_are_not_ours_and_that_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(engine, "HAS_PROCESSES", False)
+    monkeypatch.setattr(DataLoader, "_get_iterator", lambda loader: (batch for batch in ["torch's"]))
+    engine.warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        for settings in ({}, {"num_workers": 1, "worker_method": "thread"}):
+            with WorkerLoader(Numbers(4), 2, **settings) as loader:
+                assert contents(loader) == [[0, 1], [2, 3]]
+        assert not caplog.messages
         for _ in range(2):
-            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-print("whole")
-"""
+            assert list(WorkerLoader(Numbers(4), 2, num_workers=1)) == ["torch's"]
+    (said,) = caplog.messages
+    assert said.startswith("torch's own workers read on systems other than Linux")
 
 
-def test_without_worker_processes_a_seeded_loader_says_once_that_threads_read(python):
-    done = python.run("-c", ELSEWHERE, timeout=100)
-    assert done.stdout == "whole\n", done.stderr
-    before, after = done.stderr.split("from here on there are to be worker processes\n")
-    assert "threads read" not in before
-    assert after.count("threads read the samples") == 1 and after.startswith("WARNING")
+def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monkeypatch):
+    with WorkerLoader(Numbers(4), 2, num_workers=1, worker_method="thread") as loader:
+        checked: list = []
+        monkeypatch.setattr(loader, "check_worker_number_rationality", lambda: checked.append(loader))
+        iter(loader)
+        assert checked == [loader]

@@ -1,8 +1,6 @@
 """What a delivered batch is: as torch collates it, on the CPU, and no larger than its own tensors."""
 
-import copy
 import importlib.util
-import io
 import subprocess
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from loaders import LoaderConfig, Preloader, ResidentLoader, WorkerLoader, build_loader
+from loaders import Preloader, ResidentLoader, WorkerLoader
 
 WORKERS = {"processes": {"num_workers": 2}, "threads": {"num_workers": 2, "worker_method": "thread"}}
 
@@ -85,20 +83,6 @@ def test_keeping_the_labels_does_not_keep_the_images(workers, kind, seed, depth)
     assert stats["overflowed_batches"] <= 4
 
 
-@preloaded
-@pytest.mark.parametrize("kind", [Images, Written])
-def test_a_tensor_that_is_saved_or_copied_takes_its_own_size(kind, depth, reader):
-    with over(kind(8 * 15 + 3), seed=0, depth=depth, **reader) as loader:
-        for _ in range(2):
-            for batch in loader:
-                for leaf in batch.values():
-                    assert leaf.untyped_storage().nbytes() == leaf.nbytes
-                    assert copy.deepcopy(leaf).untyped_storage().nbytes() == leaf.nbytes
-                saved = io.BytesIO()
-                torch.save(batch["image"], saved)
-                assert len(saved.getvalue()) < batch["image"].nbytes + 2048
-
-
 SMALL_SHM = """
 import ctypes, subprocess
 import torch
@@ -170,22 +154,6 @@ def test_a_users_own_collating_of_tensors_is_what_collates_them(length, seed, re
     assert len(batches) == 3
 
 
-def with_memoryview(samples: list) -> dict:
-    return {"number": torch.tensor(samples), "raw": memoryview(bytes(samples))}
-
-
-@preloaded
-@pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, WORKERS["threads"]], ids=["inline", "threads"])
-def test_a_batch_may_hold_a_memoryview(workers, seed, depth):
-    settings = {"seed": seed, "persistent_workers": False, "collate_fn": with_memoryview, **workers}
-    with over(range(12), 4, depth=depth, **settings) as loader:
-        batches = list(loader)
-    assert [batch["number"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [list(batch["raw"]) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert {type(batch["raw"]) for batch in batches} == {memoryview}
-
-
 # The default device
 
 
@@ -214,29 +182,3 @@ def test_a_resident_set_is_on_its_device_whatever_the_default_device(kind, defau
     with ResidentLoader(kind(40), 8, shuffle=True, device="cpu") as loader:
         for batch in loader:
             check(batch)
-
-
-# What a transform draws
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("name", ["prefetch", "resident", "threads", "torch", "workers"])
-def test_each_rank_draws_other_numbers_for_its_transforms(name, depth):
-    def draws(rank: int) -> list[float]:
-        drawn: list[float] = []
-
-        def transform(batch, random):
-            drawn.extend(random.uniform(2).tolist())
-            return batch
-
-        config = LoaderConfig(name=name, num_workers=0, preload_depth=depth)
-        with build_loader(
-            config, Images(32), batch_size=4, seed=0, rank=rank, world_size=2, transform=transform
-        ) as loader:
-            for _ in range(2):
-                assert len(list(loader)) == 4
-        return drawn
-
-    first, second = draws(0), draws(1)
-    assert len({*first, *second}) == 2 * 2 * 4 * 2
-    assert draws(1) == second

@@ -212,44 +212,8 @@ def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed):
 # Tensors of all kinds
 
 
-def shifted(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    ids = default_collate(samples)
-    return {"input": ids[:, :-1], "target": ids[:, 1:], "first": ids[:, 0], "even": ids[:, ::2]}
-
-
-@MODES
-def test_inputs_and_targets_may_be_views_of_the_same_ids(mode):
-    with WorkerLoader(Rows(), 4, collate_fn=shifted, **mode) as loader:
-        for batch in loader:
-            assert batch["input"].shape == batch["target"].shape == (4, 999)
-            batch["input"][:, 1] = -1
-            assert (batch["target"][:, 0] == -1).all(), "they share memory"
-            assert batch["even"].stride() == (1000, 2) and batch["first"].stride() == (1000,)
-
-
-class Kinds(Rows):
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        narrow = torch.empty(0, dtype=torch.uint4).set_(torch.tensor([1, index], dtype=torch.uint8).untyped_storage())
-        return {
-            "expanded": torch.full((1, 1), float(index)).expand(120_000, 120_000),
-            "narrow": narrow,
-            "channels-last": torch.rand(1, 3, 4, 2).to(memory_format=torch.channels_last),
-        }
-
-
 def as_is(samples: list) -> list:
     return samples
-
-
-@MODES
-def test_samples_are_delivered_as_they_are(mode):
-    with WorkerLoader(Kinds(4), 2, collate_fn=as_is, **mode) as loader:
-        for number, samples in enumerate(loader):
-            for row, sample in enumerate(samples):
-                assert sample["expanded"].stride() == (0, 0) and sample["expanded"][-1, -1] == 2 * number + row
-                assert sample["narrow"].dtype == torch.uint4
-                assert sample["narrow"].view(torch.uint8).tolist() == [1, 2 * number + row]
-                assert sample["channels-last"].is_contiguous(memory_format=torch.channels_last)
 
 
 class Trainable(Rows):

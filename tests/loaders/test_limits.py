@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers
 
 from loaders import WorkerLoader
 
@@ -108,19 +108,6 @@ def test_a_batch_that_is_kept_outlives_its_loader_and_then_goes_back_with_the_pr
     assert held() - before < 2 * MB
 
 
-def test_a_worker_that_is_forked_keeps_no_memory_of_batches_that_nobody_has():
-    before, dataset = held(), Sized([4 * MB] * 8)
-    first = WorkerLoader(dataset, 1, num_workers=2, seed=0, persistent_workers=True)
-    for _ in first:
-        pass
-    del _
-    with WorkerLoader(Numbers(8), 4, num_workers=2, seed=0, persistent_workers=True) as later:
-        assert len(list(later)) == 2
-        assert held() - before > 4 * MB
-        first.close()
-        assert held() - before < 2 * MB
-
-
 @pytest.mark.parametrize("seed", [0, None])
 def test_one_large_batch_does_not_make_all_slots_large(seed):
     sizes = [MB // 4] * 60
@@ -174,15 +161,3 @@ def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
         use()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_four_loaders_of_three_workers_whose_batches_are_kept_need_few_descriptors(descriptors_left):
-    descriptors_left(130)  # a slot has one: 14 a loader
-    loaders = [WorkerLoader(Numbers(96), 4, num_workers=3, seed=0, persistent_workers=True) for _ in range(4)]
-    try:
-        kept = [list(loader) for loader in loaders]
-        for batches in kept:
-            assert contents(batches) == [list(range(start, start + 4)) for start in range(0, 96, 4)]
-    finally:
-        for loader in loaders:
-            loader.close()

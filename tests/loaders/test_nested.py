@@ -1,10 +1,12 @@
+"""Nests of tensors keep their types and all else when their tensors are replaced."""
+
+import copy
 import dataclasses
 from array import array
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,40 +18,19 @@ from loaders.nested import is_dense, leaves, move, rows, tensors
 Point = namedtuple("Point", "x y")
 
 
-class Boxes(NamedTuple):
-    corners: torch.Tensor
-    names: list[str]
-
-    @property
-    def count(self) -> int:
-        return len(self.names)
-
-
 @dataclasses.dataclass
 class Example:
     image: torch.Tensor
-    caption: str
     extra: Any = None
     length: int = dataclasses.field(init=False, default=7)
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    image: torch.Tensor
-    name: str
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Slotted:
-    image: torch.Tensor
-
-
-@dataclasses.dataclass(slots=True)
 class SlottedBase:
     first: torch.Tensor
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SlottedChild(SlottedBase):
     second: torch.Tensor
 
@@ -78,17 +59,6 @@ class Record(UserDict):
         self.source = source
 
 
-class FixedSequence(Sequence):
-    def __init__(self, items) -> None:
-        self._items = tuple(items)
-
-    def __getitem__(self, index):
-        return self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
 class Movable:
     """Not a nest, but with a `.to` of its own."""
 
@@ -99,125 +69,58 @@ class Movable:
         return Movable(self.tensor.to(device))
 
 
-class Color(Enum):
-    RED = "red"
-
-
-def zero() -> torch.Tensor:
-    return torch.zeros(2)
-
-
 def add_one(leaf):
     """What stands for a move in these tests."""
     return Movable(leaf.tensor + 1) if isinstance(leaf, Movable) else leaf + 1
 
 
-def is_one(tensor: torch.Tensor) -> bool:
-    return torch.equal(tensor, torch.ones(2))
+# Each makes a nest of two values, of which one is a tensor or another nest; and how to get them back.
+KINDS = {
+    **{kind.__name__: kind for kind in (list, tuple, UserList, deque)},
+    **{
+        kind.__name__: lambda pair, kind=kind: kind({"b": pair[0], ("a",): pair[1]})
+        for kind in (dict, OrderedDict, UserDict, FixedMapping, MappingProxyType)
+    },
+    "defaultdict": lambda pair: defaultdict(list, b=pair[0], a=pair[1]),
+    "bounded deque": lambda pair: deque(pair, maxlen=3),
+    "Record": lambda pair: Record("camera", b=pair[0], a=pair[1]),
+    "Point": lambda pair: Point(*pair),
+    "Example": lambda pair: Example(*pair),
+    "SlottedChild": lambda pair: SlottedChild(*pair),
+}
 
 
-def test_a_tensor_is_moved():
-    assert is_one(move(zero(), add_one))
+def content(nest) -> list:
+    """The values of a nest of KINDS."""
+    if dataclasses.is_dataclass(nest):
+        return [getattr(nest, field.name) for field in dataclasses.fields(nest) if field.init]
+    return list(nest.values() if isinstance(nest, Mapping) else nest)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [dict, OrderedDict, UserDict, FixedMapping, MappingProxyType],
-    ids=lambda kind: getattr(kind, "__name__", type(kind).__name__),
-)
-def test_mappings_keep_their_type_their_keys_and_the_keys_order(kind):
-    moved = move(kind({"b": zero(), 1: "text", ("a",): zero()}), add_one)
-    assert type(moved) is kind
-    assert list(moved) == ["b", 1, ("a",)]
-    assert is_one(moved["b"])
-    assert is_one(moved["a",])
-    assert moved[1] == "text"
+def about(nest) -> Any:
+    """What a nest has beside its values."""
+    keys = list(nest) if isinstance(nest, Mapping) else None
+    return type(nest), keys, [getattr(nest, name, None) for name in ("maxlen", "source", "default_factory", "length")]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [list, tuple, UserList, deque, FixedSequence],
-    ids=lambda kind: getattr(kind, "__name__", type(kind).__name__),
-)
-def test_sequences_keep_their_type(kind):
-    moved = move(kind([zero(), "text", zero()]), add_one)
-    assert type(moved) is kind
-    assert is_one(moved[0])
-    assert moved[1] == "text"
-    assert is_one(moved[2])
-
-
-def test_containers_keep_their_other_attributes():
-    by_default = move(defaultdict(list, image=zero()), add_one)
-    assert by_default["unheard of"] == []
-    assert is_one(by_default["image"])
-    record = move(Record("camera", image=zero()), add_one)
-    assert type(record) is Record
-    assert record.source == "camera"
-    assert is_one(record["image"])
-    bounded = move(deque([zero()], maxlen=3), add_one)
-    assert bounded.maxlen == 3
-
-
-def test_a_counter_keeps_its_counts():
-    assert move(Counter(cat=2, dog=1), add_one) == Counter(cat=2, dog=1)
-
-
-@pytest.mark.parametrize("batch", [Point(zero(), "text"), Boxes(zero(), ["a", "b"])], ids=["collections", "typing"])
-def test_namedtuples_keep_their_type_and_fields(batch):
-    moved = move(batch, add_one)
-    assert type(moved) is type(batch)
-    assert is_one(moved[0])
-    assert moved[1] == batch[1]
-
-
-def test_dataclasses_keep_their_type_and_every_field():
-    moved = move(Example(zero(), "a cat", {"mask": zero()}), add_one)
-    assert type(moved) is Example
-    assert is_one(moved.image)
-    assert is_one(moved.extra["mask"])
-    assert (moved.caption, moved.length) == ("a cat", 7)
-
-
-@pytest.mark.parametrize("batch", [Frozen(zero(), "a"), Slotted(zero())], ids=["frozen", "frozen with slots"])
-def test_frozen_dataclasses_are_moved_too(batch):
-    moved = move(batch, add_one)
-    assert type(moved) is type(batch)
-    assert is_one(moved.image)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        moved.image = zero()
-
-
-def test_the_batch_given_is_left_as_it_was():
-    given = {
-        "list": [zero()],
-        "example": Example(zero(), ""),
-        "frozen": Frozen(zero(), ""),
-        "record": Record("", a=zero()),
-    }
-    list(tensors(move(given, add_one)))
-    assert len(list(tensors(given))) == 4
-    assert all(torch.equal(tensor, zero()) for tensor in tensors(given))
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("outer", ["list", "dict", "Point", "Example"])
+def test_nests_keep_their_types_keys_and_attributes_and_the_batch_given_stays_as_it_was(outer, inner):
+    given = KINDS[outer]([torch.zeros(2), KINDS[inner]([torch.zeros(2), "text"])])
+    before = copy.deepcopy(given) if inner != "mappingproxy" else given
+    moved = move(given, add_one)
+    for nest, was in ((moved, given), (content(moved)[1], content(given)[1])):
+        assert about(nest) == about(was)
+        assert content(nest)[0].tolist() == [1, 1]
+    assert content(content(moved)[1])[1] == "text"
+    assert [tensor.tolist() for tensor in tensors(given)] == [tensor.tolist() for tensor in tensors(before)]
+    assert [tensor.tolist() for tensor in tensors(given)] == [[0, 0]] * 2
+    assert [id(leaf) for leaf in leaves(given)] == [id(tensor) for tensor in tensors(given)]
 
 
 @pytest.mark.parametrize(
     "leaf",
-    [
-        "text",
-        b"bytes",
-        None,
-        1,
-        2.5,
-        1j,
-        True,
-        Color.RED,
-        object(),
-        {1, 2},
-        range(3),
-        np.arange(3),
-        torch.float32,
-        int,
-    ],
+    ["text", b"bytes", memoryview(b"ab"), None, 2.5, object(), {1, 2}, range(3), np.arange(3), torch.float32, int],
     ids=lambda leaf: type(leaf).__name__,
 )
 def test_objects_without_tensors_are_left_alone(leaf):
@@ -228,74 +131,23 @@ def test_objects_without_tensors_are_left_alone(leaf):
 
 @pytest.mark.parametrize(
     "leaf",
-    [bytearray(b"ab"), array("i", [1, 2]), torch.Size([2, 3])],
-    ids=lambda kind: getattr(kind, "__name__", type(kind).__name__),
+    [bytearray(b"ab"), array("i", [1, 2]), torch.Size([2, 3]), Counter(cat=2), [], (), {}],
+    ids=lambda leaf: type(leaf).__name__,
 )
-def test_sequences_of_mere_numbers_keep_type_and_value(leaf):
+def test_containers_of_mere_numbers_keep_type_and_value(leaf):
     moved = move({"leaf": leaf}, add_one)["leaf"]
     assert type(moved) is type(leaf)
     assert moved == leaf
 
 
-def test_an_object_with_a_to_method_is_moved_by_it():
-    moved = move([Movable(zero())], add_one)
-    assert is_one(moved[0].tensor)
-
-
-def test_a_packed_sequence_moves_itself():
+def test_an_object_with_a_to_method_is_moved_by_it_and_its_tensors_are_found():
     packed = pack_sequence([torch.ones(3), torch.ones(1)])
-    moved = move(packed, lambda leaf: leaf.to(torch.float64))
+    moved, other = move([packed, Movable(torch.zeros(2))], lambda leaf: leaf.to(torch.float64))
     assert type(moved) is PackedSequence
-    assert moved.data.dtype == torch.float64
+    assert moved.data.dtype == other.tensor.dtype == torch.float64
     assert torch.equal(moved.batch_sizes, packed.batch_sizes)
-    assert packed.data in tensors_of(packed)
-
-
-def test_empty_nests_stay_empty():
-    assert move({"a": [], "b": (), "c": {}}, add_one) == {"a": [], "b": (), "c": {}}
-
-
-def test_nests_within_nests_are_walked():
-    batch = {"views": [Point(zero(), {"deep": (Example(zero(), "", [Frozen(zero(), "")]),)}), "text"]}
-    moved = move(batch, add_one)
-    point = moved["views"][0]
-    example = point.y["deep"][0]
-    assert is_one(point.x)
-    assert is_one(example.image)
-    assert is_one(example.extra[0].image)
-    assert moved["views"][1] == "text"
-    assert len(list(tensors(batch))) == 3
-
-
-def tensors_of(batch) -> "Identities":
-    return Identities(tensors(batch))
-
-
-class Identities(list):
-    def __contains__(self, tensor) -> bool:
-        return any(tensor is one for one in self)
-
-
-def test_every_tensor_is_found_wherever_it_is():
-    hidden = [torch.full((1,), float(number)) for number in range(10)]
-    batch = [
-        hidden[0],
-        {"a": hidden[1]},
-        Point(hidden[2], FixedMapping({"b": hidden[3]})),
-        Example(hidden[4], "", Movable(hidden[5])),
-        Frozen(hidden[6], ""),
-        Slotted(hidden[7]),
-        SlottedChild(hidden[8], hidden[9]),
-    ]
-    found = tensors_of(batch)
-    assert [number for number, tensor in enumerate(hidden) if tensor not in found] == []
-    assert len(found) == len(hidden)
-
-
-def test_leaves_are_found_in_the_order_in_which_they_are_moved():
-    first, second, movable = zero(), zero(), Movable(zero())
-    found = leaves({"views": [first, "text", movable], "example": Example(second, "")})
-    assert [id(leaf) for leaf in found] == [id(leaf) for leaf in (first, movable, second)]
+    assert any(tensor is packed.data for tensor in tensors(packed))
+    assert [tensor.tolist() for tensor in tensors(Movable(torch.zeros(2)))] == [[0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -319,13 +171,11 @@ def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor, dense):
 @pytest.mark.parametrize(
     ("batch", "count"),
     [
-        (torch.zeros(4, 2), 4),
-        ({"name": "x", "image": torch.zeros(3, 5), "label": torch.zeros(3)}, 3),
+        ({"name": "x", "image": torch.zeros(3, 5), "label": torch.zeros(4)}, 3),
         ([[], torch.zeros(6)], 6),
         (torch.tensor(1.0), 1),
         (torch.zeros(0, 3), 0),
         (["a", "b"], 0),
-        (None, 0),
     ],
 )
 def test_rows_are_the_length_of_the_first_tensor(batch, count):

@@ -23,20 +23,6 @@ def test_every_key_gives_a_permutation(length):
         assert sorted(image(length, key)) == list(range(length))
 
 
-def test_a_permutation_is_evaluated_anywhere_alone():
-    whole, key = image(1000, 5), fold(5)
-    for position in (0, 1, 499, 999):
-        assert permute(np.array([position]), 1000, key).tolist() == [whole[position]]
-    assert permute(np.array([7, 3, 7]), 1000, key).tolist() == [whole[7], whole[3], whole[7]]
-    assert permute(np.array([], dtype=np.int64), 1000, key).tolist() == []
-
-
-def test_the_positions_given_are_left_as_they_were():
-    positions = np.arange(100)
-    permute(positions, 100, fold(1))
-    assert positions.tolist() == list(range(100))
-
-
 def test_different_keys_give_different_permutations():
     assert len({tuple(image(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
 
@@ -53,14 +39,6 @@ def test_every_sample_comes_about_as_often_at_every_place():
     epochs = np.array([image(37, 1, epoch) for epoch in range(1850)])
     counts = np.array([np.bincount(column, minlength=37) for column in epochs.T])
     assert np.square(counts - 50).sum() / 50 < 36 * 36 + 5 * (2 * 36 * 36) ** 0.5
-
-
-def test_a_batch_of_a_very_large_set_is_made_without_the_rest():
-    order = Order(length=10**12, batch_size=256, shuffle=True, seed=0)
-    indices = order.indices(3, order.positions(len(order) - 1))
-    assert indices.dtype == np.int64
-    assert len(set(indices.tolist())) == 256
-    assert 0 <= indices.min() <= indices.max() < 10**12
 
 
 def test_the_order_of_a_seed_never_changes():
@@ -222,49 +200,6 @@ def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches
             assert all(len(batch) == batch_size for batch in shares[-1])
         together = [list(itertools.chain(*rows)) for rows in zip(*shares, strict=True)]
         assert together == batches
-
-
-def test_under_rollover_a_batch_counts_for_the_epoch_in_which_it_ends():
-    order = rollover(10, 4, shuffle=False)
-    assert [[[row[1] for row in batch] for batch in delivered(order, epoch)] for epoch in range(3)] == [
-        [[0, 1, 2, 3], [4, 5, 6, 7]],
-        [[8, 9, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]],
-        [[0, 1, 2, 3], [4, 5, 6, 7]],
-    ]
-
-
-def test_under_rollover_a_batch_may_span_many_epochs_and_an_epoch_have_none():
-    order = rollover(3, 10)
-    assert [order.batches_in(epoch) for epoch in range(10)] == [0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
-    (batch,) = delivered(order, 3)
-    assert [epoch for epoch, _, _ in batch] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-
-
-def test_where_epochs_divide_into_batches_rollover_changes_nothing():
-    plain = Order(24, 4, True, seed=5)
-    order = rollover(24, 4)
-    for epoch in (0, 1, 7):
-        assert [batch.tolist() for _, _, batch in order.batches(epoch)] == batches(plain, epoch)
-
-
-def test_rollover_is_exact_in_a_late_epoch_of_a_very_large_set():
-    length, epoch, world_size = 10**9 + 7, 10**6, 1024
-    ranks = [rollover(length, 3, rank=rank, world_size=world_size) for rank in (0, 1023)]
-    start = epoch * length // 3072 * 3072 - epoch * length  # Python's integers do not overflow
-    for rank, order in zip((0, 1023), ranks, strict=True):
-        for number in (0, 1, order.batches_in(epoch) - 1):
-            expected = [start + 3072 * number + 3 * rank + row for row in range(3)]
-            assert order.positions(number, epoch).tolist() == expected
-            assert order.indices(epoch, order.positions(number, epoch)).tolist() == [
-                int(permute(np.array([at % length]), length, fold(5, epoch + at // length))[0]) for at in expected
-            ]
-
-
-def test_numbers_of_batches_under_rollover_add_up_to_those_of_the_stream():
-    order = rollover(1000, 7, world_size=3)
-    counts = [order.batches_in(epoch) for epoch in range(500)]
-    assert list(itertools.accumulate(counts)) == [(epoch + 1) * 1000 // 21 for epoch in range(500)]
-    assert set(counts) == {47, 48}
 
 
 def test_under_rollover_an_order_has_no_length():

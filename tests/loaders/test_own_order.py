@@ -1,7 +1,7 @@
 """Our order: what its state may be loaded into, how others may use it, and a dataset that changes its length."""
 
 import logging
-from itertools import chain
+from itertools import chain, permutations
 
 import pytest
 from example_datasets import Numbers, contents
@@ -27,38 +27,47 @@ def rows(loader) -> list:
 
 ORDERS = {
     "shuffled": {"shuffle": True},
-    "in the dataset's order": {"shuffle": False},
-    "given": {"sampler": range(LENGTH)},
+    "sequential": {"shuffle": False},
+    "sampler": {"sampler": range(LENGTH)},
+    "'shuffled, last_batch=rollover'": {"shuffle": True, "last_batch": "rollover"},
 }
 
 
-def refusal(make, ours: dict, theirs: dict) -> str:
-    """What is said where a loader takes up a state of another one."""
-    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, **theirs) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, **ours) as loader:
-        with pytest.raises(ValueError) as refused:
-            loader.load_state_dict(state)
-        assert loader.state_dict()["epoch"] == loader.state_dict()["samples"] == 0
-    return str(refused.value)
-
-
 @pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
-def test_a_shuffled_loader_and_one_that_does_not_shuffle_refuse_each_others_state(make):
-    one = refusal(make, ORDERS["shuffled"], ORDERS["in the dataset's order"])
-    other = refusal(make, ORDERS["in the dataset's order"], ORDERS["shuffled"])
-    assert "shuffle" in one and "shuffle" in other
-    assert one != other, "both values are named, the state's and the loader's"
+@pytest.mark.parametrize(("ours", "theirs"), list(permutations(ORDERS, 2)))
+def test_a_state_of_another_kind_of_order_is_refused_with_both_kinds(make, ours, theirs):
+    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, **ORDERS[theirs]) as loader:
+        next(loader)
+        state = loader.state_dict()
+    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, **ORDERS[ours]) as loader:
+        with pytest.raises(ValueError, match=f"order='?{theirs}.*, but the loader has order='?{ours}"):
+            loader.load_state_dict(state)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (0, 0)
 
 
-@pytest.mark.parametrize("own", ["shuffled", "in the dataset's order"])
-def test_a_loader_over_a_given_sampler_and_one_with_our_order_refuse_each_others_state(own):
-    one = refusal(WorkerLoader, ORDERS[own], ORDERS["given"])
-    other = refusal(WorkerLoader, ORDERS["given"], ORDERS[own])
-    assert "sampler" in one and "sampler" in other
-    assert one != other, "both are named, the state's and the loader's"
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"version": 1}, "version=1, but the loader has version="),
+        ({"seed": None}, "seed=None, but the loader has seed=0"),
+        *[({"samples": wrong}, "use a state that state_dict") for wrong in (LENGTH + 1, -1, None)],
+        *[({"epoch": wrong}, "use a state that state_dict") for wrong in ("1", -1)],
+    ],
+)
+def test_a_state_of_another_version_or_without_a_place_is_refused(wrong, message):
+    with seeded() as loader:
+        with pytest.raises(ValueError, match=message):
+            loader.load_state_dict({**loader.state_dict(), **wrong})
+        assert len(rows(loader)) == LENGTH
+
+
+def test_a_state_of_a_dataset_that_has_grown_meanwhile_is_taken():
+    dataset = Numbers(4)
+    with WorkerLoader(dataset, 2, seed=0) as loader:
+        state = {**loader.state_dict(), "dataset_length": 8, "samples": 6}
+        dataset.length = 8
+        loader.load_state_dict(state)
+        assert contents(loader) == [[6, 7]]
 
 
 # Our own sampler elsewhere
@@ -69,16 +78,26 @@ def epochs_of_ours(count: int, **settings) -> list:
         return [contents(loader) for _ in range(count)]
 
 
-def test_our_batch_sampler_moves_on_by_itself_in_a_stock_loader():
-    with seeded(shuffle=True, num_workers=2) as loader:
-        stock = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
-        assert [contents(stock) for _ in range(3)] == epochs_of_ours(3)
+def test_our_samplers_move_on_by_themselves_in_a_stock_loader():
+    for last_batch in ("keep", "rollover"):
+        for given in ("sampler", "batch_sampler"):
+            with seeded(shuffle=True, num_workers=2, last_batch=last_batch) as loader:
+                size = {"batch_size": BATCH_SIZE} if given == "sampler" else {}
+                stock = DataLoader(loader.dataset, **{given: getattr(loader, given)}, **size)
+                assert [contents(stock) for _ in range(3)] == epochs_of_ours(3, last_batch=last_batch)
 
 
-def test_our_sampler_moves_on_by_itself_in_a_stock_loader():
-    with seeded(shuffle=True, num_workers=2) as loader:
-        stock = DataLoader(loader.dataset, BATCH_SIZE, sampler=loader.sampler)
-        assert [contents(stock) for _ in range(3)] == epochs_of_ours(3)
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "rollover"])
+@pytest.mark.parametrize("pad", [True, False])
+def test_our_samplers_have_the_length_of_the_epoch_that_they_run_next(last_batch, pad):
+    for length in (0, 1, 21, 22):
+        settings = {"shuffle": True, "last_batch": last_batch, "rank": 1, "world_size": 3, "pad": pad}
+        loader = seeded(Numbers(length), **settings)
+        for epoch in (0, 1, 2, 7):
+            loader.sampler.set_epoch(epoch)
+            assert len(loader.sampler) == sum(map(len, loader.batch_sampler))
+            loader.batch_sampler.set_epoch(epoch)
+            assert len(loader.batch_sampler) == len(list(loader.batch_sampler))
 
 
 @pytest.mark.parametrize("which", ["sampler", "batch_sampler"])
@@ -131,3 +150,12 @@ def test_a_dataset_that_changes_its_length_is_followed_at_the_next_epoch(new, pe
         fresh.set_epoch(1)
         assert rows(fresh) == epoch
     assert sorted(epoch) == samples
+
+
+@pytest.mark.parametrize("make", [TorchLoader, ResidentLoader])
+def test_a_loader_that_has_a_copy_of_the_dataset_refuses_another_length_with_both(make):
+    samples = list(range(1234))
+    with make(samples, 4) as loader:
+        samples.pop()
+        with pytest.raises(RuntimeError, match=r"list had 1,234 samples when this \w+ was made, and has 1,233 now"):
+            iter(loader)

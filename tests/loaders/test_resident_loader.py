@@ -44,17 +44,6 @@ class Counted(Numbers):
         return {"image": torch.full((2, 3), index % 256, dtype=torch.uint8), "label": torch.tensor(-index)}
 
 
-class Written(Numbers):
-    """Sample i is i and a random number of its own, by read_batch alone."""
-
-    def sample_spec(self):
-        return {"index": ((), torch.int64), "drawn": ((2,), torch.float64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["index"][:] = torch.from_numpy(indices)
-        out["drawn"][:] = torch.from_numpy(random.uniform(2))
-
-
 class Several(Numbers):
     """Samples 0, 1, ... are `samples`."""
 
@@ -91,37 +80,45 @@ def assert_equal(batches, others) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(7, 6, 3), (5, 5, 1)])
-@pytest.mark.parametrize("pad, flip", [(2, True), (0, True), (3, False), (0, False)])
-def test_augmented_batches_are_to_the_bit_those_of_workers(make, shape, pad, flip, device):
+@pytest.mark.parametrize("order", [{}, {"last_batch": "rollover"}, {"rank": 1, "world_size": 3}])
+@pytest.mark.parametrize(
+    ("shape", "pad", "flip"),
+    [((7, 6, 3), 2, True), ((5, 5, 1), 0, True), ((7, 6, 3), 3, False), ((5, 5, 1), 0, False)],
+)
+def test_augmented_batches_are_to_the_bit_those_of_workers_after_a_resume_too(make, shape, pad, flip, order, device):
     dataset = images(shape=shape, pad=pad, flip=flip)
-    resident, workers = make(dataset, device=device, seed=3), make(dataset, kind=WorkerLoader, seed=3)
+    resident = make(dataset, device=device, seed=3, **order)
+    workers = make(dataset, kind=WorkerLoader, seed=3, **order)
     for _ in range(2):
         assert_equal(resident, workers)
-
-
-def test_ranks_have_the_rows_and_the_augmentation_of_workers(make):
-    share = {"rank": 1, "world_size": 3, "batch_size": 4, "seed": 1}
-    assert_equal(make(images(), **share), make(images(), kind=WorkerLoader, **share))
-
-
-def test_a_resumed_epoch_augments_as_it_would_have(make):
-    whole, part = make(images()), make(images())
-    expected = list(whole)
-    next(part), next(part)
-    resumed = make(images())
-    resumed.load_state_dict(part.state_dict())
-    assert_equal(resumed, expected[2:])
+    iterator = iter(workers)
+    next(iterator)
+    resumed = make(dataset, device=device, seed=3, **order)
+    resumed.load_state_dict(workers.state_dict())
+    assert_equal(resumed, iterator)
 
 
 @pytest.mark.parametrize("augment", [None, False])
-def test_without_augmentation_samples_are_the_unaugmented_ones_of_the_dataset(make, augment):
+def test_without_augmentation_samples_are_those_of_the_dataset_though_a_step_writes_to_its_batch(make, augment):
     resident = make(images(), shuffle=False, augment=augment)
-    assert_equal(resident, make(images(train=False), shuffle=False, kind=WorkerLoader, seed=0))
+    expected = make(images(train=False), shuffle=False, kind=WorkerLoader, seed=0)
+    for _ in range(2):
+        assert_equal(resident, expected)
+        for batch in resident:
+            batch["image"].zero_()
 
 
-def test_evaluation_draws_nothing(make):
-    assert_equal(make(images(train=False), seed=0), make(images(train=False), kind=WorkerLoader, seed=0))
+@pytest.mark.parametrize("augment", [None, True])
+def test_arrays_may_be_read_only_and_have_no_augmentation(make, augment, recwarn):
+    class Plain(Numbers):
+        def arrays(self):
+            array = np.arange(self.length)
+            array.flags.writeable = False
+            return {"value": array}
+
+    loader = make(Plain(6), augment=augment, shuffle=False)
+    assert [batch["value"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    assert not recwarn.list
 
 
 def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
@@ -134,21 +131,6 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
     loader = make(Arrays(6), augment=double, shuffle=False, seed=5)
     assert [batch["value"].tolist() for batch in loader] == [[0, 20, 40, 60], [80, 100]]
     assert keys == Random(5, 0, np.arange(6), np.arange(6)).key.tolist()
-
-
-def test_arrays_without_an_augmentation_are_given_as_they_are(make):
-    class Plain(Numbers):
-        def arrays(self):
-            return {"value": np.arange(self.length)}
-
-    for augment in (True, None):
-        loader = make(Plain(6), augment=augment, shuffle=False)
-        assert [batch["value"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_an_invalid_augment_argument_is_refused(make):
-    with pytest.raises(ValueError, match=r"augment='flip': give a function \(batch, random\) -> batch, True or False"):
-        make(Arrays(6), augment="flip")
 
 
 def test_an_error_in_the_augmentation_costs_its_batch_only(make):
@@ -165,28 +147,13 @@ def test_an_error_in_the_augmentation_costs_its_batch_only(make):
     assert loader.state_dict()["epoch"] == 1
 
 
-def test_the_step_may_write_to_its_batch(make):
-    loader = make(images(), augment=None, shuffle=False)
-    before = [batch["image"].clone() for batch in loader]
-    for batch in loader:
-        batch["image"].zero_()
-    assert all(torch.equal(batch["image"], image) for batch, image in zip(loader, before, strict=True))
-
-
-def test_arrays_may_be_read_only(make, recwarn):
-    dataset = Arrays(6)
-    array = np.arange(6)
-    array.flags.writeable = False
-    dataset.arrays = lambda: {"value": array}
-    assert [batch["value"].tolist() for batch in make(dataset, augment=None, shuffle=False)] == [[0, 1, 2, 3], [4, 5]]
-    assert not recwarn.list
-
-
-def test_arrays_of_another_length_are_refused_in_words(make):
+def test_arrays_of_another_length_and_words_for_an_augmentation_are_refused(make):
     dataset = Arrays(6)
     dataset.arrays = lambda: {"value": np.zeros((5, 2))}
     with pytest.raises(ValueError, match=r"Arrays.arrays\(\) has 'value' of shape \(5, 2\), and Arrays has 6 samples"):
         iter(make(dataset))
+    with pytest.raises(ValueError, match=r"augment='flip': give a function \(batch, random\) -> batch, True or False"):
+        make(Arrays(6), augment="flip")
 
 
 # Datasets that are read once
@@ -215,13 +182,6 @@ def test_what_a_dataset_draws_stays_as_first_drawn_and_depends_on_the_seed(make)
     assert samples(loader) == first == samples(make(Augmented(10), seed=1, batch_size=3))
     assert samples(make(Augmented(10), seed=2)) != first
     assert len({draw for _, *draws in first for draw in draws}) == 30
-
-
-def test_read_batch_is_used_where_there_is_one(make):
-    batches = list(make(Written(10), shuffle=False))
-    assert [batch["index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    drawn = Random(0, 0, np.arange(10), np.arange(10)).uniform(2)
-    assert torch.cat([batch["drawn"] for batch in batches]).tolist() == drawn.tolist()
 
 
 def test_the_warning_that_a_dataset_is_read_once_is_logged_once(make, caplog):
@@ -301,24 +261,6 @@ def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
     loader = make(dataset)
     next(loader)
     assert loader._samples["image"].data_ptr() == dataset.images.ctypes.data
-
-
-def test_on_the_cpu_the_free_memory_is_what_this_process_may_use(monkeypatch):
-    assert module.free_bytes(torch.device("cpu")) > 0
-    monkeypatch.setattr(module, "available_memory", lambda: 2048)
-    assert module.free_bytes(torch.device("cpu")) == 2048
-
-
-def test_where_the_system_does_not_tell_nothing_is_refused(make, free):
-    assert module.free_bytes(torch.device("meta")) is None
-    free(None)
-    assert contents(make(Numbers(2), shuffle=False)) == [[0, 1]]
-
-
-def test_a_device_that_is_not_there_is_refused_in_words(make, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="device='cuda', but torch finds no CUDA device here"):
-        make(Numbers(4), device="cuda")
 
 
 def test_a_batch_without_samples_and_a_dataset_without_a_length_are_refused(make):

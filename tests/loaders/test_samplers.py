@@ -3,6 +3,7 @@
 import json
 import random
 from itertools import chain, islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,10 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     WeightedRandomSampler,
 )
 
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 24, 4
 
@@ -71,20 +71,6 @@ def distributed_order(epoch: int) -> list[int]:
 # Epochs
 
 
-class EpochBatches(BatchSampler):
-    """A batch sampler that has a set_epoch."""
-
-    def __init__(self, sampler: DistributedSampler) -> None:
-        super().__init__(sampler, BATCH_SIZE, drop_last=False)
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter([[(index + self.epoch) % LENGTH for index in batch] for batch in super().__iter__()])
-
-
 @pytest.mark.parametrize("depth", [None, 2], ids=lambda depth: f"preloader-{depth}")
 def test_set_epoch_reaches_the_given_sampler_at_once(given, reader, depth):
     sampler = distributed()
@@ -98,15 +84,6 @@ def test_set_epoch_reaches_the_given_sampler_at_once(given, reader, depth):
             outer.close()
 
 
-def test_set_epoch_reaches_a_batch_sampler_that_has_one(reader):
-    batches = EpochBatches(SequentialSampler(range(LENGTH)))
-    with seeded(batch_sampler=batches, **reader) as loader:
-        for epoch in (0, 3, 1):
-            loader.set_epoch(epoch)
-            assert batches.epoch == epoch
-            assert rows(loader) == [(index + epoch) % LENGTH for index in range(LENGTH)]
-
-
 def test_a_loader_never_moves_a_users_sampler_to_another_epoch(given, reader):
     sampler = distributed()
     before = dict(vars(sampler))
@@ -114,6 +91,30 @@ def test_a_loader_never_moves_a_users_sampler_to_another_epoch(given, reader):
         for _ in range(3):
             assert rows(loader) == list(sampler) == distributed_order(0)
     assert vars(sampler) == before
+
+
+class Nested(Numbers):
+    """A sampler that holds another one, and itself."""
+
+    def __init__(self, inner) -> None:
+        super().__init__(LENGTH)
+        self.sampler, self.myself, self.epochs = inner, self, []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_set_epoch_reaches_samplers_inside_samplers_once():
+    innermost = Nested(None)
+    innermost.sampler = innermost
+    outer = Nested(SimpleNamespace(sampler=Nested(innermost)))
+    with seeded(sampler=outer) as loader:
+        loader.set_epoch(3)
+        loader.state_dict()  # which looks for generators in them
+        innermost.dice = random.Random()
+        with pytest.raises(ValueError, match=r"Nested\.dice"):
+            loader.state_dict()
+    assert [sampler.epochs for sampler in (outer, outer.sampler.sampler, innermost)] == [[3]] * 3
 
 
 class Counting:
@@ -171,16 +172,6 @@ def test_independent_iterators_over_a_sampler_do_not_disturb_each_other(given, r
     assert expected[0] != expected[1]
 
 
-def test_set_epoch_leaves_an_independent_iterator_alone(given, reader):
-    with seeded(**given(distributed()), persistent_workers=False, **reader) as loader:
-        first = iter(loader)
-        start = next(first).tolist()
-        loader.set_epoch(4)
-        second = iter(loader)
-        assert start + rows(first) == distributed_order(0)
-        assert rows(second) == distributed_order(4)
-
-
 # Random samplers
 
 
@@ -236,7 +227,7 @@ def two_epochs_among_draws(loader, seed: int) -> tuple[list, list]:
     return epochs, drawn
 
 
-def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_global_generators_alone(
+def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_global_generators_alone_after_a_resume_too(
     random_sampler, given, reader
 ):
     epochs, drawn = two_epochs_among_draws(seeded(**given(random_sampler()), **reader), 1)
@@ -247,18 +238,11 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_global_gen
     for seed, draws in ((1, drawn), (2, drawn_inline)):
         seed_globals(seed)
         assert draws == [draw_globals() for _ in draws]
-
-
-def test_an_epoch_of_a_random_sampler_is_resumed_exactly(random_sampler, given, reader):
-    with seeded(**given(random_sampler()), **reader) as loader:
-        rows(loader)
-        iterator = iter(loader)
-        next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = contents(iterator)
-    with seeded(**given(random_sampler()), **reader) as resumed:
-        resumed.load_state_dict(state)
-        assert contents(resumed) == rest
+    with seeded(**given(random_sampler()), **reader) as loader, seeded(**given(random_sampler()), **reader) as resumed:
+        loader.set_epoch(1)
+        next(loader)
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert contents(resumed) == epochs[1][1:]
 
 
 @pytest.mark.parametrize("named", [3, None], ids=lambda named: f"set_epoch-{named}")
@@ -275,17 +259,6 @@ def test_a_resume_gives_a_sampler_its_epoch_back_if_set_epoch_named_one(named, g
         outer.load_state_dict(state)
         assert contents(outer) == rest
         assert rows(outer) == distributed_order(named or 0)
-
-
-def test_a_sampler_serves_two_loaders_and_stays_as_it_was(given, reader):
-    sampler = RandomSampler(range(LENGTH))
-    before = dict(vars(sampler))
-    orders = []
-    for _ in range(2):
-        with seeded(**given(sampler), **reader) as loader:
-            orders.append([rows(loader), rows(loader)])
-    assert orders[0] == orders[1]
-    assert vars(sampler) == before
 
 
 class OwnGenerator(Numbers):
@@ -347,22 +320,6 @@ def test_indices_may_be_tuples(kind, given, reader):
         assert len({draws for _, _, *draws in map(tuple, read) for draws in draws}) == 3 * len(cells)
 
 
-class Unsized:
-    """A batch sampler without a length."""
-
-    def __iter__(self):
-        return iter([[0, 1, 2], [3, 4]])
-
-
-def test_next_works_over_a_sampler_without_a_length(reader):
-    persistent = reader["num_workers"] > 0
-    with seeded(batch_sampler=Unsized(), seed=0, **{**reader, "persistent_workers": persistent}) as loader:
-        for _ in range(2):
-            assert [next(loader).tolist(), next(loader).tolist()] == [[0, 1, 2], [3, 4]]
-            with pytest.raises(StopIteration):
-                next(loader)
-
-
 # Samplers that are not as torch's are
 
 
@@ -404,36 +361,18 @@ class Endless:
 
 
 def test_an_endless_sampler_with_a_length_is_drawn_from_as_needed(given, reader):
-    def three_rounds(**reader) -> list:
+    def five_rounds(**reader) -> list:
         with seeded(**given(Endless()), **reader) as loader:
-            return list(islice(iter(loader), 3 * LENGTH // BATCH_SIZE))
+            return list(islice(iter(loader), 5 * LENGTH // BATCH_SIZE))
 
     torch.manual_seed(5)
-    batches = three_rounds(**reader)
+    batches = five_rounds(**reader)
     assert torch.initial_seed() == 5 and torch.equal(torch.rand(3), torch.manual_seed(5) and torch.rand(3))
     samples = torch.cat(batches).tolist()
-    rounds = [samples[start : start + LENGTH] for start in range(0, 3 * LENGTH, LENGTH)]
-    assert [sorted(samples) for samples in rounds] == [list(range(LENGTH))] * 3
-    assert rounds[0] != rounds[1] != rounds[2]
-    assert torch.equal(torch.stack(batches), torch.stack(three_rounds(num_workers=1)))
-
-
-class Eager:
-    """A sampler without a length that draws all at once, when it is iterated."""
-
-    def __iter__(self):
-        return iter(torch.randperm(LENGTH).tolist())
-
-
-def test_the_draws_of_a_samplers_iter_are_seeded_too(reader):
-    orders, draws = [], []
-    for number in range(2):
-        torch.manual_seed(number)
-        with seeded(sampler=Eager(), **reader) as loader:
-            orders.append(rows(loader))
-        draws.append(torch.rand(()).item())
-    assert orders[0] == orders[1]
-    assert draws == [torch.manual_seed(number) and torch.rand(()).item() for number in range(2)]
+    rounds = [samples[start : start + LENGTH] for start in range(0, 5 * LENGTH, LENGTH)]
+    assert [sorted(samples) for samples in rounds] == [list(range(LENGTH))] * 5
+    assert len(set(map(tuple, rounds))) == 5
+    assert torch.equal(torch.stack(batches), torch.stack(five_rounds(num_workers=1)))
 
 
 # Lengths
@@ -461,16 +400,6 @@ def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
             assert unfinished == [*range(8, length, 8), 0]
 
 
-def test_another_loaders_sampler_keeps_its_order(reader):
-    other = WorkerLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=7, rank=1, world_size=2)
-    expected = rows(other)
-    with seeded(sampler=other.sampler, **reader) as loader:
-        assert rows(loader) == expected
-    assert rows(other) != expected  # its second epoch
-    other.set_epoch(0)
-    assert rows(other) == expected and len(other.sampler) == LENGTH / 2
-
-
 class Understated:
     """Says that it has two batches, and has four."""
 
@@ -491,3 +420,57 @@ def test_an_epoch_whose_batch_sampler_understates_its_length_is_resumed_and_not_
     with WorkerLoader(Numbers(8), batch_sampler=Understated(), seed=0, **reader) as resumed:
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == [[4, 5], [6, 7]]
+
+
+# Samplers of every loader
+
+EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
+
+
+class Failing:
+    """Raises after six indices."""
+
+    def __iter__(self):
+        yield from range(6)
+        raise ValueError("bad sampler")
+
+
+class FailingSized(Failing):
+    def __len__(self) -> int:
+        return LENGTH
+
+
+@EVERY
+@pytest.mark.parametrize("sampler", [Failing, FailingSized])
+def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
+    seed_globals(4)
+    with make(Numbers(LENGTH), BATCH_SIZE, seed=0, sampler=sampler()) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(ValueError, match="bad sampler"):
+            next(iterator)
+        assert contents(iterator) == []
+    drawn = draw_globals()
+    seed_globals(4)
+    assert drawn == draw_globals(), "the global generators are as they were"
+
+
+@EVERY
+def test_a_sampler_is_shared_among_ranks_and_one_without_a_length_leaves_its_loader_without_one(make):
+    given = {"seed": 0, "batch_size": 2, "world_size": 2}
+    parts = [make(Numbers(LENGTH), sampler=[9, 8, 5, 4, 1], rank=rank, **given) for rank in (0, 1)]
+    assert [contents(part) for part in parts] == [[[9, 8], [1]], [[5, 4], [9]]]
+    with make(Numbers(LENGTH), 2, seed=0, sampler=iter([4, 2, 0])) as loader:
+        with pytest.raises(TypeError, match="the sampler has no length, so the loader has none either"):
+            len(loader)
+        iterator = iter(loader)
+        assert contents(iterator) == [[4, 2], [0]]
+        with pytest.raises(TypeError, match="no length"):
+            len(iterator)
+
+
+@EVERY
+def test_arguments_that_a_sampler_excludes_are_refused(make):
+    for settings in ({"shuffle": True}, {"last_batch": "rollover"}, {"batch_sampler": [[1, 2]]}):
+        with pytest.raises(ValueError, match="sampler"):
+            make(Numbers(LENGTH), 2, seed=0, sampler=[1, 2], **settings)

@@ -1,14 +1,12 @@
 import os
-import pickle
 import threading
-from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from loaders import Preloader, TorchLoader, WorkerLoader, timeline
-from loaders.timeline import PRELOADER, TRAINING, Span, Timeline, Work, WorkClock
+from loaders.timeline import PRELOADER, TRAINING, Timeline, Work, WorkClock
 from loaders.timing import StepTimer
 
 
@@ -18,10 +16,6 @@ class Numbers:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(index)
-
-
-class PlainIterable(list):
-    pass
 
 
 @pytest.fixture
@@ -88,15 +82,6 @@ def test_a_dropped_clock_leaves_no_open_file():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_copy_of_a_clock_closes_no_file_of_the_other():
-    work_clock = WorkClock()
-    work_clock.begin()
-    deepcopy(work_clock).begin()
-    pickle.loads(pickle.dumps(work_clock)).begin()
-    assert work_clock._scheduler.read()[0] > 0
-    os.fstat(work_clock._scheduler._fd)
-
-
 def test_a_forked_child_closes_no_file_that_is_not_its_own(monkeypatch):
     work_clock = WorkClock()
     work_clock.begin()
@@ -118,22 +103,6 @@ def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
     recorded.add("worker 0", "read", 2.5, 2.9, (0, 3))
     assert [span.batch for span in recorded.spans()] == [(0, 2), (0, 1)]
     assert not recorded.is_open
-
-
-def test_collating_is_shown_at_the_end_of_a_workers_batch():
-    recorded = Timeline()
-    recorded.add_work("worker 1", Work(began=1.0, seconds=3.0, collate_seconds=0.5), 0, 7)
-    assert recorded.spans() == [
-        Span("worker 1", "read", 1.0, 3.5, (0, 7)),
-        Span("worker 1", "collate", 3.5, 4.0, (0, 7)),
-    ]
-
-
-def test_work_of_no_known_batch_is_shown_without_a_number():
-    recorded = Timeline()
-    for place in ((0, None), (None, 7)):
-        recorded.add_work("worker 0", Work(seconds=0.5), *place)
-    assert recorded.spans() == [Span("worker 0", "read", 0.0, 0.5, None)] * 2
 
 
 LOADERS = {
@@ -180,13 +149,6 @@ def test_a_timeline_that_is_set_between_two_epochs_records_the_second(settings):
         loader.timeline = recorded = Timeline()
         list(loader)
     assert len([span for span in recorded.spans() if span.activity == "read"]) == 3
-
-
-def test_a_preloader_over_any_iterable_takes_a_timeline():
-    preloader = Preloader(PlainIterable([torch.zeros(2)]), "cpu", depth=0)
-    preloader.timeline = recorded = Timeline()
-    list(preloader)
-    assert [span.activity for span in recorded.spans()] == ["copy", "transform"]
 
 
 def test_a_timeline_begins_after_the_warm_up_and_ends_after_its_steps(clock):

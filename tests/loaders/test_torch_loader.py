@@ -12,25 +12,11 @@ from multiprocessing.synchronize import Event
 
 import pytest
 import torch
-from example_datasets import Augmented, Faulty, Numbers, contents
+from example_datasets import Augmented, Numbers, contents
 from torch.utils.data import IterableDataset
 
 from loaders import TorchLoader
 from loaders.workers.reader import warn_of_unseeded_reading
-
-
-class Processes(Numbers):
-    """Sample i is the id of the process that read it."""
-
-    def __getitem__(self, index: int) -> int:
-        return os.getpid()
-
-
-class Together(Numbers):
-    """A batch's samples are read in one call."""
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return [100 * len(indices) + index for index in indices]
 
 
 class Hanging(Numbers):
@@ -62,36 +48,6 @@ def make():
     yield make
     for loader in made:
         loader.close()
-
-
-def test_workers_read_and_stay_for_the_next_epoch(make):
-    loader = make(Processes(12), num_workers=2)
-    first, second = ({process for batch in contents(loader) for process in batch} for _ in range(2))
-    assert first == second
-    assert len(first) == 2
-    assert os.getpid() not in first
-
-
-def test_without_workers_the_calling_process_reads(make):
-    assert contents(make(Processes(4))) == [[os.getpid()] * 2] * 2
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_dataset_that_reads_whole_batches_is_asked_for_them(make, num_workers):
-    assert contents(make(Together(4), num_workers=num_workers)) == [[200, 201], [202, 203]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_collated_as_torch_does(make, num_workers):
-    class Pairs(Numbers):
-        def __getitem__(self, index: int) -> dict:
-            return {"image": torch.full((2, 2), index, dtype=torch.uint8), "name": str(index), "label": index}
-
-    (batch,) = make(Pairs(3), batch_size=3, num_workers=num_workers)
-    assert list(batch) == ["image", "name", "label"]
-    assert (batch["image"].shape, batch["image"].dtype) == ((3, 2, 2), torch.uint8)
-    assert batch["name"] == ["0", "1", "2"]
-    assert (batch["label"].tolist(), batch["label"].dtype) == ([0, 1, 2], torch.int64)
 
 
 def test_samples_that_do_not_fit_together_raise_torchs_own_error(make):
@@ -146,21 +102,6 @@ def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound
     assert multiprocessing.active_children() == []
 
 
-def test_an_error_in_a_worker_carries_the_workers_traceback(make):
-    loader = make(Faulty(4, 1), num_workers=1)
-    with pytest.raises(ValueError, match=r"(?s)worker process 0.*Original Traceback.*in __getitem__.*sample 1 is bad"):
-        next(loader)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_models_dropout_does_not_change_with_the_loader(make, num_workers):
-    torch.manual_seed(3)
-    expected = [torch.rand(2) for _ in range(3)]
-    torch.manual_seed(3)
-    drawn = [torch.rand(2) for _ in make(Augmented(6), num_workers=num_workers)]
-    assert torch.equal(torch.stack(drawn), torch.stack(expected))
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_ranks_augment_differently(make, num_workers):
     ranks = [next(make(Augmented(8), rank=rank, world_size=2, num_workers=num_workers)) for rank in range(2)]
@@ -211,17 +152,3 @@ def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(
         assert other.state_dict() == loader.state_dict()
         assert contents(other) == expected[1]
         assert [first.tolist(), *(batch.tolist() for batch in loader._epochs.newest())] == expected[0]
-
-
-class Stopping(Numbers):
-    """Sample 2 ends an iteration."""
-
-    def __getitem__(self, index: int) -> int:
-        return next(iter([])) if index == 2 else index
-
-
-def test_stop_iteration_in_a_dataset_is_an_error_that_names_the_batch(make):
-    iterator = iter(make(Stopping(6)))
-    assert next(iterator).tolist() == [0, 1]
-    with pytest.raises(RuntimeError, match=r"the dataset raised StopIteration while reading \[2, 3\]"):
-        next(iterator)

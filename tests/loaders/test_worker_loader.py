@@ -1,68 +1,29 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py)."""
 
 import copy
-import json
 import multiprocessing
-import os
-import pickle
-from pickle import PicklingError
+import threading
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
+from example_datasets import Noisy, Numbers, Written
+from torch.utils.data import WeightedRandomSampler, get_worker_info
 
-from loaders import Preloader, WorkerLoader
-
-
-class Images:
-    """Plain samples, some random, of several types."""
-
-    def __init__(self, length: int = 20) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict:
-        return {
-            "image": torch.full((3, 4), index % 256, dtype=torch.uint8),
-            "noise": torch.rand(2),
-            "array": np.array([index, np.random.randint(1 << 30)]),
-            "name": f"image {index}",
-            "number": index / 2,
-        }
-
-
-class Written(Images):
-    """The same through read_batch."""
-
-    def sample_spec(self) -> dict:
-        return {"image": ((3, 4), torch.uint8), "noise": ((2,), torch.float64), "label": ((), torch.int64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["image"].copy_(torch.from_numpy(indices % 256)[:, None, None].expand(-1, 3, 4))
-        out["noise"].copy_(torch.from_numpy(random.uniform(2)))
-        out["label"].copy_(torch.from_numpy(indices))
+from loaders import WorkerLoader
+from loaders.randomness import fold
 
 
 class Large(Written):
     """The same from an array so large that spawned workers get it in shared memory."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
         self.numbers = np.arange(1 << 18)
 
     def read_batch(self, indices, out, random) -> None:
         super().read_batch(self.numbers[indices], out, random)
-
-
-class Ragged(Images):
-    """Batches of all sizes, from a collate_fn that stacks nothing."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((1 + index * 1000,), index)
 
 
 def as_list(samples: list) -> list:
@@ -94,39 +55,18 @@ def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Images, {"num_workers": 1}),
+        (Noisy, {"num_workers": 1}),
         (Written, {"num_workers": 1}),
-        (Images, {"num_workers": 2, "prefetch_factor": 5}),
+        (Noisy, {"num_workers": 2, "prefetch_factor": 5}),
         (Written, {"num_workers": 3, "persistent_workers": False}),
-        (Images, {"num_workers": 2, "prefetch_batches": 1}),
+        (Noisy, {"num_workers": 2, "prefetch_batches": 1}),
         (Large, {"num_workers": 1, "multiprocessing_context": "spawn"}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_are_equal_whatever_reads_them(kind, settings):
-    assert epochs(seeded(kind(), **settings)) == epochs(seeded(kind(), 0))
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_preloader_gives_the_batches_of_its_loader(depth):
-    assert epochs(Preloader(seeded(Written(), 2), "cpu", depth)) == epochs(seeded(Written(), 0))
-
-
-@pytest.mark.parametrize("delivered", [6, 9])
-def test_a_resume_goes_on_exactly_with_another_number_of_workers_and_reads_nothing_again(delivered):
-    whole = [batch for epoch in epochs(seeded(Written(), 0)) for batch in epoch]
-    with seeded(Written(), 2) as loader:
-        for _ in range(delivered):
-            try:
-                next(loader)
-            except StopIteration:
-                next(loader)
-        state = loader.state_dict()
-    with seeded(Written(), 3, prefetch_factor=1) as resumed:
-        resumed.load_state_dict(state)
-        rest = [plain(batch) for batch in resumed]
-    assert rest == whole[delivered : delivered + len(rest)]
+    assert epochs(seeded(kind(20), **settings)) == epochs(seeded(kind(20), 0))
 
 
 def test_ranks_share_a_global_batch_with_the_random_numbers_of_a_single_rank():
@@ -139,9 +79,7 @@ def test_ranks_share_a_global_batch_with_the_random_numbers_of_a_single_rank():
 def test_the_repeats_of_a_weighted_sampler_differ_and_can_be_had_again():
     def noise() -> list:
         sampler = WeightedRandomSampler([1.0, 1.0], 12)
-        return [
-            row for batch in seeded(Images(2), 2, shuffle=None, sampler=sampler) for row in batch["noise"].tolist()
-        ]
+        return [row for batch in seeded(Noisy(2), 2, shuffle=None, sampler=sampler) for row in batch["noise"].tolist()]
 
     torch.manual_seed(1)
     first = noise()
@@ -150,24 +88,79 @@ def test_the_repeats_of_a_weighted_sampler_differ_and_can_be_had_again():
     assert len({tuple(row) for row in first}) == 12
 
 
-def test_the_default_without_a_seed_is_torchs_to_the_letter():
-    def batches(kind) -> list:
-        torch.manual_seed(3)
-        loader = kind(Images(), 3, shuffle=True, num_workers=2)
-        return [[plain(batch) for batch in loader] for _ in range(2)]
+@pytest.mark.parametrize("kind", [Noisy, Written])
+def test_a_sample_that_is_carried_over_draws_what_it_would_have_drawn_in_its_own_epoch(kind, reader):
+    if kind is Noisy and reader.get("worker_method") == "thread":
+        pytest.skip("threads leave the global generators alone")
 
-    assert batches(WorkerLoader) == batches(DataLoader)
+    def samples(**settings) -> list:
+        batches = chain(
+            *epochs(WorkerLoader(kind(18), 5, shuffle=True, seed=3, persistent_workers=True, **settings), 5)
+        )
+        return [row for batch in batches for row in zip(batch["index"][1], batch["noise"][1], strict=True)]
+
+    assert samples(last_batch="rollover", **reader) == samples(last_batch="keep")
+
+
+class Started(Numbers):
+    """Counts the samples that worker threads have begun to read beyond those that the consumer has asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.begun, self.asked_for, self.most = 0, 0, 0
+        self.progress = threading.Condition()
+
+    def __getitem__(self, index: int) -> int:
+        with self.progress:
+            self.begun += 1
+            self.most = max(self.most, self.begun - self.asked_for)
+            self.progress.notify_all()
+        return index
+
+
+@pytest.mark.parametrize(
+    ("settings", "depth"),
+    [
+        ({}, 4),
+        ({"prefetch_factor": 4}, 8),
+        ({"prefetch_factor": 0}, 1),
+        ({"prefetch_batches": 5}, 5),
+        ({"num_workers": 0}, 0),
+    ],
+)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed, bound):
+    dataset = Started()
+    settings = {"num_workers": 2, "worker_method": "thread", **settings}
+    with WorkerLoader(dataset, 1, seed=seed, **settings) as loader:
+        iterator = iter(loader)
+        for ahead in [depth] + [depth - 1] * 20:  # a task may wait until the consumer has dropped its batch
+            with dataset.progress:
+                assert dataset.progress.wait_for(lambda at=dataset.asked_for + ahead: dataset.begun >= at, bound)
+                dataset.asked_for += 1
+            next(iterator)
+    assert dataset.most == depth
+
+
+class Seeds(Numbers):
+    def __getitem__(self, index: int) -> int:
+        return get_worker_info().seed
+
+
+def test_workers_start_with_a_seed_that_depends_on_the_loaders_and_its_rank():
+    for seed, rank in ((0, 0), (5, 0), (5, 1)):
+        with WorkerLoader(Seeds(4), 2, num_workers=1, seed=seed, rank=rank, world_size=2) as loader:
+            assert [set(batch.tolist()) for batch in loader] == [{int(fold(seed, rank) >> np.uint64(2))}]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "rollover"])
+def test_without_batching_each_sample_is_a_batch(last_batch, reader):
+    with WorkerLoader(Numbers(3), None, seed=0, last_batch=last_batch, **reader) as loader:
+        assert len(loader) == 3
+        assert [list(loader) for _ in range(2)] == [[0, 1, 2]] * 2
 
 
 # Slots
-
-
-def test_kept_batches_stay_as_they_were_even_after_close():
-    with seeded(Written(200), 2) as loader:
-        kept = list(loader)
-        list(loader)
-    assert [plain(batch) for batch in kept] == epochs(seeded(Written(200), 0), 1)[0]
-    assert loader.stats() == {}
 
 
 def test_in_the_steady_state_nothing_is_pickled_or_copied():
@@ -181,7 +174,7 @@ def test_in_the_steady_state_nothing_is_pickled_or_copied():
 
 
 def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
-    with seeded(Images(300), 2) as loader:
+    with seeded(Noisy(300), 2) as loader:
         for _ in loader:
             pass
         stats = loader.stats()["workers"]
@@ -189,144 +182,47 @@ def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
     assert stats["pickled_batches"] == 0
 
 
-def test_batches_of_all_sizes_and_odd_tensors_arrive_whole():
-    with seeded(Ragged(40), 2, collate_fn=as_list) as loader:
+@pytest.mark.parametrize(("held", "copies"), [(7, False), (13, True)])
+def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(held, copies):
+    kept: list = []
+    with seeded(Written(300), 2, shuffle=False) as loader:
         for batch in loader:
-            assert [set(tensor.tolist()) for tensor in batch] == [{(len(tensor) - 1) // 1000} for tensor in batch]
-
-    strange = [
-        torch.sparse_coo_tensor([[1]], [2.0], (3,)),
-        torch.zeros(2, 3).t(),
-        torch.ones(1).expand(4, 5),
-        torch.zeros(0, 7),
-        torch.tensor(True),
-        torch.ones(2, dtype=torch.bfloat16),
-        torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        torch.ones(2, requires_grad=True),
-        torch.ones(2, dtype=torch.complex64).conj(),
-    ]
-    with seeded(strange, 2, batch_size=None, shuffle=False) as loader:
-        for _ in range(2):
-            for given, tensor in zip(strange, loader, strict=True):
-                assert tensor.layout == given.layout and tensor.shape == given.shape and tensor.dtype == given.dtype
-                assert torch.equal(tensor.to_dense(), given.to_dense())
+            kept = [*kept, batch][-held:]
+        assert (loader.stats()["workers"]["copied_batches"] > 0) == copies
+    assert [batch["index"][0].item() for batch in kept] == list(range(300 - 3 * held, 300, 3))
 
 
 # Epochs
 
 
-def test_the_next_epoch_is_loaded_ahead_and_dropped_when_another_is_named():
-    with seeded(Written(), 2) as loader:
-        list(loader)
-        assert loader._epochs.engine.continues_with(1, 0)
-        loader.set_epoch(5)
-        named = [plain(batch) for batch in loader]
-    with seeded(Written(), 0) as other:
-        other.set_epoch(5)
-        assert named == [plain(batch) for batch in other]
+def test_iterators_without_persistent_workers_are_independent():
+    with seeded(Written(20), 1, persistent_workers=False) as loader:
+        one, other = iter(loader), iter(loader)
+        interleaved = [(plain(a), plain(b)) for a, b in zip(one, other, strict=True)]
+    first, second = epochs(seeded(Written(20), 0))
+    assert interleaved == list(zip(first, second, strict=True))
 
 
-def test_a_new_epoch_starts_while_large_tasks_of_the_old_one_fill_the_pipes():
-    with seeded(range(24_000), 2, batch_size=4000) as loader:
-        next(iter(loader))
-        assert [len(batch) for batch in loader] == [4000] * 6
-
-
-class SlowLast(Images):
-    """The last sample waits for `go`."""
-
-    def __init__(self) -> None:
-        super().__init__(8)
-        self.go = multiprocessing.Event()
-
+class SlowLast(Numbers):
     def __getitem__(self, index: int) -> int:
-        if index == 7:
-            assert self.go.wait(30)
+        threading.Event().wait(0.2 * (index == 11))
         return index
 
 
 def test_out_of_order_an_epoch_still_has_its_own_batches_only():
-    dataset = SlowLast()
-    with seeded(dataset, 2, batch_size=1, shuffle=False, in_order=False) as loader:
-        iterator = iter(loader)
-        early = [next(iterator).item() for _ in range(7)]
-        assert sorted(early) == list(range(7))
-        dataset.go.set()
-        assert [batch.item() for batch in iterator] == [7]
-
-
-def test_iterators_without_persistent_workers_are_independent():
-    with seeded(Written(), 1, persistent_workers=False) as loader:
-        one, other = iter(loader), iter(loader)
-        interleaved = [(plain(a), plain(b)) for a, b in zip(one, other, strict=True)]
-    first, second = epochs(seeded(Written(), 0))
-    assert interleaved == list(zip(first, second, strict=True))
+    with seeded(SlowLast(12), 2, batch_size=2, shuffle=False, in_order=False) as loader:
+        for _ in range(3):
+            batches = [batch.tolist() for batch in loader]
+            assert sorted(batches) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
 
 
 # Workers
 
 
-class AboutWorkers(Images):
-    def __getitem__(self, index: int) -> tuple:
-        info = get_worker_info()
-        return info.id, info.num_workers, os.getpid()
-
-
-def test_workers_know_who_they_are_and_take_turns():
-    batches = list(WorkerLoader(AboutWorkers(8), 2, num_workers=2))
-    assert [batch[0].tolist() for batch in batches] == [[0, 0], [1, 1], [0, 0], [1, 1]]
-    assert os.getpid() not in {pid for batch in batches for pid in batch[2].tolist()}
-
-
-class Bad(Images):
-    def __init__(self, what: str) -> None:
-        super().__init__(6)
-        self.what = what
-
-    def __getitem__(self, index: int):
-        if index != 2:
-            return torch.zeros(3)
-        if self.what == "raises":
-            raise LookupError("sample 2 is bad")
-        return {"None": None, "another shape": torch.zeros(4), "unpicklable": lambda: 0}[self.what]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("what", "error", "message"),
-    [
-        ("raises", LookupError, "sample 2 is bad"),
-        ("None", TypeError, "expected Tensor as element 0|default_collate"),
-        ("another shape", RuntimeError, "stack expects each tensor to be equal size"),
-    ],
-)
-def test_a_bad_sample_is_the_error_of_its_batch_and_the_epoch_goes_on(num_workers, what, error, message):
-    with seeded(Bad(what), num_workers, batch_size=2, shuffle=False) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(error, match=message) as raised:
-            next(iterator)
-        assert torch.equal(next(iterator), torch.zeros(2, 3))
-    assert num_workers == 0 or "Original Traceback" in str(raised.value)
-
-
-def test_an_index_out_of_range_raises_the_datasets_own_error():
-    with pytest.raises(IndexError):
-        list(WorkerLoader(list(range(3)), sampler=[0, 1, 7], num_workers=1, seed=0))
-
-
-def test_what_cannot_be_pickled_for_spawned_workers_is_named():
-    dataset = Images()
-    dataset.transform = lambda image: image
-    with pytest.raises((AttributeError, PicklingError), match=r"dataset\.transform \(.*lambda.*cannot be pickled"):
-        iter(seeded(dataset, 1, multiprocessing_context="spawn"))
-    assert multiprocessing.active_children() == []
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_close_ends_the_workers_though_somebody_holds_the_iterator(seed, persistent):
-    loader = WorkerLoader(Images(), 2, num_workers=1, seed=seed, persistent_workers=persistent)
+    loader = WorkerLoader(Noisy(20), 2, num_workers=1, seed=seed, persistent_workers=persistent)
     iterator = iter(loader)
     next(iterator)
     loader.close()
@@ -335,68 +231,11 @@ def test_close_ends_the_workers_though_somebody_holds_the_iterator(seed, persist
         next(iterator)
 
 
-def test_breaking_off_and_closing_leaves_no_process_and_no_descriptor():
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    before = descriptors()
-    for number in range(4):
-        with seeded(Written(), 2, persistent_workers=bool(number % 2)) as loader:
-            next(iter(loader))
-    assert multiprocessing.active_children() == []
-    assert descriptors() <= before + 1
-
-
-def test_a_hundred_million_samples_are_shuffled_without_a_list_of_them():
-    with seeded(range(10**8), 1, batch_size=4) as loader:
-        assert len(set(next(iter(loader)).tolist())) == 4
-
-
-def test_a_loader_can_be_pickled_while_it_runs():
-    with seeded(Written(), 1) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        twin = pickle.loads(pickle.dumps(loader))
-        assert len(list(twin)) == len(loader)
-        twin.close()
-
-
-# Bad arguments
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"timeout": -1}, "timeout option should be non-negative"),
-        ({"timeout": float("inf")}, "timeout=inf: give a number of seconds"),
-        ({"batch_size": -2}, "batch_size"),
-        ({"num_workers": -1}, "num_workers option should be non-negative"),
-        ({"num_workers": True}, "num_workers=True: give an integer from 0"),
-        ({"num_workers": 1, "prefetch_factor": 1.5}, r"prefetch_factor=1\.5: give an integer from 0"),
-        ({"rank": 0.5, "world_size": 2, "seed": 0}, r"rank=0\.5: give an integer from 0"),
-        ({"seed": 1, "generator": torch.Generator()}, "seed=1 and a generator were given"),
-        ({"rank": 1, "world_size": 2}, "rank=1 and world_size=2 need a seed"),
-        ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2 and world_size=2: ranks are numbered from 0"),
-        ({"seed": -1}, "seed=-1: give an integer from 0"),
-        ({"seed": 1.5}, "seed=1.5: give an integer from 0"),
-        ({"worker_method": "threads"}, "worker_method=threads: did you mean thread"),
-        ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "starts no processes"),
-        ({"on_error": "ignore"}, "on_error=ignore: it is one of raise, skip"),
-        ({"max_restarts": -1}, "max_restarts=-1: give an integer from 0"),
-        ({"prefetch_batches": 0}, "prefetch_batches=0: give the total number of batches"),
-        ({"prefetch_batches": 3, "prefetch_factor": 4, "num_workers": 1}, "leave out prefetch_factor"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused_in_words(settings, message):
-    with pytest.raises(ValueError, match=message):
-        WorkerLoader(Images(), **{"batch_size": 2, **settings})
-
-
 def test_an_order_that_cannot_be_resumed_has_no_state_and_the_error_says_why():
     with pytest.raises(AttributeError, match="needs a loader with a seed"):
-        WorkerLoader(Images()).state_dict()
+        WorkerLoader(Noisy(20)).state_dict()
     with pytest.raises(ValueError, match="in_order=False"):
-        seeded(Images(), 2, in_order=False).state_dict()
+        seeded(Noisy(20), 2, in_order=False).state_dict()
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
@@ -408,12 +247,6 @@ def test_a_copy_runs_epochs_of_its_own(duplicate, reader):
             pairs = [(ours.tolist(), theirs.tolist()) for ours, theirs in zip(loader, other, strict=True)]
             assert pairs == list(zip(expected[0], expected[0], strict=True))
         assert [batch.tolist() for batch in loader] == expected[1]
-
-
-def test_set_epoch_takes_numpys_integers():
-    loader = WorkerLoader(Numbers(24), 4, shuffle=True, seed=0)
-    loader.set_epoch(np.int64(3))
-    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
 
 
 class Tenfold(WorkerLoader):
@@ -428,33 +261,6 @@ def test_next_goes_through_the_iter_of_a_subclass(reader):
             assert [next(loader).tolist() for _ in range(2)] == [[0, 10, 20, 30], [40, 50, 60, 70]]
             with pytest.raises(StopIteration):
                 next(loader)
-
-
-class Wholesale(Dataset):
-    """Reads several samples at once, and not one."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitems__(self, indices: list) -> list:
-        return indices
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-def test_a_dataset_may_have_getitems_alone(seed, reader):
-    with WorkerLoader(Wholesale(), 4, seed=seed, **reader) as loader:
-        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_next_after_a_finished_iterator_begins_the_next_epoch_although_the_iterator_is_still_referenced():
-    with WorkerLoader(Numbers(4), 2, seed=0) as loader:
-        finished = iter(loader)
-        assert len(list(finished)) == 2
-        assert next(loader).tolist() == [0, 1]
-        assert next(loader).tolist() == [2, 3]
-        with pytest.raises(StopIteration):
-            next(loader)
-        assert next(loader).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("seed", [None, 0])

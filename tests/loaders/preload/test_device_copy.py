@@ -17,31 +17,6 @@ def no_random() -> Random:
     return Random(0)
 
 
-def cpu_copier(transform=None) -> DeviceCopier:
-    return DeviceCopier("cpu", transform, depth=2)
-
-
-def test_on_the_cpu_a_batch_needs_no_copy_and_nothing_to_wait_for():
-    stage, batch = cpu_copier(), torch.arange(3)
-    with stage.on_stream():
-        prepared, ready = stage.prepare(batch, no_random())
-    assert ready is None
-    assert prepared.data_ptr() == batch.data_ptr()
-    assert stage.hand_over(prepared, ready) is prepared
-
-
-def test_the_transform_gets_the_moved_batch_and_the_random_numbers():
-    seen = []
-
-    def transform(batch, random):
-        seen.append((batch.device.type, random))
-        return batch
-
-    random = no_random()
-    DeviceCopier("meta", transform, depth=2).prepare(torch.zeros(2), random)
-    assert seen == [("meta", random)]
-
-
 def test_an_object_whose_to_takes_no_non_blocking_is_moved():
     class Plain:
         def __init__(self, device: str = "cpu") -> None:
@@ -64,16 +39,6 @@ def test_a_device_that_is_not_there_is_refused_in_words(monkeypatch):
     for device in ("cuda", "cuda:9"):
         with pytest.raises(RuntimeError, match=f"device='{device}', but torch finds no CUDA device here: use device="):
             DeviceCopier(device, None, depth=2)
-
-
-def test_a_batch_on_two_devices_is_refused():
-    with pytest.raises(ValueError, match="a batch has tensors on cpu and meta: have the loader give all of them on"):
-        cpu_copier().prepare({"image": torch.ones(2), "label": torch.ones(2, device="meta")}, no_random())
-
-
-def test_a_batch_on_another_device_is_moved():
-    batch, _ = DeviceCopier("meta", None, depth=2).prepare([torch.ones(2, device="meta")], no_random())
-    assert batch[0].is_meta
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """Preloader over loaders that do what a test's script says: what it keeps, counts and passes on."""
 
 import logging
-import sys
 
 import pytest
 import torch
 
 from loaders import Preloader, TorchLoader
-from loaders.preload import preloader as module
-from loaders.preload.epoch import PreloadedEpoch
 from loaders.randomness import Random
 
 
@@ -40,74 +37,6 @@ def test_without_seed_rank_and_state_the_transform_draws_as_with_those_of_0():
     assert plain == drawn(Resumable(seed=0, rank=0))
     for other in (Resumable(seed=1), Resumable(rank=1), Resumable(epoch=1), Resumable(samples=2)):
         assert not set(plain[:1]) & set(drawn(other)[:1])
-
-
-def test_a_resumed_epoch_goes_on_with_the_random_numbers_of_its_batches():
-    assert drawn(Resumable(samples=2))[:2] == drawn(Resumable())[1:]
-
-
-def test_over_a_loader_that_cannot_load_its_state_a_preloader_has_no_state():
-    class Half(Resumable):
-        load_state_dict = None
-
-        def __getattribute__(self, name):
-            if name == "load_state_dict":
-                raise AttributeError(name)
-            return super().__getattribute__(name)
-
-    assert hasattr(Preloader(Resumable(), "cpu", 0), "load_state_dict")
-    assert not hasattr(Preloader(Half(), "cpu", 0), "state_dict")
-
-
-def test_a_loaders_dataset_and_samplers_are_the_preloaders():
-    loader = Preloader(Resumable(dataset="the dataset", sampler="its sampler", batch_sampler="of batches"), "cpu", 0)
-    assert (loader.dataset, loader.sampler, loader.batch_sampler) == ("the dataset", "its sampler", "of batches")
-
-
-def test_the_length_of_an_epoch_is_its_iterators_if_it_knows_one():
-    inner = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 0)
-    assert len(iter(Preloader(inner, "cpu", 0))) == 3
-    with pytest.raises(TypeError, match="number of batches is unknown"):
-        len(iter(Preloader((number for number in range(3)), "cpu", 0)))
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_interrupted_next_loses_no_batch_and_moves_no_state(monkeypatch, depth):
-    def interrupted(*_) -> None:
-        raise KeyboardInterrupt
-
-    with Preloader(TorchLoader([1, 2, 3], 1), "cpu", depth) as loader:
-        iterator = iter(loader)
-        for number in range(3):
-            with monkeypatch.context() as patch:
-                patch.setattr(module.DeviceCopier, "hand_over", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    next(iterator)
-            assert loader.state_dict()["samples"] == number
-            assert next(iterator).item() == number + 1
-        assert loader.stats()["preloader"]["batches"] == 3
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_exception_between_a_batchs_arrival_and_its_delivery_loses_no_batch(depth):
-    def interrupt(frame, event, _):
-        if frame.f_code is not PreloadedEpoch.next.__code__:
-            return None
-        if event == "return":
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return interrupt
-
-    with Preloader([1, 2], "cpu", depth) as loader:
-        iterator = iter(loader)
-        before = sys.gettrace()
-        try:
-            sys.settrace(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                next(iterator)
-        finally:
-            sys.settrace(before)
-        assert list(iterator) == [1, 2]
 
 
 def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
@@ -172,52 +101,3 @@ def test_a_loader_that_refuses_its_state_refuses_it_in_the_middle_of_an_epoch_to
     next(loader)
     with pytest.raises(ValueError, match="this order cannot be resumed"):
         loader.state_dict()
-
-
-def test_a_loaded_state_forgets_where_a_broken_off_epoch_was_and_which_epoch_was_named():
-    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1)
-    state = {**loader.state_dict(), "epoch": 7, "samples": 2}
-    next(loader)
-    loader.set_epoch(5)
-    loader.load_state_dict(state)
-    assert loader.state_dict() == state
-    assert len(list(loader)) == 1
-
-
-def test_a_closed_preloader_tells_what_its_consumer_had_received():
-    loader = Preloader(TorchLoader([1, 2, 3], 1), "cpu", 2)
-    iterator = iter(loader)
-    assert loader.state_dict()["samples"] == 0
-    next(iterator)
-    assert loader.state_dict()["samples"] == 1
-    loader.close()
-    assert loader.state_dict()["samples"] == 1
-
-
-def test_the_state_of_a_broken_off_epoch_is_forgotten_when_the_next_begins():
-    with Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1) as loader:
-        next(loader)
-        assert len(list(loader)) == 3
-        assert loader.state_dict()["epoch"] == 2
-
-
-def test_between_epochs_set_epoch_is_passed_on_at_once():
-    with pytest.raises(ValueError, match="an epoch is an integer from 0"):
-        Preloader(TorchLoader([1, 2, 3], 1), "cpu", 1).set_epoch(-1)
-
-
-def test_of_the_loaders_error_and_its_states_the_first_is_reported():
-    class Broken(Resumable):
-        calls = 0
-
-        def __iter__(self):
-            return map(int, ["bad"])
-
-        def state_dict(self) -> dict:
-            self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("no state")
-            return super().state_dict()
-
-    with pytest.raises(ValueError, match="invalid literal"):
-        next(Preloader(Broken(), "cpu", 0))

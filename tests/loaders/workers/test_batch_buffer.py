@@ -70,33 +70,6 @@ def test_default_collate_stacks_into_the_slot_what_torch_would_stack_alike(kind,
     assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
 
 
-def wrapped(samples: list) -> dict:
-    """A user's own collate_fn, which calls torch's."""
-    return {"image": default_collate(samples)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "collate_fn", "is_placed"),
-    [
-        (BatchBuffer, wrapped, False),  # its map is all threads'
-        (WorkerBuffer, wrapped, True),
-        (WorkerBuffer, torch.stack, False),
-    ],
-)
-def test_only_torchs_collating_stacks_into_the_buffer(kind, collate_fn, is_placed):
-    buffer = kind(memory())
-    buffer.collate(collate_fn, [torch.arange(4), torch.arange(4, 8)])
-    assert (buffer.needed > 0) == is_placed
-    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn
-
-
-def test_another_thread_of_a_worker_collates_into_memory_of_its_own(in_thread, bound):
-    buffer, sample = WorkerBuffer(memory()), torch.arange(3)
-    batch = buffer.collate(lambda samples: in_thread(default_collate, samples).result(bound), [sample])
-    assert batch.tolist() == [[0, 1, 2]]
-    assert buffer.needed == 0
-
-
 class Marked(torch.Tensor):
     """A subclass that changes nothing."""
 

@@ -1,6 +1,10 @@
-"""The dispatcher over a pool that does what a test's script says: no worker, no waiting."""
+"""The dispatcher over a pool that does what a test says: no worker, no waiting.
 
-import os
+A state machine has answers, deaths, full workers, full machines and interrupts come in any order, and knows which
+batches have to come out; the cases after it are about what one sequence of events has to do exactly.
+"""
+
+import gc
 import weakref
 from collections import deque
 from copy import copy
@@ -8,6 +12,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from loaders.base import Delivery
 from loaders.timeline import Work
@@ -17,13 +31,13 @@ from loaders.workers.pool import NO_ROW, WHOLE_BATCH, Death, EngineError, Result
 from loaders.workers.reader import Reading
 from loaders.workers.shared_memory import MachineFull
 from loaders.workers.slots import SlotRing
-from loaders.workers.tasks import SamplerError, Task
+from loaders.workers.tasks import Task
 
 BATCH_BYTES = 64
 
 
 class ScriptedPool:
-    """Answers the oldest task first, as long as there is no script of what `wait` does."""
+    """Holds tasks until a test has one answered or a worker die; who waits for nothing gets the oldest answer."""
 
     writes_to_slots = False
 
@@ -33,10 +47,11 @@ class ScriptedPool:
         self.submitted: list[tuple[int, Task]] = []  # (worker, task), in order
         self.full: set[int] = set()  # workers that take no task now
         self.error: Exception | None = None  # what the next call of `submit` raises
+        self.wait_error: BaseException | None = None  # what the next call of `wait` raises
         self.calls: list[str] = []
         self.unanswered: dict[int, tuple[int, Task]] = {}
         self.leases: dict[int, weakref.ref] = {}  # of arrays, by batch
-        self.script: deque = deque()
+        self.script: list = []  # what the next calls of `wait` do
         self.events: deque = deque()
 
     def begin(self) -> None:
@@ -56,45 +71,40 @@ class ScriptedPool:
         return True
 
     def wait(self) -> None:
-        assert self.script or self.unanswered, "the dispatcher waits for nothing"
-        if not self.script:
-            self.events.append(self.result(next(iter(self.unanswered))))
+        if self.wait_error is not None:
+            error, self.wait_error = self.wait_error, None
+            raise error
+        if self.script:
+            self.script.pop(0)()
             return
-        step = self.script.popleft()
-        if isinstance(step, BaseException):
-            raise step
-        self.events.extend(self._event(item) for item in step)
+        self.full.clear()
+        if self.unanswered:
+            self._answer(next(iter(self.unanswered)))
 
     def open(self, result: Result, lease) -> Reading | BaseException:
-        if callable(result.payload):
-            return result.payload(lease)
-        return result.payload
+        return result.payload(lease) if callable(result.payload) else result.payload
 
     def close(self) -> None:
         self.calls.append("close")
 
-    # What a test scripts: each call is what one `wait` reports.
+    def answer(self, batch: int, **fields) -> None:
+        (number,) = [number for number, (_, task) in self.unanswered.items() if task.number == batch]
+        self._answer(number, **fields)
+
+    def _answer(self, number: int, **fields) -> None:
+        _, task = self.unanswered.pop(number)
+        self.events.append(Result(number, **{"payload": Reading(task.number), "needed": BATCH_BYTES, **fields}))
+
+    def die(self, worker: int, row: int = WHOLE_BATCH) -> None:
+        self.unanswered = {n: given for n, given in self.unanswered.items() if given[0] != worker}
+        self.events.append(Death(worker, f"Worker {worker} was killed.", row))
 
     def answers(self, *batches: int, **fields) -> None:
-        self.script.append([(batch, fields) for batch in batches])
+        """Has the next `wait` report these batches."""
+        self.script.append(lambda: [self.answer(batch, **fields) for batch in batches])
 
     def dies(self, worker: int, row: int = WHOLE_BATCH) -> None:
-        self.script.append([Death(worker, f"Worker {worker} was killed.", row)])
-
-    def raises(self, error: BaseException) -> None:
-        self.script.append(error)
-
-    def result(self, number: int, **fields) -> Result:
-        _, task = self.unanswered.pop(number)
-        return Result(number, **{"payload": Reading(task.number), "needed": BATCH_BYTES, **fields})
-
-    def _event(self, item) -> Result | Death:
-        if isinstance(item, Death):
-            self.unanswered = {n: given for n, given in self.unanswered.items() if given[0] != item.worker}
-            return item
-        batch, fields = item
-        (number,) = [number for number, (_, task) in self.unanswered.items() if task.number == batch]
-        return self.result(number, **fields)
+        self.script.append(lambda: self.die(worker, row))
 
     @property
     def workers(self) -> list[tuple[int, int]]:
@@ -118,14 +128,6 @@ def started(pool: ScriptedPool, given, ring: SlotRing | None = None, depth: int 
     return dispatcher
 
 
-def rest(dispatcher: Dispatcher, epoch: int | None = None) -> list:
-    """What is left of the epoch: batches, or errors."""
-    found = []
-    while (delivery := take(dispatcher, epoch)) is not None:
-        found.append(delivery.batch if delivery.error is None else delivery.error)
-    return found
-
-
 def take(dispatcher: Dispatcher, epoch: int | None = None) -> Delivery | None:
     """The next delivery, taken as an epoch's iterator takes it."""
     delivery = dispatcher.next(epoch)
@@ -136,42 +138,135 @@ def take(dispatcher: Dispatcher, epoch: int | None = None) -> Delivery | None:
     return taken
 
 
+def rest(dispatcher: Dispatcher, epoch: int | None = None) -> list:
+    """What is left of the epoch: batches, or errors."""
+    found = []
+    while (delivery := take(dispatcher, epoch)) is not None:
+        found.append(delivery.batch if delivery.error is None else delivery.error)
+    return found
+
+
 @pytest.fixture
 def pool() -> ScriptedPool:
     return ScriptedPool(2)
 
 
-# Order, depth and choice of workers
+def ring_of(count: int) -> SlotRing:
+    ring = SlotRing(count, False)
+    ring.fit(BATCH_BYTES)
+    return ring
 
 
-def test_batches_are_put_back_in_order(pool):
-    pool.answers(2)
-    pool.answers(1)
-    pool.answers(0)
-    assert rest(started(pool, tasks(*range(5)))) == [0, 1, 2, 3, 4]
+class Dispatching(RuleBasedStateMachine):
+    """Knows which batches are still to come, and which of them cost too many workers."""
+
+    @initialize(
+        workers=st.integers(1, 3),
+        depth=st.integers(0, 4),
+        round_robin=st.booleans(),
+        in_order=st.booleans(),
+        max_restarts=st.integers(0, 2),
+        slots=st.integers(0, 5),
+    )
+    def build(self, workers, depth, round_robin, in_order, max_restarts, slots) -> None:
+        self.pool, self.depth, self.round_robin, self.in_order = ScriptedPool(workers), depth, round_robin, in_order
+        self.max_restarts, self.first, self.used = max_restarts, 0, 0
+        self.left: list[int] = []  # batches to come
+        self.deaths: dict[int, int] = {}  # in a row, by batch
+        how = {"round_robin": round_robin, "in_order": in_order, "max_restarts": max_restarts}
+        self.dispatcher = started(self.pool, tasks(), ring_of(slots), depth, **how)
+
+    @rule(count=st.integers(0, 7))
+    def begin(self, count: int) -> None:
+        self.first, self.used = self.used, self.used + count
+        self.left = list(range(self.first, self.used))
+        try:
+            self.dispatcher.begin(tasks(*self.left))
+        except MachineFull:
+            self.begin(count)
+
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                delivery = self.dispatcher.next()
+            except (MachineFull, EngineError, KeyboardInterrupt):
+                continue
+            assert self.dispatcher.next() is delivery, "the same one, until it is taken"
+            if delivery is None:
+                assert self.left == []
+                return
+            delivery = take(self.dispatcher)
+            assert delivery.number == self.left[0] if self.in_order else delivery.number in self.left
+            self.left.remove(delivery.number)
+            failed = self.deaths.get(delivery.number, 0) > self.max_restarts
+            assert isinstance(delivery.error, WorkerFailure) if failed else delivery.batch == delivery.number
+
+    @precondition(lambda self: self.pool.unanswered)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        self.pool.answer(data.draw(st.sampled_from([task.number for _, task in self.pool.unanswered.values()])))
+
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        worker = data.draw(st.integers(0, self.pool.num_workers - 1))
+        charged = next((task.number for of, task in self.pool.unanswered.values() if of == worker), None)
+        self.deaths[charged] = self.deaths.get(charged, 0) + 1
+        self.pool.die(worker)
+
+    @rule(worker=st.integers(0, 2))
+    def be_full(self, worker: int) -> None:
+        self.pool.full.add(worker)
+
+    @rule(error=st.sampled_from([EngineError, KeyboardInterrupt]))
+    def fail_to_wait(self, error: type[BaseException]) -> None:
+        self.pool.wait_error = error()
+
+    @rule()
+    def fail_to_submit(self) -> None:
+        self.pool.error = MachineFull("full")
+
+    @invariant()
+    def no_more_than_the_depth_is_with_workers_and_each_task_where_it_belongs(self) -> None:
+        given = [task.number for _, task in self.pool.unanswered.values()]
+        assert len(given) == len(set(given)), "no batch is read twice at once"
+        assert len(set(given) & set(self.left)) <= max(self.depth, 1)
+        if self.round_robin:
+            assert all((batch - self.first) % self.pool.num_workers == of for of, batch in self.wanted())
+
+    def wanted(self) -> list[tuple[int, int]]:
+        return [(of, task.number) for of, task in self.pool.unanswered.values() if task.number >= self.first]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        self.pool.error = self.pool.wait_error = None
+        while self.left:
+            self.take(1)
+        assert self.dispatcher.next() is None
+        self.dispatcher.close()
+        gc.collect()  # an exception may hold a lease in a reference cycle
+        assert all(lease() is None for lease in self.pool.leases.values())
 
 
-def test_without_order_batches_are_delivered_as_they_come(pool):
-    pool.answers(2)
-    pool.answers(1)
-    assert rest(started(pool, tasks(*range(4)), in_order=False)) == [2, 1, 0, 3]
+def test_every_batch_comes_once_and_in_its_place_whatever_happens_to_workers():
+    checks = list(HealthCheck)
+    run_state_machine_as_test(
+        Dispatching,
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=checks,
+            phases=[Phase.generate],
+        ),
+    )
 
 
-def test_a_delivery_tells_the_number_of_its_batch(pool):
-    dispatcher = started(pool, tasks(7))
-    assert take(dispatcher) == Delivery(7, 7, is_taken=True)
-    assert take(dispatcher) is None
+# Depth and choice of workers
 
 
-def test_a_delivery_is_returned_again_until_it_is_taken(pool):
-    dispatcher = started(pool, tasks(0, 1))
-    first = dispatcher.next()
-    assert dispatcher.next() is first
-    assert (take(dispatcher).batch, take(dispatcher).batch) == (0, 1)
-    assert dispatcher.stats.batches == 2
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
 def test_depth_batches_are_loaded_ahead(depth):
     pool = ScriptedPool(5)
     dispatcher = started(pool, tasks(*range(9)), depth=depth)
@@ -180,84 +275,20 @@ def test_depth_batches_are_loaded_ahead(depth):
     assert pool.batches == [*range(depth + 1)]
 
 
-def test_depth_0_reads_each_batch_when_it_is_asked_for(pool):
-    dispatcher = started(pool, tasks(*range(3)), depth=0)
-    assert pool.batches == []
-    for number in range(3):
-        assert take(dispatcher).batch == number
-        assert pool.batches == [*range(number + 1)]
-    assert take(dispatcher) is None
-
-
-def test_round_robin_gives_task_k_to_worker_k_modulo_their_number(pool):
-    pool.answers(1)
-    pool.answers(0)
-    rest(started(pool, tasks(*range(5)), round_robin=True))
-    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
-
-
-def test_round_robin_starts_afresh_with_each_epoch(pool):
-    dispatcher = started(pool, tasks(0), round_robin=True)
-    rest(dispatcher)
-    dispatcher.begin(tasks(10, 11))
-    assert pool.workers == [(0, 0), (0, 10), (1, 11)]
-
-
-def test_a_task_goes_to_the_worker_with_the_fewest_tasks(pool):
+def test_a_task_goes_to_the_worker_with_the_fewest_tasks_and_retried_ones_count_once(pool):
     dispatcher = started(pool, tasks(*range(6)), depth=4)
     pool.answers(1, 3, 0)
     rest(dispatcher)
     # Worker 1 has answered both of its tasks when batch 0 is delivered, and worker 0 one of two.
     assert pool.workers[:5] == [(0, 0), (1, 1), (0, 2), (1, 3), (1, 4)]
-
-
-def test_a_task_that_a_worker_has_no_room_for_waits_for_that_worker(pool):
-    pool.full = {1}
-    dispatcher = started(pool, tasks(*range(4)), round_robin=True)
-    assert pool.batches == [0]
-    assert take(dispatcher).batch == 0
-    assert pool.batches == [0]
-    pool.full = set()
-    assert rest(dispatcher) == [1, 2, 3]
-    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3)]
-
-
-def test_a_task_that_no_worker_has_room_for_waits_for_answers_to_tasks_that_nobody_wants(pool):
-    dispatcher = started(pool, tasks(0, 1), depth=2)
-    pool.full = {0, 1}
-    dispatcher.begin(tasks(10, 11))
-    answer = pool.wait
-
-    def wait() -> None:
-        pool.full = set()
-        answer()
-
-    pool.wait = wait
-    assert rest(dispatcher) == [10, 11]
-
-
-# Beginning and ending
-
-
-def test_begin_drops_what_is_in_flight_and_what_waits():
-    pool = ScriptedPool(3)
-    dispatcher = started(pool, tasks(*range(9)))
-    pool.answers(1)
+    pool = ScriptedPool(2)
+    dispatcher = started(pool, tasks(*range(6)), depth=4)
     pool.answers(0)
-    assert take(dispatcher).batch == 0
-    dispatcher.begin(tasks(10, 11, 12, 13))
-    assert pool.batches == [0, 1, 2, 3, 10, 11, 12]  # dropped tasks take no place from wanted ones
-    assert rest(dispatcher) == [10, 11, 12, 13]
-    assert dispatcher.stats.batches == 5
-
-
-def test_begin_drops_a_task_that_was_held(pool):
-    pool.full = {0}
-    dispatcher = started(pool, tasks(0))
-    pool.full = set()
-    dispatcher.begin(tasks(10))
-    assert rest(dispatcher) == [10]
-    assert pool.batches == [10]
+    pool.dies(0)
+    pool.answers(1)
+    assert rest(dispatcher) == [0, 1, 2, 3, 4, 5]
+    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4), (0, 2), (0, 4), (1, 5)]
+    assert dispatcher.stats.deaths == 1
 
 
 def test_as_with_torch_an_epoch_that_is_left_has_sent_all_its_tasks(pool):
@@ -269,142 +300,39 @@ def test_as_with_torch_an_epoch_that_is_left_has_sent_all_its_tasks(pool):
     assert pool.batches == [0, 10]
 
 
-def test_the_slot_of_a_dropped_task_is_free_when_it_is_answered_and_not_before(pool):
-    ring = SlotRing(2, False)
-    ring.fit(BATCH_BYTES)
-    dispatcher = started(pool, tasks(0), ring, depth=1)
-    dispatcher.begin(tasks(10))
-    assert pool.leases[0]() is not None
-    pool.answers(0)
-    pool.answers(10)
-    take(dispatcher)
-    assert pool.leases[0]() is None
-
-
-def test_close_ends_the_workers_and_frees_all(pool):
-    ring = SlotRing(4, False)
-    ring.fit(BATCH_BYTES)
-    dispatcher = started(pool, tasks(*range(9)), ring)
-    pool.answers(1)
-    pool.answers(0)
-    take(dispatcher)
-    dispatcher.close()
-    assert pool.calls == ["begin", "close"]
-    assert all(lease() is None for lease in pool.leases.values())
-    assert ring.acquire() is None
-    assert take(dispatcher) is None
-
-
-def test_a_dispatcher_that_nobody_holds_closes_its_pool(pool):
-    dispatcher = started(pool, tasks(0))
-    del dispatcher
-    assert pool.calls[-1] == "close"
-
-
-def test_a_forked_child_is_told_that_the_workers_are_not_its_own(pool, monkeypatch):
-    dispatcher = started(pool, tasks(0))
-    parent = os.getpid()
-    monkeypatch.setattr(module.os, "getpid", lambda: parent + 1)
-    for call in (dispatcher.next, lambda: dispatcher.begin(tasks()), lambda: dispatcher.continues_with(0, 0)):
-        with pytest.raises(RuntimeError, match=f"process \\({parent}\\), of which this one \\({parent + 1}\\)"):
-            call()
-    monkeypatch.undo()
-    assert rest(dispatcher) == [0]
-
-
-# Epochs
-
-
 def test_the_next_epoch_is_loaded_ahead_and_continues(pool):
     def onwards():
         yield from tasks(0, 1, epoch=0)
         yield from tasks(0, 1, epoch=1)
 
     dispatcher = started(pool, onwards())
-    assert not dispatcher.continues_with(0, 1)
-    assert dispatcher.continues_with(0, 0)
+    assert [dispatcher.continues_with(0, number) for number in (1, 0)] == [False, True]
     assert rest(dispatcher, 0) == [0, 1]
-    assert not dispatcher.continues_with(1, 1)
-    assert not dispatcher.continues_with(2, 0)
-    assert dispatcher.continues_with(1, 0)
+    assert [dispatcher.continues_with(*place) for place in ((1, 1), (2, 0), (1, 0))] == [False, False, True]
     assert rest(dispatcher, 1) == [0, 1]
     assert not dispatcher.continues_with(2, 0)  # nothing is left
+
+
+def test_a_dispatcher_that_nobody_holds_closes_its_pool(pool):
+    dispatcher = started(pool, tasks(0))
+    del dispatcher
+    assert pool.calls == ["begin", "close"]
 
 
 # Deaths
 
 
-def test_the_tasks_of_a_dead_worker_are_retried_by_the_same_worker_before_new_ones(pool):
-    dispatcher = started(pool, tasks(*range(6)), depth=4)
-    pool.answers(0)
-    pool.dies(0)
-    pool.answers(1)
-    assert rest(dispatcher) == [0, 1, 2, 3, 4, 5]
-    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4), (0, 2), (0, 4), (1, 5)]
-    assert dispatcher.stats.deaths == 1
-
-
-def test_a_death_is_logged_with_the_number_of_batches_to_retry(pool, caplog):
-    pool.dies(0)
-    rest(started(pool, tasks(0, 1, 2)))
-    assert [record.message for record in caplog.records] == ["Worker 0 was killed. Restarting it; batches to retry: 2"]
-
-
-def test_a_retried_task_keeps_its_slot(pool):
-    ring = SlotRing(2, False)
-    ring.fit(BATCH_BYTES)
-    pool.dies(0)
-    dispatcher = started(pool, tasks(0), ring, depth=1)
-    before = pool.leases[0]()
-    take(dispatcher)
-    assert pool.leases[0]() is before
-
-
-def test_dropped_tasks_of_a_dead_worker_are_not_retried(pool):
-    dispatcher = started(pool, tasks(0, 1, 2))
-    dispatcher.begin(tasks(10, 11))
-    pool.dies(0)
-    assert rest(dispatcher) == [10, 11]
-    assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 10), (0, 11), (0, 11)]
-
-
-def test_a_task_that_its_worker_has_no_room_for_is_retried_later_and_once(pool):
-    dispatcher = started(pool, tasks(0, 1, 2, 3), depth=2)
-    pool.dies(0)
-    pool.dies(0)  # again, before it took its task back
-    pool.full = {0}
-    pool.answers(1)
-    pool.raises(EngineError("nothing comes"))
-    with pytest.raises(EngineError):
-        take(dispatcher)
-    assert pool.workers == [(0, 0), (1, 1)]
-    pool.full = set()
-    assert rest(dispatcher) == [0, 1, 2, 3]
-    assert pool.batches == [0, 1, 0, 2, 3]
-
-
-def test_a_crash_counts_only_against_the_first_task_of_the_dead_worker(pool):
-    dispatcher = started(pool, tasks(0, 1, 2), depth=3, max_restarts=1)
-    pool.dies(0)
-    rest(dispatcher)
-    retried = [task for _, task in pool.submitted[3:]]
-    assert [(task.number, task.singly) for task in retried] == [(0, True), (2, False)]
-
-
-def test_a_task_that_has_a_result_is_not_charged(pool):
+def test_a_crash_counts_only_against_the_first_task_of_the_worker_that_has_no_result(pool, caplog):
     dispatcher = started(pool, tasks(0, 1, 2, 3), depth=4, max_restarts=1)
     pool.answers(1)
     pool.dies(1)
+    pool.dies(0)
     assert rest(dispatcher) == [0, 1, 2, 3]
-    assert [(task.number, task.singly) for _, task in pool.submitted[4:]] == [(3, True)]
-
-
-def test_the_last_attempt_reads_sample_by_sample(pool):
-    dispatcher = started(pool, tasks(0), depth=1, max_restarts=3)
-    for _ in range(3):
-        pool.dies(0)
-    assert rest(dispatcher) == [0]
-    assert [task.singly for _, task in pool.submitted] == [False, False, False, True]
+    assert {task.number: task.singly for _, task in pool.submitted[4:]} == {0: True, 2: False, 3: True}
+    assert [record.message for record in caplog.records] == [
+        "Worker 1 was killed. Restarting it; batches to retry: 1",
+        "Worker 0 was killed. Restarting it; batches to retry: 2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -426,46 +354,20 @@ def test_too_many_deaths_are_an_error_that_names_the_sample(pool, row, where, ma
     with pytest.raises(WorkerFailure, match=rf"^Worker 0 was killed\. {count} died on this batch, {where}$"):
         raise error.error
     assert rest(dispatcher) == [1]
-    assert len(pool.submitted) == max_restarts + 2
+    assert [task.singly for _, task in pool.submitted] == [False] * max_restarts + [max_restarts > 0, False]
 
 
-def test_the_other_tasks_of_the_worker_are_read_after_a_failure(pool):
-    dispatcher = started(pool, tasks(0, 1, 2), max_restarts=0)
-    pool.dies(0, 1)
-    first, *others = rest(dispatcher)
-    assert isinstance(first, WorkerFailure)
-    assert others == [1, 2]
-    assert pool.batches == [0, 1, 2, 2]
-
-
-def test_a_sample_that_kills_workers_is_left_out_and_the_batch_gets_all_attempts_again(pool):
-    dispatcher = started(pool, tasks(3), depth=1, max_restarts=1, skips=True)
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_sample_that_kills_workers_is_left_out_and_the_batch_gets_all_attempts_again(pool, max_restarts):
+    dispatcher = started(pool, tasks(3), depth=1, max_restarts=max_restarts, skips=True)
     pool.dies(0, WHOLE_BATCH)
-    pool.dies(0, 1)
-    pool.dies(0, 2)
-    pool.dies(0, 2)
+    for row in (1, *[2] * (max_restarts + 1)):
+        pool.dies(0, row)
     assert rest(dispatcher) == [3]
-    assert [(task.singly, set(task.without)) for _, task in pool.submitted] == [
-        (False, set()),
-        (True, set()),
-        (True, {1}),
-        (True, {1}),
-        (True, {1, 2}),
-    ]
+    attempts = [set(task.without) for _, task in pool.submitted]
+    assert attempts == [set(), set(), *[{1}] * (max_restarts + 1), {1, 2}]
+    assert [task.singly for _, task in pool.submitted] == [False, *[True] * (len(attempts) - 1)]
     assert dispatcher.stats.skipped == [(31, "Worker 0 was killed."), (32, "Worker 0 was killed.")]
-    assert dispatcher.stats.skipped_samples == 2
-
-
-def test_with_skips_a_batch_is_read_sample_by_sample_before_it_fails(pool):
-    dispatcher = started(pool, tasks(0), depth=1, max_restarts=0, skips=True)
-    pool.dies(0, WHOLE_BATCH)
-    pool.dies(0, 0)
-    assert rest(dispatcher) == [0]
-    assert [(task.singly, set(task.without)) for _, task in pool.submitted] == [
-        (False, set()),
-        (True, set()),
-        (True, {0}),
-    ]
 
 
 @pytest.mark.parametrize("row", [WHOLE_BATCH, NO_ROW])
@@ -479,44 +381,10 @@ def test_with_skips_a_batch_fails_if_no_sample_is_to_blame(pool, row):
     assert dispatcher.stats.skipped_samples == 0
 
 
-def test_tasks_that_are_retried_count_once_where_a_task_goes(pool):
-    dispatcher = started(pool, tasks(*range(8)), SlotRing(0, False), depth=6)
-    pool.dies(1)
-    pool.answers(1, 3)
-    pool.answers(0)
-    assert take(dispatcher).batch == 0
-    pool.script.clear()
-    dispatcher._submit()
-    assert pool.workers[-1] == (1, 6)  # worker 0 has two tasks, worker 1 had one
-    assert take(dispatcher).batch == 1
-    dispatcher._submit()
-    assert pool.workers[-1] == (0, 7)
-
-
-def test_the_slots_of_dropped_tasks_are_free_when_their_worker_dies(pool):
-    ring = SlotRing(9, False)
-    ring.fit(BATCH_BYTES)
-    dispatcher = started(pool, tasks(0, 1, 2), ring)
-    dispatcher.begin(tasks(10))
-    pool.dies(0)
-    rest(dispatcher)
-    assert [pool.leases[batch]() for batch in (0, 1, 2)] == [None] * 3
-
-
 # Errors
 
 
-@pytest.mark.parametrize("error", [MachineFull("full"), EngineError("slow")], ids=["MachineFull", "EngineError"])
-def test_an_error_that_concerns_no_batch_leaves_everything_in_its_place(pool, error):
-    dispatcher = started(pool, tasks(*range(5)))
-    pool.answers(1)
-    pool.raises(error)
-    with pytest.raises(type(error)):
-        take(dispatcher)
-    assert rest(dispatcher) == [0, 1, 2, 3, 4]
-
-
-def test_a_full_machine_keeps_a_task_that_cannot_be_submitted(pool):
+def test_a_full_machine_keeps_the_tasks_of_an_epoch_that_has_begun(pool):
     dispatcher = started(pool, tasks())
     pool.error = MachineFull("full")
     with pytest.raises(MachineFull):
@@ -524,123 +392,25 @@ def test_a_full_machine_keeps_a_task_that_cannot_be_submitted(pool):
     assert rest(dispatcher) == [0, 1, 2, 3]
 
 
-def test_a_full_machine_costs_no_batch_that_is_ready(pool):
-    dispatcher = started(pool, tasks(*range(5)), depth=1)
-    pool.error = MachineFull("full")
-    assert take(dispatcher).batch == 0
-    pool.error = MachineFull("still full")
-    with pytest.raises(MachineFull, match="still"):
-        take(dispatcher)
-    assert rest(dispatcher) == [1, 2, 3, 4]
-
-
-def test_a_full_machine_keeps_a_task_that_waits_to_be_retried(pool):
-    dispatcher = started(pool, tasks(0, 1))
-    pool.dies(0)
-    pool.error = MachineFull("full")
-    with pytest.raises(MachineFull):
-        take(dispatcher)
-    assert rest(dispatcher) == [0, 1]
-
-
-def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error(pool):
+def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error_as_what_was_read_or_opened_is(pool):
     def full(lease):
         raise MachineFull("full")
 
-    pool.answers(0, payload=full)
-    dispatcher = started(pool, tasks(0, 1))
-    delivery = take(dispatcher)
-    assert (delivery.number, type(delivery.error)) == (0, MachineFull)
-    assert rest(dispatcher) == [1]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()], ids=["KeyboardInterrupt", "ValueError"])
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_an_interrupted_wait_loses_nothing(pool, error, depth):
-    dispatcher = started(pool, tasks(*range(5)), depth=depth)
-    assert take(dispatcher).batch == 0
-    pool.raises(error)
-    with pytest.raises(type(error)):
-        dispatcher.next()
-    assert rest(dispatcher) == [1, 2, 3, 4]
-    assert pool.batches == [0, 1, 2, 3, 4]
-
-
-def test_an_interruption_while_tasks_are_made_loses_none(pool):
-    steps = deque([0, 1, KeyboardInterrupt(), 2, 3])
-
-    class Interrupted:
-        def __iter__(self):
-            return self
-
-        def __next__(self) -> Task:
-            if not steps:
-                raise StopIteration
-            if isinstance(steps[0], BaseException):
-                raise steps.popleft()
-            return next(tasks(steps.popleft()))
-
-    dispatcher = started(pool, tasks())
-    with pytest.raises(KeyboardInterrupt):
-        dispatcher.begin(Interrupted())
-    assert rest(dispatcher) == [0, 1, 2, 3]
-
-
-def test_after_an_interrupt_a_death_counts_once_and_its_task_is_retried_once(pool, monkeypatch):
-    dispatcher = started(pool, tasks(0), depth=1, max_restarts=1)
-    pool.dies(0)
-
-    def interrupted(*_) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module.log, "warning", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        dispatcher.next()
-    assert rest(dispatcher) == [0]
-    assert pool.batches == [0, 0]
-
-
-def test_a_samplers_error_comes_once_after_the_batches_before_it(pool):
-    def failing():
-        yield from tasks(0, 1)
-        raise SamplerError from ValueError("no more")
-
-    dispatcher = started(pool, failing(), depth=5)
-    assert [take(dispatcher).batch for _ in range(2)] == [0, 1]
-    delivery = take(dispatcher)
-    assert delivery.number is None
-    assert isinstance(delivery.error, ValueError)
-    assert take(dispatcher) is None
-
-
-def test_begin_forgets_a_samplers_error(pool):
-    def failing():
-        raise SamplerError from ValueError("no more")
-        yield
-
-    dispatcher = started(pool, failing())
-    dispatcher.begin(tasks(0))
-    assert rest(dispatcher) == [0]
-
-
-def test_a_batchs_error_comes_in_its_place(pool):
     read, opened = ValueError("read"), ValueError("opened")
     pool.answers(0, error=read)
     pool.answers(1, payload=opened)
-    dispatcher = started(pool, tasks(0, 1, 2))
-    assert rest(dispatcher) == [read, opened, 2]
-    assert dispatcher.stats.batches == 3
+    pool.answers(2, payload=full)
+    dispatcher = started(pool, tasks(0, 1, 2, 3))
+    *errors, machine, last = rest(dispatcher)
+    assert (errors, type(machine), last) == ([read, opened], MachineFull, 3)
+    assert dispatcher.stats.batches == 4
 
 
-@pytest.mark.parametrize("field", ["error", "payload"])
-def test_a_workers_stop_iteration_is_raised_as_a_runtime_error(pool, field):
+def test_a_workers_stop_iteration_is_raised_as_a_runtime_error(pool):
     stop = StopIteration()
-    pool.answers(0, **{field: stop})
+    pool.answers(0, payload=stop)
     (error,) = rest(started(pool, tasks(0)))
-    assert type(error) is RuntimeError
-    assert str(error) == "a worker raised StopIteration"
-    assert error.__cause__ is stop
+    assert (type(error), str(error), error.__cause__) == (RuntimeError, "a worker raised StopIteration", stop)
 
 
 # Slots and statistics
@@ -651,53 +421,36 @@ def lease_of(pool: ScriptedPool, batch: int) -> None:
     pool.answers(batch, payload=lambda lease: Reading(None if lease is None else lease.array))
 
 
-def test_a_batch_lies_in_its_slot_while_there_is_a_spare_one(pool):
-    pool.writes_to_slots = True
-    ring = SlotRing(2, False)
-    ring.fit(BATCH_BYTES)
-    lease_of(pool, 0)
-    dispatcher = started(pool, tasks(0), ring, depth=1)
-    array = pool.leases[0]()
-    assert take(dispatcher).batch is array
-    assert dispatcher.stats.copied_batches == 0
+def test_the_slot_of_a_dropped_task_is_free_when_it_is_answered_and_a_retried_one_keeps_its_own(pool):
+    dispatcher = started(pool, tasks(0), ring_of(2), depth=1)
+    dispatcher.begin(tasks(10))
+    assert pool.leases[0]() is not None
+    pool.answers(0)
+    pool.dies(1)
+    before = pool.leases[10]()
+    take(dispatcher)
+    assert pool.leases[0]() is None
+    assert pool.leases[10]() is before and pool.workers == [(0, 0), (1, 10), (1, 10)]
 
 
-@pytest.mark.parametrize("writes_to_slots", [True, False])
-def test_the_last_slot_is_never_given_away(pool, writes_to_slots):
+@pytest.mark.parametrize(("slots", "writes_to_slots", "copied"), [(2, True, 0), (1, True, 1), (1, False, 0)])
+def test_a_batch_lies_in_its_slot_unless_it_is_the_last_one(pool, slots, writes_to_slots, copied):
     pool.writes_to_slots = writes_to_slots
-    ring = SlotRing(1, False)
-    ring.fit(BATCH_BYTES)
     lease_of(pool, 0)
-    dispatcher = started(pool, tasks(0), ring, depth=1)
+    dispatcher = started(pool, tasks(0), ring_of(slots), depth=1)
     array = pool.leases[0]()
     array[:BATCH_BYTES] = np.arange(BATCH_BYTES)
     batch = take(dispatcher).batch
-    assert dispatcher.stats.copied_batches == writes_to_slots
-    if not writes_to_slots:
-        assert batch is array
-        return
-    assert batch.tolist() == [*range(BATCH_BYTES)]
-    assert not np.shares_memory(batch, array)
-    del array
-    assert pool.leases[0]() is None  # the slot is free, though the batch is kept
+    assert dispatcher.stats.copied_batches == copied
+    assert np.shares_memory(batch, array) != copied
+    assert batch[:BATCH_BYTES].tolist() == [*range(BATCH_BYTES)]
+    if copied:
+        del array
+        assert pool.leases[0]() is None  # the slot is free, though the batch is kept
 
 
-def test_an_error_or_a_batch_without_a_slot_is_not_copied(pool):
-    pool.writes_to_slots = True
-    ring = SlotRing(1, False)
-    dispatcher = started(
-        pool, tasks(0, 1, 2), ring, depth=1
-    )  # there is no slot before the first batch's size is known
-    assert take(dispatcher).batch == 0
-    pool.answers(1, error="an error's own form", payload=ValueError("read"))
-    assert isinstance(take(dispatcher).error, ValueError)
-    assert dispatcher.stats.copied_batches == 0
-
-
-def test_no_slot_is_made_for_the_last_task_while_workers_are_busy(pool):
-    ring = SlotRing(9, False)
-    ring.fit(BATCH_BYTES)
-    dispatcher = started(pool, tasks(*range(9)), ring, depth=3)
+def test_a_slot_is_made_for_the_last_task_only_if_a_worker_had_nothing_to_do_otherwise(pool):
+    dispatcher = started(pool, tasks(*range(9)), ring_of(9), depth=3)
     batch = take(dispatcher)
     assert pool.batches == [0, 1, 2, 3]  # the pool dropped batch 0's slot, which serves batch 3
     lease_of(pool, 1)
@@ -706,26 +459,12 @@ def test_no_slot_is_made_for_the_last_task_while_workers_are_busy(pool):
     del batch
     take(dispatcher)
     assert pool.batches == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_slot_is_made_if_a_worker_had_nothing_to_do_otherwise(pool, depth):
-    ring = SlotRing(9, False)
-    ring.fit(BATCH_BYTES)
-    lease_of(pool, 0)
-    dispatcher = started(pool, tasks(*range(9)), ring, depth=depth)
-    batch = take(dispatcher)
-    assert batch is not None
-    assert len(pool.submitted) == depth + 1
-
-
-def test_slots_follow_the_sizes_of_batches(pool):
-    ring = SlotRing(9, False)
-    dispatcher = started(pool, tasks(0, 1), ring, depth=1)
-    assert pool.leases == {}
-    take(dispatcher)
-    assert ring.capacity >= BATCH_BYTES
-    assert list(pool.leases) == [1]
+    for depth in (1, 2):
+        pool = ScriptedPool(2)
+        lease_of(pool, 0)
+        dispatcher = started(pool, tasks(*range(9)), ring_of(9), depth=depth)
+        batch = take(dispatcher)
+        assert batch is not None and len(pool.submitted) == depth + 1
 
 
 def test_stats_add_up(pool, monkeypatch):
@@ -773,7 +512,7 @@ class OneMore:
         self.calls.append((ready, in_flight, is_first))
 
 
-def test_only_as_many_workers_as_the_tuner_says_get_tasks(pool):
+def test_only_as_many_workers_as_the_tuner_says_get_tasks_and_it_is_told_what_is_ready(pool):
     tuner = OneMore()
     dispatcher = started(pool, tasks(*range(8)), tuner=tuner)
     take(dispatcher)
@@ -781,19 +520,9 @@ def test_only_as_many_workers_as_the_tuner_says_get_tasks(pool):
     tuner.workers, tuner.new_workers = 2, {1}
     assert rest(dispatcher) == [1, 2, 3, 4, 5, 6, 7]
     assert {worker for worker, _ in pool.workers} == {0, 1} and not tuner.new_workers
-    tuner.workers = 1
-    given = len(pool.workers)
-    dispatcher.begin(tasks(8, 9))
-    assert rest(dispatcher) == [8, 9]
+    tuner.workers, given, tuner.calls = 1, len(pool.workers), []
+    pool.answers(9, 8)
+    dispatcher.begin(tasks(8, 9, 10))
+    assert rest(dispatcher) == [8, 9, 10]
     assert {worker for worker, _ in pool.workers[given:]} == {0}
-
-
-def test_a_tuner_is_told_what_is_ready_and_when_an_epoch_begins(pool):
-    tuner = OneMore()
-    pool.answers(1, 0)
-    dispatcher = started(pool, tasks(0, 1, 2, epoch=0), tuner=tuner)
-    rest(dispatcher, 0)
     assert tuner.calls == [(1, 2, True), (0, 1, False), (0, 0, False)]
-    dispatcher.begin(tasks(0, epoch=1))
-    rest(dispatcher, 1)
-    assert tuner.calls[3] == (0, 0, True)

@@ -12,50 +12,18 @@ import subprocess
 import threading
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
+from example_datasets import Noisy, Written
 from python_server import Program, PythonServer
 
 from loaders import Preloader, WorkerLoader
 from loaders.workers import process_pool
 from loaders.workers.shared_memory import MachineFull
 
-ROOT = Path(__file__).parents[2]
 
-
-class Plain:
-    """Sample i is i and three random numbers."""
-
-    def __init__(self, length: int = 48) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict:
-        self.before(index)
-        return {"noise": torch.rand(3), "index": index}
-
-    def before(self, index: int) -> None:
-        """What happens before a sample is read."""
-
-
-class Written(Plain):
-    """The same through read_batch."""
-
-    def sample_spec(self) -> dict:
-        return {"noise": ((3,), torch.float64), "index": ((), torch.int64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        for index in indices.tolist():
-            self.before(index)
-        out["noise"].copy_(torch.from_numpy(random.uniform(3)))
-        out["index"].copy_(torch.from_numpy(indices))
-
-
-class Together(Plain):
+class Together(Noisy):
     """The same by a whole batch's indices."""
 
     def __getitems__(self, indices: list[int]) -> list[dict]:
@@ -104,9 +72,14 @@ def flat(batches) -> list:
     return list(chain.from_iterable(batches))
 
 
-def undisturbed(kind: type, length: int = 48) -> list:
-    with loader_over(kind(length), 0) as loader:
-        return contents(loader)
+def epochs(loader) -> list:
+    """The batches of three epochs."""
+    return [batch for _ in range(3) for batch in contents(loader)]
+
+
+def undisturbed(kind: type, **settings) -> list:
+    with loader_over(kind(48), 0, **settings) as loader:
+        return epochs(loader)
 
 
 def outcomes(loader) -> list:
@@ -124,39 +97,34 @@ def outcomes(loader) -> list:
 # Workers that die or hang
 
 
-@pytest.mark.parametrize(("kind", "how"), [(Plain, "SIGSEGV"), (Written, "SIGKILL"), (Written, "exit")])
-def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, how, caplog):
-    with loader_over(failing(kind, how, (7,), times=2)) as loader:
-        assert contents(loader) == undisturbed(kind)
-        assert loader.stats()["workers"]["deaths"] == 2
+ROLLOVER = {"batch_size": 5, "last_batch": "rollover", "shuffle": False}  # epoch 1 begins with 45, 46, 47, 0 and 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "bad", "times", "settings"),
+    [
+        (Noisy, "SIGSEGV", 7, 2, {}),
+        (Written, "exit", 7, 2, {}),
+        (Written, "SIGKILL", 46, 3, ROLLOVER),  # so often that it is retried sample by sample
+    ],
+)
+def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, how, bad, times, settings, caplog):
+    with loader_over(failing(kind, how, (bad,), times), **settings) as loader:
+        assert epochs(loader) == undisturbed(kind, **settings)
+        assert loader.stats()["workers"]["deaths"] == times
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(messages) == 2
+    assert len(messages) == times
     assert all(message.startswith("DataLoader worker (pid ") for message in messages)
 
 
 @pytest.mark.parametrize("how", ["hang", "SIGSTOP"])
 def test_a_worker_that_hangs_past_the_timeout_is_replaced(how):
-    with loader_over(failing(Plain, how, (7,), times=1), timeout=1) as loader:
-        assert contents(loader) == undisturbed(Plain)
-
-
-@pytest.mark.parametrize(
-    ("kind", "over"), [(Plain, lambda loader: Preloader(loader, "cpu", 2)), (Written, lambda loader: loader)]
-)
-def test_workers_killed_at_any_moment_change_nothing(kind, over):
-    draw = random.Random(1)
-    base = loader_over(kind(), 3, max_restarts=100)
-    with over(base) as loader:
-        batches = []
-        for batch in loader:
-            batches.append(batch)
-            with suppress(ProcessLookupError):
-                os.kill(draw.choice(base._epochs.engine.processes).pid, signal.SIGKILL)
-    assert contents(batches) == undisturbed(kind)
+    with loader_over(failing(Noisy, how, (7,), times=1), timeout=1) as loader:
+        assert epochs(loader) == undisturbed(Noisy)
 
 
 def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):
-    dataset = failing(Plain, "hang", (7,), times=1)
+    dataset = failing(Noisy, "hang", (7,), times=1)
     with loader_over(dataset, shuffle=False) as loader:
         next(iter(loader))
         assert dataset.hangs.wait(bound)
@@ -165,18 +133,12 @@ def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(boun
         for process in loader._epochs.engine.processes:
             process.kill()
         seen = contents(iterator)
-    with loader_over(Plain(), 0, shuffle=False) as calm:
+    with loader_over(Noisy(48), 0, shuffle=False) as calm:
         calm.set_epoch(5)
         assert seen == contents(calm)
 
 
-def test_without_a_seed_every_sample_comes_once_all_the_same():
-    dataset = failing(Plain, "SIGKILL", (7, 23), times=1)
-    batches = list(WorkerLoader(dataset, 4, shuffle=True, num_workers=2))
-    assert sorted(flat(indices(batches))) == list(range(48))
-
-
-@pytest.mark.parametrize("kind", [Plain, Written])
+@pytest.mark.parametrize("kind", [Noisy, Written])
 def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
     with loader_over(failing(kind, "SIGKILL", (7,)), shuffle=False, max_restarts=1) as loader:
         seen = outcomes(loader)
@@ -186,11 +148,11 @@ def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
 
 
 def test_a_sample_that_always_hangs_is_named_in_torchs_words():
-    with loader_over(failing(Plain, "hang", (7,)), shuffle=False, max_restarts=0, timeout=0.5) as loader:
+    with loader_over(failing(Noisy, "hang", (7,)), shuffle=False, max_restarts=0, timeout=0.5) as loader:
         assert "DataLoader timed out after 0.5 seconds" in outcomes(loader)[1]
 
 
-@pytest.mark.parametrize("kind", [Plain, Written])
+@pytest.mark.parametrize("kind", [Noisy, Written])
 def test_a_sample_that_always_kills_can_be_left_out(kind):
     dataset = failing(kind, "SIGKILL", (4, 6, 40))
     with loader_over(dataset, shuffle=False, max_restarts=1, on_error="skip") as loader:
@@ -205,7 +167,7 @@ def die(worker: int) -> None:
 
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
     with (
-        loader_over(Plain(), worker_init_fn=die) as loader,
+        loader_over(Noisy(48), worker_init_fn=die) as loader,
         pytest.raises(
             RuntimeError, match=r"killed by signal: Killed.*before reading a sample, perhaps in worker_init_fn"
         ),
@@ -213,7 +175,7 @@ def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
         next(iter(loader))
 
 
-class Forking(Plain):
+class Forking(Noisy):
     """Each sample starts a process. One leaves it behind with the worker's descriptors, and kills the worker."""
 
     left_behind = multiprocessing.RawValue("i")
@@ -282,8 +244,7 @@ def test_workers_end_with_their_parent_however_busy_they_are(python, how, bound)
     assert_gone(workers, bound)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("over", ["workers", "preloader"])
+@pytest.mark.parametrize(("over", "times"), [("workers", 1), ("preloader", 2)])
 def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, times, bound):
     parent, workers = start_parent(python, over)
     for _ in range(times):
@@ -299,7 +260,7 @@ def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, ti
 
 
 def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monkeypatch):
-    with loader_over(Plain(), 1, shuffle=False) as loader:
+    with loader_over(Noisy(48), 1, shuffle=False) as loader:
         monkeypatch.setattr(process_pool, "WorkerProcess", refuse)
         with pytest.raises(MachineFull):
             iter(loader)
@@ -315,7 +276,7 @@ def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(monke
         assert loader.state_dict()["samples"] == 4 * len(seen)
         monkeypatch.undo()
         seen += iterator
-    with loader_over(Plain(), 0, shuffle=False) as calm:
+    with loader_over(Noisy(48), 0, shuffle=False) as calm:
         assert contents(seen) == contents(calm)
 
 
@@ -326,28 +287,22 @@ def refuse(*_):
 # Samples that cannot be read
 
 
-@pytest.mark.parametrize("kind", [Plain, Written, Together])
-@pytest.mark.parametrize(
-    "settings",
-    [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}],
-    ids=["inline", "processes", "threads"],
-)
-def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, settings, caplog):
+@pytest.mark.parametrize("kind", [Noisy, Written, Together])
+@pytest.mark.parametrize("order", [{"shuffle": False}, ROLLOVER], ids=["keep", "rollover"])
+def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, order, reader, caplog):
     bad = (5, 6, 47)
-    with loader_over(failing(kind, "raise", bad), on_error="skip", shuffle=False, **settings) as loader:
-        seen = contents(loader)
+    with loader_over(failing(kind, "raise", bad), on_error="skip", **order, **reader) as loader:
+        seen = epochs(loader)
         stats = loader.stats()["workers"]
-        assert loader.state_dict()["epoch"] == 1
-    assert [batch["index"] for batch in seen][1:3] == [[4, 7], [8, 9, 10, 11]]
-    assert stats["skipped_samples"] == 3
+        assert loader.state_dict()["epoch"] == 3
+    assert stats["skipped_samples"] == len(stats["skipped"])
     assert dict(stats["skipped"]) == {index: f"ValueError: sample {index} is bad" for index in bad}
     assert "sample 47 could not be read and is left out: ValueError: sample 47 is bad" in caplog.text
-    if kind is Written or settings.get("worker_method") != "thread":
-        with loader_over(kind(), 0, shuffle=False) as loader:
-            whole = contents(loader)
-        for batch, rows in zip(seen, whole, strict=True):
-            keep = [row for row, index in enumerate(rows["index"]) if index not in bad]
-            assert batch == {name: [values[row] for row in keep] for name, values in rows.items()}
+    draws_anew = kind is not Written and reader.get("worker_method") == "thread"
+    for batch, rows in zip(seen, undisturbed(kind, **order), strict=True):
+        keep = [row for row, index in enumerate(rows["index"]) if index not in bad]
+        for name in ["index"] if draws_anew else rows:
+            assert batch[name] == [rows[name][row] for row in keep]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -366,13 +321,13 @@ def test_a_machine_without_room_for_processes_says_so(monkeypatch):
 
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(RuntimeError, match=r"starting worker 1 of 2 failed: no more processes .*lower num_workers"):
-        iter(loader_over(Plain()))
+        iter(loader_over(Noisy(48)))
 
 
 def test_a_process_without_descriptors_says_so(descriptors_left):
     descriptors_left(10)
     with pytest.raises(RuntimeError, match=r"starting worker \d+ of 20 failed: too many open files: .*ulimit -n"):
-        iter(loader_over(Plain(), 20))
+        iter(loader_over(Noisy(48), 20))
 
 
 def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
@@ -381,7 +336,7 @@ def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
     with pytest.raises(MachineFull, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
-        next(iter(loader_over(Written())))
+        next(iter(loader_over(Written(48))))
 
 
 # A long epoch
@@ -390,7 +345,7 @@ def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
-@pytest.mark.parametrize("kind", [Plain, Written])
+@pytest.mark.parametrize("kind", [Noisy, Written])
 def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
     length, faults = 120_000, [signal.SIGKILL] * 200 + [signal.SIGSTOP] * 50
     exits = failing(kind, "exit", tuple(range(0, length, length // 50)), times=1, length=length)

@@ -1,10 +1,9 @@
-"""What every pool promises, and what only processes, threads, or the calling thread do."""
+"""What worker processes, worker threads, or the calling thread do, as a loader shows it."""
 
 import os
 import pickle
 import random
 import resource
-import signal
 import threading
 import time
 from multiprocessing import get_context, reduction
@@ -12,271 +11,135 @@ from multiprocessing import get_context, reduction
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from example_datasets import Augmented, Numbers, Written, contents
+from torch.utils.data import DataLoader, get_worker_info
 
-from loaders.workers import process_pool, shared_memory, thread_pool
-from loaders.workers.inline_pool import InlinePool
-from loaders.workers.pool import Pool, PoolClosed, Result, WorkerTimeout
-from loaders.workers.process_pool import ProcessPool
-from loaders.workers.reader import Reader, spec_of
-from loaders.workers.shared_memory import MachineFull
-from loaders.workers.slots import SlotRing
+from loaders import WorkerLoader
+from loaders.workers import process_pool, reader, thread_pool
+from loaders.workers.pool import WorkerTimeout
 from loaders.workers.spawning import LARGE
-from loaders.workers.tasks import Task
-from loaders.workers.thread_pool import ThreadPool
 
-PAGE = shared_memory.page_aligned(1)
+METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 
 
-class Numbers:
-    """Sample i is i and a draw; a negative one is bad; from 1000 on it says that it `begins`, and waits for `go`."""
+class Waiting(Numbers):
+    """From sample 4 on it says that it `begins`, and waits for `go`."""
 
-    def __init__(self, events=threading) -> None:
-        self.go, self.begins = events.Event(), events.Event()
-        self.read: list[int] = []
+    def __init__(self, events) -> None:
+        super().__init__(8)
+        self.go, self.begins, self.read = events.Event(), events.Event(), []
 
-    def __getitem__(self, index: int) -> tuple[int, float]:
+    def __getitem__(self, index: int) -> int:
         self.read.append(index)
-        if index < 0:
-            raise IndexError(f"no sample {index}")
-        if index >= 1000:
+        if index >= 4:
             self.begins.set()
             assert self.go.wait(60)
-        return index, random.random()
+        return index
 
 
-class Pages(Numbers):
-    """Sample i is a page of i."""
-
-    def sample_spec(self) -> dict:
-        return {"page": ((PAGE,), torch.uint8)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["page"].copy_(torch.from_numpy(indices)[:, None].expand(-1, PAGE))
+def waiting(method: str) -> Waiting:
+    return Waiting(threading if method == "thread" else get_context("fork"))
 
 
-@pytest.fixture
-def make(request):
-    """Makes pools of two workers (one inline) of the kind that the test is parametrized with, or of the one named."""
-    pools, datasets = [], []
-
-    def make(kind: str, dataset=None, init_fn=None, timeout: float = 0, seed=None, method: str = "fork") -> Pool:
-        dataset = dataset or Numbers(get_context("fork") if kind == "process" else threading)
-        datasets.append(dataset)
-        reader = Reader(dataset, default_collate, True, seed, spec_of(dataset) if seed is not None else None, False)
-        if kind == "process":
-            pool: Pool = ProcessPool(reader, 2, get_context(method), 70, init_fn, timeout, 2)
-        else:
-            pool = ThreadPool(reader, 2, init_fn, timeout) if kind == "thread" else InlinePool(reader)
-        pools.append(pool)
-        return pool
-
-    yield make
-    for dataset in datasets:
-        if isinstance(dataset, Numbers):
-            dataset.go.set()
-    for pool in pools:
-        pool.close()
+def outcomes(loader) -> list:
+    """Each batch of an epoch, or the error in its place."""
+    seen, iterator = [], iter(loader)
+    while True:
+        try:
+            seen.append(next(iterator).tolist())
+        except StopIteration:
+            return seen
+        except (ValueError, RuntimeError) as error:
+            seen.append(str(error))
 
 
-def task(*indices: int, **settings) -> Task:
-    return Task(list(indices), 0, 0, np.arange(len(indices)), **settings)
-
-
-def received(pool: Pool, count: int) -> list:
-    """So many events, results by their numbers."""
-    events: list = []
-    while len(events) < count:
-        pool.wait()
-        events += pool.events
-        pool.events.clear()
-    assert len(events) == count
-    return sorted(events, key=lambda event: event.number if isinstance(event, Result) else -1)
-
-
-def indices(pool: Pool, result: Result, lease=None) -> list[int]:
-    reading = pool.open(result, lease)
-    if isinstance(reading, BaseException):
-        raise reading
-    return reading.batch[0].tolist()
-
-
-def error(pool: Pool, result: Result) -> BaseException:
-    raised = result.error if isinstance(result.error, BaseException) else pool.open(result, None)
-    assert isinstance(raised, BaseException)
-    return raised
-
-
-KINDS = pytest.mark.parametrize("kind", ["process", "thread", "inline"])
-WITH_WORKERS = pytest.mark.parametrize("kind", ["process", "thread"])
-
-
-@KINDS
-def test_each_task_has_one_result_and_a_bad_ones_is_its_error(make, kind):
-    pool, sent = make(kind), []
-    for number in range(6):
-        assert pool.submit(number % pool.num_workers, number, task(number, -1 if number == 3 else 9), None, sent)
-    results = received(pool, 6)
-    assert [result.number for result in results] == list(range(6))
-    assert len(sent) == 6
-    assert isinstance(error(pool, results[3]), IndexError)
-    assert "no sample -1" in str(error(pool, results[3]))
-    assert [indices(pool, result) for result in results if result.number != 3] == [[n, 9] for n in (0, 1, 2, 4, 5)]
-    for result in results:
-        assert 0 < result.work.seconds < 60 and 0 <= result.work.wait_seconds < 60
-        assert (result.is_pickled, result.holds_slot) == (False, False)
-
-
-@WITH_WORKERS
-def test_a_failed_worker_init_fn_is_the_error_of_every_task_of_that_worker(make, kind):
+@METHODS
+def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(method):
     def init_fn(worker: int) -> None:
         if worker == 1:
             raise ValueError(f"no setup for {worker}")
 
-    pool = make(kind, init_fn=init_fn)
-    for number in range(4):
-        pool.submit(number % 2, number, task(number), None, [])
-    results = received(pool, 4)
-    assert [indices(pool, results[number]) for number in (0, 2)] == [[0], [2]]
-    assert all("no setup for 1" in str(error(pool, results[number])) for number in (1, 3))
+    with WorkerLoader(Numbers(8), 2, num_workers=2, worker_method=method, worker_init_fn=init_fn) as loader:
+        first, bad, third, worse = outcomes(loader)
+    assert (first, third) == ([0, 1], [4, 5])
+    assert "no setup for 1" in bad and "no setup for 1" in worse
 
 
-@WITH_WORKERS
-def test_whoever_waits_is_told_that_the_pool_was_closed(make, kind, in_thread, bound):
-    pool = make(kind)
-    waiting = in_thread(pool.wait)
-    pool.close()
-    with pytest.raises(PoolClosed, match="the loader was closed"):
-        waiting.result(bound)
-    pool.close()
-
-
-@WITH_WORKERS
-def test_a_batch_lies_in_its_slot_and_without_one_in_memory_of_its_own(make, kind):
-    pool, ring = make(kind, Pages(), seed=1), SlotRing(2, kind == "process")
-    ring.fit(2 * PAGE)
-    for number in range(3):  # the second time the slot is mapped
-        lease = ring.acquire() if number < 2 else None
-        pool.submit(0, number, task(5, 6), lease, [])
-        (result,) = received(pool, 1)
-        assert (result.needed, result.overflowed) == (2 * PAGE, number == 2)
-        page = pool.open(result, lease).batch["page"]
-        assert page[:, 0].tolist() == [5, 6]
-        if lease is not None:
-            lease.array[:] = 7
-            assert page.eq(7).all()
-        del lease, result, page
-    ring.close()
+@METHODS
+@pytest.mark.parametrize("seed", [None, 0])
+def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, seed, in_thread, bound, monkeypatch):
+    monkeypatch.setattr(thread_pool, "FIRST_SECONDS", 0.1)
+    dataset = waiting(method)
+    loader = WorkerLoader(dataset, 4, num_workers=1, worker_method=method, seed=seed)
+    iterator = iter(loader)
+    next(iterator)
+    assert dataset.begins.wait(bound)
+    consumer = in_thread(next, iterator)
+    loader.close()
+    if method == "thread":  # a process has been killed, and would not answer the event
+        dataset.go.set()
+    with pytest.raises(RuntimeError, match="closed"):
+        consumer.result(bound)
 
 
 # Processes
 
 
-@pytest.mark.parametrize("how", ["keeps nothing", "keeps a view", "forks"])
-def test_a_slot_is_held_by_what_the_worker_keeps_of_its_batch_and_by_what_it_forks_meanwhile(make, how):
-    class Keeping(Pages):
-        def read_batch(self, indices, out, random) -> None:
-            super().read_batch(indices, out, random)
-            if how == "keeps a view":
-                self.kept = out["page"][0]
-            elif how == "forks" and not os.fork():
-                os._exit(0)
+def test_a_worker_is_set_up_as_torchs_is():
+    def setups(kind: type) -> list:
+        told = get_context("fork").SimpleQueue()
 
-    pool, ring = make("process", Keeping(), seed=1), SlotRing(1, True)
-    ring.fit(2 * PAGE)
-    pool.submit(0, 0, task(5, 6), ring.acquire(), [])
-    assert received(pool, 1)[0].holds_slot == (how != "keeps nothing")
-    ring.close()
+        def init_fn(worker: int) -> None:
+            info = get_worker_info()
+            assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
+            told.put((worker, torch.get_num_threads(), info.seed, random.random(), np.random.random()))
 
-
-def test_a_worker_is_set_up_as_torchs_is(make):
-    told = get_context("fork").SimpleQueue()
-
-    def init_fn(worker: int) -> None:
-        info = get_worker_info()
-        assert (info.id, info.num_workers, info.seed) == (worker, 2, 70 + worker)
-        told.put((worker, torch.get_num_threads(), torch.initial_seed(), random.random(), np.random.random()))
+        torch.manual_seed(3)
+        list(kind(Numbers(4), 2, num_workers=2, worker_init_fn=init_fn))
+        seen = sorted(told.get() for _ in range(2))
+        told.close()
+        return seen
 
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    make("process", init_fn=init_fn)
-    torch.set_num_threads(threads)
-    seen = sorted(told.get() for _ in range(2))
-    draws = [random.Random(70 + worker).random() for worker in range(2)]
-    assert [entry[:4] for entry in seen] == [(worker, 1, 70 + worker, draws[worker]) for worker in range(2)]
-    assert seen[0][4] != seen[1][4]
-    told.close()
+    try:
+        assert setups(WorkerLoader) == setups(DataLoader)
+    finally:
+        torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("after", [0, 0.2])
-@pytest.mark.parametrize(("how", "says"), [("SIGKILL", "is killed by signal: Killed."), (3, "with exit code 3.")])
-def test_a_dead_worker_is_reported_after_what_it_sent_and_started_again_for_its_next_task(make, how, says, after):
-    class Dying(Numbers):
-        def __getitem__(self, index: int):
-            if index == 5:
-                os.kill(os.getpid(), signal.SIGKILL) if how == "SIGKILL" else os._exit(how)
-            return super().__getitem__(index)
-
-    pool = make("process", Dying(get_context("fork")))
-    for number, row in enumerate((1, 5)):
-        pool.submit(1, number, task(0, row), None, [])
-    death, result = received(pool, 2)
-    assert (death.worker, death.row) == (1, 1)
-    assert death.reason.startswith("DataLoader worker (pid ") and death.reason.endswith(says)
-    assert indices(pool, result) == [0, 1]
-    before = pool.processes[1]
-    pool.submit(1, 2, task(2), None, [])
-    assert indices(pool, *received(pool, 1)) == [2]
-    assert pool.processes[1] is not before
+class Slow(Numbers):
+    def __getitem__(self, index: int) -> int:
+        threading.Event().wait(0.8)
+        return index
 
 
-def test_the_timeout_is_that_of_a_task_or_of_each_sample_read_singly_and_idle_workers_have_none(make):
-    class Slow(Numbers):
-        def __getitem__(self, index: int):
-            threading.Event().wait(0.8)
-            return super().__getitem__(index)
-
-    pool = make("process", Slow(get_context("fork")), timeout=2)
-    pool.submit(0, 0, task(0, 1, 2, singly=True), None, [])
-    assert indices(pool, *received(pool, 1)) == [0, 1, 2]
-    pool.submit(0, 1, task(0, 1, 2), None, [])
-    (death,) = received(pool, 1)
-    assert (death.worker, death.reason) == (0, "DataLoader timed out after 2 seconds.")
+def test_the_timeout_is_that_of_a_batch_or_of_each_sample_that_is_read_singly():
+    with WorkerLoader(Slow(3), 3, num_workers=1, seed=0, timeout=2, max_restarts=1) as loader:
+        assert contents(loader) == [[0, 1, 2]], "the second attempt reads them singly"
+        assert loader.stats()["workers"]["deaths"] == 1
 
 
-def test_the_first_set_up_of_a_worker_has_no_limit(make, monkeypatch):
+def test_the_first_set_up_of_a_worker_has_no_limit(monkeypatch):
     monkeypatch.setattr(process_pool, "START_SECONDS", 0.3)
-    pool = make("process", timeout=0.5, init_fn=lambda worker: threading.Event().wait(1))
-    pool.submit(0, 0, task(1), None, [])
-    assert indices(pool, *received(pool, 1)) == [1]
+    settings = {"timeout": 0.5, "worker_init_fn": lambda worker: threading.Event().wait(1)}
+    with WorkerLoader(Numbers(2), 2, num_workers=1, seed=0, **settings) as loader:
+        assert contents(loader) == [[0, 1]]
+        assert loader.stats()["workers"]["deaths"] == 0
 
 
-def test_a_process_or_worker_without_descriptors_gets_an_error_in_words(make, descriptors_left):
+def test_a_worker_without_descriptors_gets_an_error_in_words():
     def leave_none(worker: int) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(0)
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, limit[1]))
 
-    ring = SlotRing(1, True)
-    ring.fit(2 * PAGE)
-    lease = ring.acquire()
-    pool = make("process", Pages(), init_fn=leave_none, seed=1)
-    pool.submit(0, 0, task(5, 6), lease, [])
-    (result,) = received(pool, 1)
-    assert result.holds_slot
-    assert "receiving a slot failed: too many open files" in str(error(pool, result))
-    pool = make("process", Pages(), seed=1)
-    for _ in range(2):
-        pool.submit(0, 1, task(5, 6), None, [])
-        (result,) = received(pool, 1)
-    del result
-    descriptors_left(0)
-    pool.submit(0, 1, task(5, 6), None, [])
-    (result,) = received(pool, 1)
-    with pytest.raises(MachineFull, match="receiving a batch from a worker failed: too many open files"):
-        pool.open(result, None)
-    ring.close()
+    with (
+        WorkerLoader(Written(4), 2, num_workers=1, seed=0, worker_init_fn=leave_none) as loader,
+        pytest.raises(RuntimeError, match="receiving a slot failed: too many open files"),
+    ):
+        next(loader)
 
 
 def open_memfds() -> int:
@@ -284,34 +147,29 @@ def open_memfds() -> int:
     return sum("memfd" in os.readlink(link) for link in links if os.path.lexists(link))
 
 
-class Large:
+class Large(Numbers):
     """Each sample tells what the worker has got."""
 
     def __init__(self) -> None:
+        super().__init__(2)
         self.large = np.arange(LARGE // 8).reshape(2, -1)
         self.same, self.turned, self.small = self.large, np.asfortranarray(self.large), np.arange(3)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        equal = [
-            np.array_equal(getattr(self, name), np.arange(LARGE // 8).reshape(2, -1)) for name in ("large", "turned")
-        ]
+        expected = np.arange(LARGE // 8).reshape(2, -1)
+        equal = [np.array_equal(getattr(self, name), expected) for name in ("large", "turned")]
         self.large[:] = self.small[0] = 0
-        return np.array([*equal, self.same is self.large, self.turned.flags.f_contiguous, index == 0])
+        return np.array([*equal, self.same is self.large, self.turned.flags.f_contiguous])
 
 
-def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them(make, monkeypatch):
+def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them(monkeypatch):
     sizes, dataset, before = [], Large(), open_memfds()
     dumps = reduction.dump
     monkeypatch.setattr(reduction, "dump", lambda given, file: (dumps(given, file), sizes.append(file.tell())))
-    pool = make("process", dataset, method="spawn")
-    for worker in range(2):
-        pool.submit(worker, worker, task(0), None, [])
-    for result in received(pool, 2):
-        assert pool.open(result, None).batch.all()
+    with WorkerLoader(dataset, 1, num_workers=2, multiprocessing_context="spawn") as loader:
+        assert all(batch.all() for batch in loader)
     assert len(sizes) == 4 and max(sizes) < LARGE // 4
     assert dataset.large[1, 0] > 0
-    pool.close()
-    del result
     assert open_memfds() == before
     assert len(pickle.dumps(dataset)) > 2 * LARGE
 
@@ -319,104 +177,52 @@ def test_workers_that_are_not_forked_share_large_arrays_until_they_write_to_them
 # Threads
 
 
-def test_threads_and_their_system_exit_do_not_end_and_draw_no_global_numbers(make, caplog):
-    class Leaving(Numbers):
-        def __getitem__(self, index: int):
-            if index == 5:
-                raise SystemExit(index)
-            return index, 0.5
-
-    thread_pool.warn_of_unseeded_reading.cache_clear()
-    before = random.getstate()
-    pool = make("thread", Leaving(), seed=1)
-    pool = make("thread", Leaving(), seed=1)
-    for number, index in enumerate((5, 6)):
-        pool.submit(0, number, task(index), None, [])
-    first, second = received(pool, 2)
-    assert isinstance(first.error, SystemExit)
-    assert indices(pool, second) == [6]
-    assert random.getstate() == before
-    assert len(caplog.records) == 1 and "differs from run to run" in caplog.text
-
-
 @pytest.mark.parametrize("where", ["task", "worker_init_fn"])
-def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(make, where):
-    go = threading.Event()
-    pool = make("thread", timeout=0.01, init_fn=None if where == "task" else lambda worker: go.wait(60))
-    pool.submit(1, 0, task(1000), None, [])
-    with pytest.raises(WorkerTimeout, match=r"timed out after 0\.01 seconds\. A thread cannot be restarted"):
-        while True:
-            pool.wait()
+def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where, monkeypatch):
+    monkeypatch.setattr(thread_pool, "FIRST_SECONDS", 0.1)
+    dataset, go = waiting("thread"), threading.Event()
+    init_fn = None if where == "task" else lambda worker: go.wait(60)
+    settings = {"num_workers": 1, "worker_method": "thread", "timeout": 0.01, "worker_init_fn": init_fn}
+    with (
+        WorkerLoader(dataset, 8, **settings) as loader,
+        pytest.raises(WorkerTimeout, match=r"timed out after 0\.01 seconds\. A thread cannot be restarted"),
+    ):
+        next(iter(loader))
+    dataset.go.set()
     go.set()
 
 
-def test_a_thread_that_is_stopped_reads_no_further_sample_and_a_stuck_one_is_left_behind(
-    make, bound, caplog, monkeypatch
-):
+def test_a_thread_that_is_stopped_reads_no_further_sample_and_a_stuck_one_is_left_behind(bound, caplog, monkeypatch):
     monkeypatch.setattr(thread_pool, "FIRST_SECONDS", 0.1)
-    pool = make("thread")
-    dataset = pool._reader.dataset
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
-    pool.submit(0, 0, task(1000, 2, 3), None, [])
+    dataset, before = waiting("thread"), set(threading.enumerate())
+    loader = WorkerLoader(dataset, 8, num_workers=1, worker_method="thread")
+    iterator = iter(loader)
+    threads = set(threading.enumerate()) - before
     assert dataset.begins.wait(bound)
-    pool.close()
+    loader.close()
+    assert not iterator._workers
     assert "was left behind: close() waited 0.1 s for it" in caplog.text
     began = time.monotonic()
-    pool.stop(began + bound)  # as at the interpreter's exit
-    assert time.monotonic() < began + bound / 2
     dataset.go.set()
     for thread in threads:
         thread.join(bound)
-    assert dataset.read == [1000]
+    assert time.monotonic() < began + bound / 2
+    assert dataset.read == [0, 1, 2, 3, 4]
 
 
 # The calling thread
 
 
-def test_inline_a_task_is_read_when_its_result_is_asked_for_and_the_global_generators_stay_as_they_were(make):
-    pool = make("inline", seed=1)
-    drawn, before = [], random.getstate()
-    for number in range(2):
-        pool.submit(0, number, task(1), None, [])
-        assert len(pool._reader.dataset.read) == number
-        random.random()  # the training loop's own draws change nothing
-        drawn.append(pool.open(*received(pool, 1), None).batch[1].item())
-    after = random.getstate()
-    random.setstate(before)
-    assert [random.random(), random.random()] and random.getstate() == after
-    assert drawn[0] == drawn[1]
-
-
-def test_inline_another_thread_than_the_epochs_does_not_seed_and_says_so_once(make, in_thread, bound, caplog):
-    thread_pool.warn_of_unseeded_reading.cache_clear()
-    pool = make("inline", seed=1)
-    for _ in range(2):
-        pool.submit(0, 0, task(1), None, [])
-        random.seed(4)
-        (result,) = in_thread(received, pool, 1).result(bound)
-        assert result.payload.batch[1].item() == random.Random(4).random()
-    assert len(caplog.records) == 1
-    in_thread(pool.begin).result(bound)  # that thread's epoch begins
-    pool.submit(0, 0, task(1), None, [])
-    (result,) = in_thread(received, pool, 1).result(bound)
-    assert result.payload.batch[1].item() != random.Random(4).random()
-
-
-def test_inline_an_interrupted_reading_is_done_again_and_close_forgets_the_tasks(make, monkeypatch):
-    pool, interrupts, read = make("inline", seed=1), [KeyboardInterrupt], Numbers.__getitem__
-
-    def interrupted(dataset: Numbers, index: int):
-        if interrupts:
-            raise interrupts.pop()
-        return read(dataset, index)
-
-    monkeypatch.setattr(Numbers, "__getitem__", interrupted)
-    pool.submit(0, 3, task(1), None, [])
-    with pytest.raises(KeyboardInterrupt):
-        pool.wait()
-    assert not pool.events
-    assert [result.number for result in received(pool, 1)] == [3]
-    pool.submit(0, 4, task(1), None, [])
-    pool.close()
-    pool.wait()
-    assert not pool.events
+def test_inline_another_thread_than_the_epochs_does_not_seed_and_says_so_once(in_thread, bound, caplog):
+    reader.warn_of_unseeded_reading.cache_clear()
+    with WorkerLoader(Augmented(4), 1, seed=1, persistent_workers=True) as loader:
+        seeded = [batch[1].item() for batch in loader]
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        for _ in range(2):
+            random.seed(4)
+            assert in_thread(next, iterator).result(bound)[1].item() == random.Random(4).random()
+        assert len(caplog.records) == 1
+        loader.set_epoch(0)
+        theirs = in_thread(list, loader).result(bound)  # that thread's epoch
+        assert [batch[1].item() for batch in theirs] == seeded

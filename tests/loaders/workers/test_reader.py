@@ -1,104 +1,43 @@
-"""One task is read: by read_batch, __getitems__ or __getitem__, seeded or not; samples that fail may be left out."""
-
-import random
+"""A dataset's sample_spec and read_batch: what they get, what they may add, and the mistakes that are named."""
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
+from example_datasets import Noisy, Written
 
-from loaders.randomness import Random
-from loaders.workers.batch_buffer import BatchBuffer
-from loaders.workers.reader import Reader, Reading, batch_bytes, offers, spec_of
-from loaders.workers.tasks import Task
-
-SPEC = {"pair": ((2,), torch.int16), "draw": ((), torch.float64)}
+from loaders import Random, WorkerLoader
+from loaders.workers.reader import batch_bytes, spec_of
 
 
-class Plain:
-    """Sample i is i and a draw; samples from 90 on are bad."""
+class Partly(Written):
+    """Samples from 90 on are bad, and one may be left unwritten."""
 
-    def __getitem__(self, index: int) -> tuple[int, float]:
-        if index == 99:
-            raise StopIteration
+    unwritten = -1
+
+    def before(self, index: int) -> None:
         if index >= 90:
             raise ValueError(f"{index} is bad")
-        return index, random.random()
-
-
-class Together(Plain):
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
-        self.asked.append(indices)
-        return [self[index] for index in indices]
-
-
-class Written(Plain):
-    """The same samples in a field of pairs, written by read_batch."""
-
-    unwritten = -1  # this sample's pair stays as it was
-
-    def sample_spec(self):
-        return SPEC
 
     def read_batch(self, indices, out, random) -> None:
         assert {len(tensor) for tensor in out.values()} == {len(indices)}
-        for row, index in enumerate(indices):
-            self.check(int(index))
-            if index != self.unwritten:
-                out["pair"][row] = int(index)
-        out["draw"][:] = torch.from_numpy(random.uniform(1)[:, 0])
-
-    def check(self, index: int) -> None:
-        Plain.__getitem__(self, index)
+        kept = out["index"].clone()
+        super().read_batch(indices, out, random)
+        rows = torch.from_numpy(indices) == self.unwritten
+        out["index"][rows] = kept[rows]
 
 
-def read(dataset, indices, marks: list | None = None, buffer: BatchBuffer | None = None, **settings) -> Reading:
-    settings = {"collate_fn": default_collate, "batched": True, "seed": 1, "skips": False, **settings}
-    special = {key: settings.pop(key) for key in ("singly", "without") if key in settings}
-    how = {key: settings.pop(key) for key in ("seeds_globals",) if key in settings}
-    rows = len(indices) if settings["batched"] else 1
-    task = Task(indices, 2, 0, np.arange(4, 4 + rows), **special)
-    reader = Reader(dataset=dataset, spec=spec_of(dataset), **settings)
-    return reader.read(task, buffer or BatchBuffer(), ([] if marks is None else marks).append, **how)
+def read(dataset, *indices: int, **settings) -> dict:
+    """The batch of these samples."""
+    with WorkerLoader(dataset, batch_sampler=[indices], seed=1, **settings) as loader:
+        return next(loader)
 
 
-def values(reading: Reading) -> list[int]:
-    """Which samples the batch has."""
-    batch = reading.batch["pair"][:, 0] if isinstance(reading.batch, dict) else reading.batch[0]
-    return batch.tolist()
-
-
-# Which method reads
-
-
-class Overridden(Written):
-    def __getitem__(self, index: int) -> str:
-        return "another sample"
-
-
-class Disabled(Written):
-    read_batch = None
-
-
-def test_a_method_counts_unless_a_subclass_reads_other_samples_or_sets_it_to_none():
-    assert offers(Written(), "read_batch") is True
-    switched_off = Written()
-    switched_off.read_batch = None
-    for dataset in (Plain(), Overridden(), Disabled(), switched_off):
-        assert offers(dataset, "read_batch") is False
-    assert spec_of(Written()) == SPEC
-    assert spec_of(Plain()) is spec_of(Overridden()) is None
-
-
-def test_a_spec_has_integers_for_shapes_and_is_its_fields_are_aligned():
+def test_a_spec_has_integers_for_shapes_and_its_fields_are_aligned():
     class Listed(Written):
         def sample_spec(self):
             return {"image": ([np.int64(3), 5], torch.uint8), "label": ((), torch.int64)}
 
-    spec = spec_of(Listed())
+    spec = spec_of(Listed(1))
     assert spec == {"image": ((3, 5), torch.uint8), "label": ((), torch.int64)}
     assert batch_bytes(spec, 9) == 192 + 128
 
@@ -110,136 +49,57 @@ def test_a_spec_of_another_form_or_none_is_refused_in_words(wrong):
 
     message = "define both, or neither$" if wrong == "no spec" else r"^Wrong\.sample_spec\(\) returned .*such as"
     with pytest.raises(ValueError, match=message) as refusal:
-        spec_of(Wrong())
+        read(Wrong(4), 1)
     assert wrong == "no spec" or repr(wrong) in str(refusal.value)
 
 
-def test_read_batch_writes_into_the_buffer_and_gets_a_stream_for_each_row():
-    buffer, marks = BatchBuffer(), []
-    batch = read(Written(), [7, 5], marks, buffer).batch
-    assert batch["pair"].tolist() == [[7, 7], [5, 5]]
-    expected = Random(1, 2, np.arange(4, 6), np.array([7, 5])).uniform(1)
-    assert batch["draw"].tolist() == expected[:, 0].tolist()
-    assert (buffer.needed, marks) == (128, [])
-    assert read(Written(), [7, 5], marks, singly=True).batch["draw"].tolist() == batch["draw"].tolist()
-    assert marks == [0, 1]
+def test_read_batch_gets_a_stream_for_each_row(reader):
+    batch = read(Partly(99), 7, 5, 7, **reader)
+    assert batch["index"].tolist() == [7, 5, 7]
+    expected = Random(1, 0, np.arange(3), np.array([7, 5, 7])).uniform(3)
+    assert batch["noise"].tolist() == expected.tolist()
 
 
-def test_a_seeded_sample_draws_what_its_own_key_says():
-    before = random.getstate()
-    draws = read(Plain(), [7, 7, 5]).batch[1].tolist()
-    assert len(set(draws)) == 3
-    assert read(Together(), [7, 7, 5]).batch[1].tolist() == draws
-    assert read(Plain(), [8, 7], singly=True).batch[1].tolist()[1] == draws[1]
-    assert read(Plain(), 7, batched=False, collate_fn=tuple).batch == (7, draws[0])
-    random.setstate(before)
-    expected = random.random()
-    for settings in ({"seed": None}, {"seeds_globals": False}):
-        random.setstate(before)
-        assert read(Plain(), [7], **settings).batch[1].item() == expected
+@pytest.mark.parametrize("kind", [Noisy, Partly])
+def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind, reader):
+    class Bad(kind):
+        before = Partly.before
 
-
-def test_indices_that_are_no_integers_draw_by_their_position():
-    class Named(Plain):
-        def __getitem__(self, name) -> tuple[str, float]:
-            return name, random.random()
-
-    (names, draws), (_, others) = (read(Named(), names).batch for names in (["a", "b"], ["c", "d"]))
-    assert names == ("a", "b")
-    assert draws.tolist() == others.tolist()
-    assert draws[0] != draws[1]
-    assert read(Named(), ["a"]).batch[1].tolist() == draws[:1].tolist()
-    assert read(Named(), [(1, 2), (3,)], collate_fn=list).batch[1][0] == (3,)
-
-
-def test_without_a_seed_getitems_reads_all_samples_but_for_those_to_be_read_singly():
-    dataset, marks = Together(), []
-    assert values(read(dataset, [3, 4], marks, seed=None)) == [3, 4]
-    with pytest.raises(ValueError, match="91 is bad"):
-        read(dataset, [91], marks, seed=None)
-    assert (dataset.asked, marks) == ([[3, 4], [91]], [])
-    assert values(read(dataset, [3, 4], marks, seed=None, singly=True)) == [3, 4]
-    assert (len(dataset.asked), marks) == (2, [0, 1])
-
-
-# Samples that fail
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (Plain, {}),
-        (Plain, {"seed": None}),
-        (Plain, {"singly": True}),
-        (Together, {"seed": None}),
-        (Written, {}),
-        (Written, {"singly": True}),
-    ],
-)
-def test_a_bad_sample_is_the_batchs_error_or_is_left_out(kind, settings):
-    with pytest.raises(ValueError, match="91 is bad"):
-        read(kind(), [1, 91, 2], **settings)
-    marks: list[int] = []
-    reading = read(kind(), [1, 91, 2, 92], marks, skips=True, **settings)
-    assert values(reading) == [1, 2]
-    assert reading.skipped == [(91, "ValueError: 91 is bad"), (92, "ValueError: 92 is bad")]
-    assert marks == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("kind", [Plain, Written])
-def test_rows_that_crash_workers_are_not_read(kind):
-    marks: list[int] = []
-    assert values(read(kind(), [1, 2, 3], marks, singly=True, without=frozenset({1}))) == [1, 3]
-    assert marks == [0, 2]
-    with pytest.raises(RuntimeError, match=r"left out every sample of a batch \(reading them crashes workers\)"):
-        read(kind(), [1, 2], skips=True, singly=True, without=frozenset({0, 1}))
-
-
-@pytest.mark.parametrize("kind", [Plain, Written])
-def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind):
     with pytest.raises(RuntimeError) as error:
-        read(kind(), [91, 92, 93, 94], skips=True)
+        read(Bad(99), 91, 92, 93, 94, on_error="skip", **reader)
     reasons = "; ".join(f"sample {index}: ValueError: {index} is bad" for index in (91, 92, 93))
     assert f"({reasons})" in str(error.value)
 
 
-def test_an_empty_batch_of_a_users_sampler_is_collated_as_it_is():
-    assert read(Plain(), [], collate_fn=list).batch == []
-    assert read(Written(), []).batch["pair"].shape == (0, 2)
-
-
-@pytest.mark.parametrize(("indices", "skips"), [([1, 2, 3], False), ([1, 92, 3], True)])
-def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indices, skips):
-    class Named(Written):
+@pytest.mark.parametrize(("indices", "on_error"), [([1, 2, 3], "raise"), ([1, 92, 3], "skip")])
+def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indices, on_error, reader):
+    class Named(Partly):
         def read_batch(self, indices, out, random) -> None:
             super().read_batch(indices, out, random)
             out["names"] = [f"sample {index}" for index in indices]
 
-    reading = read(Named(), indices, skips=skips)
-    assert reading.batch["names"] == [f"sample {index}" for index in indices if index < 90]
-    assert reading.batch["pair"][:, 0].tolist() == [index for index in indices if index < 90]
-
-
-# Mistakes of a read_batch
+    batch = read(Named(99), *indices, on_error=on_error, **reader)
+    assert batch["names"] == [f"sample {index}" for index in indices if index < 90]
+    assert batch["index"].tolist() == [index for index in indices if index < 90]
 
 
 def test_a_replaced_field_is_refused():
     class Replacing(Written):
         def read_batch(self, indices, out, random) -> None:
-            out["pair"] = torch.zeros(len(indices), 2)
+            out["noise"] = torch.zeros(len(indices), 3)
 
-    with pytest.raises(ValueError, match=r"read_batch has replaced out\['pair'\].*fields.* are pair, draw"):
-        read(Replacing(), [1])
+    with pytest.raises(ValueError, match=r"read_batch has replaced out\['noise'\].*fields.* are index, noise"):
+        read(Replacing(4), 1)
 
 
-@pytest.mark.parametrize(("unwritten", "where"), [(4, "row 1"), (-1, None)])
-def test_in_debug_mode_rows_that_are_not_written_are_named(unwritten, where, monkeypatch):
-    dataset = Written()
+@pytest.mark.parametrize("unwritten", [4, -1])
+def test_in_debug_mode_rows_that_are_not_written_are_named(unwritten, monkeypatch):
+    dataset = Partly(99)
     dataset.unwritten = unwritten
-    values(read(dataset, [3, 4, 5]))  # not noticed
+    read(dataset, 3, 4, 5)  # not noticed
     monkeypatch.setenv("LOADERS_DEBUG", "1")
-    if where is None:
-        assert values(read(dataset, [3, 4, 5])) == [3, 4, 5]
+    if unwritten == -1:
+        assert read(dataset, 3, 4, 5)["index"].tolist() == [3, 4, 5]
         return
-    with pytest.raises(ValueError, match=rf"has not written out\['pair'\] in {where} .rows are 0 to 2.$"):
-        read(dataset, [3, 4, 5])
+    with pytest.raises(ValueError, match=r"has not written out\['index'\] in row 1 .rows are 0 to 2.$"):
+        read(dataset, 3, 4, 5)

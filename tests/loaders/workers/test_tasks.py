@@ -1,8 +1,6 @@
 """A user's sampler is drawn from with its own seed, and shared among ranks as our own order is."""
 
-import itertools
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import OwnTasks, SamplerError, SamplerTasks, Task, _only, draw
+from loaders.workers.tasks import OwnTasks, SamplerTasks, draw
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -19,58 +17,6 @@ def order(length: int, batch_size: int = 4, **settings) -> Order:
 
 def contents(tasks) -> list[tuple]:
     return [(task.epoch, task.number, task.positions.tolist(), task.indices) for task in tasks]
-
-
-class Endless:
-    """A sampler without a length or an end, which draws each index when it is asked for it."""
-
-    def __init__(self) -> None:
-        self.given = 0
-
-    def __iter__(self):
-        while True:
-            self.given += 1
-            yield random.random() + np.random.random() + torch.rand(()).item()
-
-
-class Sized(Endless):
-    """The same with a length, so that it is drawn from when its epoch begins."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), 5)
-
-
-# Our own order
-
-
-def test_own_tasks_are_the_orders_batches():
-    ours = order(10, shuffle=True)
-    given = contents(OwnTasks(ours).epoch(2, 1))
-    expected = [(2, number, rows.tolist(), indices.tolist()) for number, rows, indices in ours.batches(2, 1)]
-    assert given == expected
-    assert [number for _, number, _, _ in given] == [1, 2]
-
-
-def test_without_batches_a_task_has_a_single_index():
-    assert [task.indices for task in OwnTasks(order(3, 1), _only).epoch(0, 0)] == [0, 1, 2]
-
-
-def test_own_tasks_go_on_into_later_epochs():
-    tasks = OwnTasks(order(8)).onwards(5, 1)
-    assert [(task.epoch, task.number) for task in itertools.islice(tasks, 5)] == [
-        (5, 1),
-        (6, 0),
-        (6, 1),
-        (7, 0),
-        (7, 1),
-    ]
-
-
-def test_an_empty_order_has_no_tasks():
-    assert list(OwnTasks(order(0)).onwards(0, 0)) == []
 
 
 # Samplers of indices
@@ -89,125 +35,35 @@ def test_a_sampler_is_shared_among_ranks_as_our_own_order_is(length, world_size,
         assert given == [task for task in contents(OwnTasks(ours).epoch(1, first)) if task[3]]
 
 
-def test_a_sampler_without_a_length_gives_all_its_indices():
-    numbers = iter(range(7))  # it has no length
-    given = contents(SamplerTasks(numbers, order(1 << 40)).epoch(0, 0))
-    assert given == [(0, 0, [0, 1, 2, 3], [0, 1, 2, 3]), (0, 1, [4, 5, 6], [4, 5, 6])]
-
-
-# Batch samplers
-
-
-def test_batches_are_taken_as_they_are_and_their_rows_are_counted():
-    batches = [[1, 2], (3,), [4, 5, 6]]
-    tasks = SamplerTasks(batches, order(3, 1), "batch_sampler")
-    assert contents(tasks.epoch(4, 0)) == [
-        (4, 0, [0, 1], [1, 2]),
-        (4, 1, [2], (3,)),
-        (4, 2, [3, 4, 5], [4, 5, 6]),
-    ]
-    assert contents(tasks.epoch(4, 2)) == [(4, 2, [3, 4, 5], [4, 5, 6])]
-
-
-def test_without_automatic_batching_an_item_is_one_row():
-    tasks = SamplerTasks(["ab", "cd"], order(2, 1), "batch_sampler", batched=False)
-    assert contents(tasks.epoch(0, 0)) == [(0, 0, [0], "ab"), (0, 1, [1], "cd")]
-
-
 # Drawing
-
-
-def test_a_sampler_with_a_length_is_drawn_from_at_once_and_one_without_as_needed():
-    sized, endless = Sized(), Endless()
-    draw(sized, 0, 0)
-    items = draw(endless, 0, 0)[0]
-    assert (sized.given, endless.given) == (5, 0)
-    for count in (1, 2, 3):
-        next(items)
-        assert endless.given == count
 
 
 def states() -> list:
     return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
 
-@pytest.mark.parametrize("sampler", [Sized(), Endless()], ids=["sized", "endless"])
-def test_what_a_sampler_draws_depends_on_seed_and_epoch_alone(sampler):
-    def first_five(seed: int, epoch: int) -> list[float]:
-        items = []
-        for item in itertools.islice(draw(sampler, seed, epoch)[0], 5):
-            random.random(), np.random.random(), torch.rand(())  # the training loop draws too
-            items.append(item)
-        return items
+class Noting:
+    """An endless sampler that notes the states of the global generators."""
 
-    assert first_five(1, 2) == first_five(1, 2)
-    assert len(set(first_five(1, 2))) == 5
-    assert not {*first_five(1, 2)} & {*first_five(1, 3), *first_five(2, 2)}
-
-
-@pytest.mark.parametrize("sampler", [Sized(), Endless()], ids=["sized", "endless"])
-def test_drawing_leaves_the_global_generators_as_they_were(sampler):
-    before = states()
-    list(itertools.islice(draw(sampler, 1, 2)[0], 5))
-    assert states() == before
-
-
-def test_a_sized_and_an_endless_sampler_draw_the_same():
-    assert list(draw(Sized(), 1, 2)[0]) == list(itertools.islice(draw(Endless(), 1, 2)[0], 5))
-
-
-def test_another_thread_does_not_seed_the_global_generators(in_thread, bound):
-    seeds = []
-
-    class Noting:
-        def __iter__(self):
-            for _ in range(2):
-                seeds.append((threading.get_ident(), states()))
-                yield 0
-
-    items = draw(Noting(), 1, 2)[0]
-    next(items)
-    before = states()
-    in_thread(next, items).result(bound)
-    (_, ours), (_, theirs) = seeds
-    assert ours != before
-    assert theirs == before
-
-
-class Failing:
-    """Raises after two indices."""
+    def __init__(self) -> None:
+        self.seen: list = []
 
     def __iter__(self):
-        yield from (0, 1)
-        raise ValueError("no more")
+        while True:
+            self.seen.append(states())
+            yield 0
 
 
-class FailingSized(Failing):
-    def __len__(self) -> int:
-        return 5
-
-
-@pytest.mark.parametrize("sampler", [Failing(), FailingSized()], ids=["endless", "sized"])
-def test_a_samplers_error_comes_after_the_items_before_it(sampler):
-    before = states()
-    items = draw(sampler, 0, 0)[0]
-    assert [next(items), next(items)] == [0, 1]
-    with pytest.raises(SamplerError) as error:
-        next(items)
-    assert str(error.value.__cause__) == "no more"
-    assert states() == before
-
-
-def test_a_task_without_a_seed_has_indices_only():
-    assert Task([1]) == Task([1], None, None, None, False, frozenset())
-
-
-def test_a_sampler_that_another_thread_iterates_without_seeding_is_logged_once(in_thread, bound, caplog):
+def test_another_thread_does_not_seed_the_global_generators_and_says_so_once(in_thread, bound, caplog):
     module._warn_of_unseeded_drawing.cache_clear()
-    items = draw(Endless(), 1, 2)[0]
+    sampler, before = Noting(), states()
+    items = draw(sampler, 1, 2)[0]
     next(items)
     assert not caplog.records
     for _ in range(2):
         in_thread(next, items).result(bound)
+    ours, *theirs = sampler.seen
+    assert ours != before
+    assert theirs == [before] * 2
     (record,) = caplog.records
     assert "the order differs from run to run" in record.message
