@@ -1,0 +1,81 @@
+"""WebDatasetStream: data=webdataset data.streaming=true, which reads each tar file from its start to its end."""
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from data.errors import DataError
+from data.images.stream import CroppedStream
+from data.webdataset import IMAGES, find_shards, read_classes
+
+
+class WebDatasetStream(CroppedStream):
+    """The training images in the shards of `urls`, or the test images in those of `test_urls`, without an index.
+
+    Each of torch's workers reads its share of the shards, in training in random order. The arguments are those of
+    WebDataset. Raises DataError for a shard that is compressed or damaged, and for a key without an image or a label.
+    """
+
+    def __init__(
+        self,
+        train: bool,
+        urls: str | Sequence[str] | None = None,
+        test_urls: str | Sequence[str] | None = None,
+        classes: str | Sequence[str] | None = None,
+        **crops: Any,
+    ) -> None:
+        super().__init__(train, classes and read_classes(classes), **crops)
+        self.shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
+        self._state: dict[str, Any] = {}
+        self._is_new = True  # the next iterator begins at the start
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is: the order of its shards, its place in it, and the samples read there."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets where the next iterator begins."""
+        self._state, self._is_new = dict(state), not state
+
+    def encoded(self) -> Iterator[tuple[bytes, str, str]]:
+        info = get_worker_info()
+        mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
+        if self._is_new:  # else nothing is drawn: the numbers are those of the next sample
+            order = torch.randperm(len(mine)).tolist() if self.train else list(range(len(mine)))
+            self._state = {"order": order, "place": 0, "samples": 0}
+        state, self._is_new = self._state, True
+        while state["place"] < len(mine):
+            for sample in read_shard(mine[state["order"][state["place"]]], state["samples"]):
+                state["samples"] += 1
+                yield sample
+            state |= {"place": state["place"] + 1, "samples": 0}
+
+
+def read_shard(shard: str, skip: int) -> Iterator[tuple[bytes, str, str]]:
+    """Yields the image file, its name and the label of each sample but the first `skip`."""
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            named = (member for member in tar if member.isreg())
+            for key, members in islice(groupby(named, lambda member: split_name(member)[0]), skip, None):
+                files = {split_name(member)[1]: member for member in members}
+                image = next((kind for kind in IMAGES if kind in files), "")
+                label = next((kind for kind in ("cls", "json") if kind in files), "")
+                if not image or not label:
+                    raise tarfile.ReadError(f"the key {key} has {', '.join(files)}, not an image and a label together")
+                data, text = (tar.extractfile(files[kind]).read() for kind in (image, label))  # type: ignore[union-attr]  # regular files
+                value = json.loads(text)["label"] if label == "json" else text.decode().strip()
+                yield data, f"{shard}/{files[image].name}", str(value)
+    except (OSError, tarfile.TarError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{shard} cannot be read as an uncompressed tar of samples: {error}; replace it") from error
+
+
+def split_name(member: tarfile.TarInfo) -> tuple[str, str]:
+    """The key, which ends at the first dot of the file's name, and the rest, such as jpg."""
+    folder, slash, name = member.name.rpartition("/")
+    stem, _, kind = name.partition(".")
+    return folder + slash + stem, kind.lower()
