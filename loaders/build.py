@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from .arguments import ON_ERROR, check_choice
 from .cached_loader import CachedLoader
@@ -43,6 +43,8 @@ class LoaderConfig:
     preload_depth: int = 2
     on_error: str = "raise"
     timeout: float = 0.0
+    streams: int = 8  # of an iterable dataset: see WorkerLoader
+    shuffle_buffer: int = 0
 
     def __post_init__(self) -> None:
         check_choice("loader.name", self.name, LOADERS, LoaderConfigError)
@@ -84,6 +86,7 @@ def build_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     sampler: Any = None,
     batch_sampler: Any = None,
+    steps_per_epoch: int | None = None,
 ) -> Preloader:
     """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
@@ -97,14 +100,18 @@ def build_loader(
     seed, shuffle, rank, world_size, pad, drop_last, last_batch: as WorkerLoader has them.
     transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
     collate_fn: makes a batch from a list of samples; by default torch's default_collate.
-    sampler, batch_sampler: as WorkerLoader has them.
+    sampler, batch_sampler, steps_per_epoch: as WorkerLoader has them. An iterable dataset can be read by `workers`,
+        `prefetch`, and `torch`, which reads it without a seed, streams, state or length.
 
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    is_stream = isinstance(dataset, IterableDataset)
+    if (is_stream and config.name not in ("workers", "prefetch", "torch")) or not (
+        is_stream or hasattr(dataset, "__len__")
+    ):
         raise LoaderConfigError(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is not one: "
-            "give it __len__ and __getitem__, or use torch's own DataLoader"
+            "give it __len__ and __getitem__, or make it an IterableDataset and use loader=prefetch, workers or torch"
         )
     device = checked_device(device)
     order: dict[str, Any] = {
@@ -132,22 +139,32 @@ def build_loader(
         "pin_memory": device.type not in ("cpu", "mps", "meta"),
         "collate_fn": collate_fn,
     }
-    loader: TorchLoader | WorkerLoader[Any]
+    loader: Any
     if config.name == "torch":
         stock = {"num_workers": available_cores(), "prefetch_factor": 2}
         reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
-        loader, has_workers = TorchLoader(dataset, **order, **reading), reading["num_workers"] > 0
+        has_workers = reading["num_workers"] > 0
+        if is_stream:
+            reading |= {"persistent_workers": has_workers} if has_workers else {"prefetch_factor": None}
+            loader = DataLoader(dataset, batch_size, drop_last=drop_last, **reading)
+        else:
+            loader = TorchLoader(dataset, **order, **reading)
     else:
         loader = WorkerLoader(
             dataset,
             persistent_workers=True,
             worker_method="thread" if config.name == "threads" else "multiprocessing",
             on_error=config.on_error,
+            streams=config.streams,
+            shuffle_buffer=config.shuffle_buffer,
+            steps_per_epoch=steps_per_epoch,
             **order,
             **reading,
         )
         has_workers = has_pool(loader)
-    depth = 0 if has_workers and device.type == "cpu" else config.preload_depth
+    depth = config.preload_depth
+    if (has_workers and device.type == "cpu") or (is_stream and not has_workers):  # such a stream needs this thread
+        depth = 0
     preloader = Preloader(loader, device, depth, transform)
     is_training = shuffle or sampler is not None or batch_sampler is not None
     if config.name == "cached" and is_training:  # an evaluation needs every sample

@@ -90,7 +90,7 @@ class Dispatcher:
         """Records the workers' work in the timeline from now on, and copies batches into pinned memory (`pins`)."""
         self._timeline, self._pins = timeline, pins
 
-    def begin(self, tasks: Iterator[Task]) -> None:
+    def begin(self, tasks: Iterator[Any]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
         self.check_process()
         self._receive(waits=False)
@@ -136,8 +136,10 @@ class Dispatcher:
             return self._tasks_error
         if first is None or first.task.epoch != epoch:
             return None
-        number, flight = self._wait()
-        ended = time.perf_counter()
+        waited_for = self._wait()
+        if waited_for is None:
+            return None
+        (number, flight), ended = waited_for, time.perf_counter()
         others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
         ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
@@ -209,9 +211,12 @@ class Dispatcher:
                 if sparing and is_last and wanted == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
-            if not self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent):
+            if not self._send(number, flight):
                 return
         self._has_unsent = False
+
+    def _send(self, number: int, flight: InFlight) -> bool:
+        return self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent)
 
     def _take(self) -> tuple[int, InFlight] | None:
         """Puts the next task in flight, and chooses its worker; returns it with its number, None if none is left."""
@@ -225,24 +230,25 @@ class Dispatcher:
             if not self._drawn:
                 return None
         number, task = self._drawn[0]
-        workers = range(self._tuner.workers)
-        if self._round_robin:
-            worker = (number - self._first) % self._pool.num_workers
-        elif len(workers) == 1:
-            worker = 0
-        else:
-            loads, new = [0] * self._pool.num_workers, self._tuner.new_workers
-            for other in self._in_flight.values():
-                loads[other.worker] += other.result is None
-            worker = min(workers, key=lambda worker: (loads[worker], worker not in new))
-        flight = InFlight(task, worker)
+        flight = InFlight(task, self._choose_worker(number, task))
         self._in_flight[number], self._next = flight, number + 1
         self._drawn.clear()
         return number, flight
 
-    def _wait(self) -> tuple[int, InFlight]:
-        """Waits for the result to be delivered next, and returns its task with its number."""
-        while True:
+    def _choose_worker(self, number: int, task: Any) -> int:
+        workers = range(self._tuner.workers)
+        if self._round_robin:
+            return (number - self._first) % self._pool.num_workers
+        if len(workers) == 1:
+            return 0
+        loads, new = [0] * self._pool.num_workers, self._tuner.new_workers
+        for other in self._in_flight.values():
+            loads[other.worker] += other.result is None
+        return min(workers, key=lambda worker: (loads[worker], worker not in new))
+
+    def _wait(self) -> tuple[int, InFlight] | None:
+        """Waits for the result to be delivered next, and returns its task with its number; None if no task is left."""
+        while self._first_wanted() or self._first_in_flight():
             for number, flight in self._in_flight.items():
                 if flight.is_wanted and flight.result is not None:
                     return number, flight
@@ -251,6 +257,7 @@ class Dispatcher:
             self._receive()
             if self._has_unsent:
                 self._submit(sparing=True)
+        return None
 
     def _receive(self, waits: bool = True) -> None:
         """Handles events; an interrupted call may have left some, which are not about tasks that are sent now."""

@@ -222,7 +222,7 @@ def test_without_our_own_order_rollover_is_refused_in_words(settings):
 
 
 def test_an_iterable_dataset_cannot_roll_over():
-    with pytest.raises(ValueError, match="map-style dataset"):
+    with pytest.raises(ValueError, match="'rollover' needs a seed and the loader's own order"):
         WorkerLoader(Stream(), 5, seed=3, last_batch="rollover")
 
 
