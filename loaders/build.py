@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from .arguments import ON_ERROR, check_choice
+from .arguments import ON_ERROR, check_choice, checked_last_batch
 from .cached_loader import CachedLoader
 from .machine import available_cores
 from .preload.accelerator import checked_device
@@ -18,6 +18,7 @@ from .preload.device_copy import Transform
 from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
 from .torch_loader import TorchLoader
+from .torch_stream import TorchStream
 from .worker_loader import WorkerLoader
 from .workers.engine import has_pool
 
@@ -53,7 +54,8 @@ class LoaderConfig:
             raise LoaderConfigError(
                 f"loader.on_error=skip: loader={self.name} cannot leave out samples, use loader=workers"
             )
-        for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
+        numbers = {"num_workers": 0, "prefetch_factor": 1, "preload_depth": 0, "timeout": 0}
+        for key, least in (numbers | {"streams": 1, "shuffle_buffer": 0}).items():
             value, takes_auto = getattr(self, key), key in AUTO
             if takes_auto and value == "auto":
                 continue
@@ -101,11 +103,13 @@ def build_loader(
     transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
     collate_fn: makes a batch from a list of samples; by default torch's default_collate.
     sampler, batch_sampler, steps_per_epoch: as WorkerLoader has them. An iterable dataset can be read by `workers`,
-        `prefetch`, and `torch`, which reads it without a seed, streams, state or length.
+        `prefetch`, and `torch`, which cannot resume it. `shuffle` then stands for `config.shuffle_buffer`.
 
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
     is_stream = isinstance(dataset, IterableDataset)
+    shuffle_buffer = config.shuffle_buffer if shuffle else 0
+    shuffle = shuffle and not is_stream
     if (is_stream and config.name not in ("workers", "prefetch", "torch")) or not (
         is_stream or hasattr(dataset, "__len__")
     ):
@@ -145,8 +149,13 @@ def build_loader(
         reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
         has_workers = reading["num_workers"] > 0
         if is_stream:
-            reading |= {"persistent_workers": has_workers} if has_workers else {"prefetch_factor": None}
-            loader = DataLoader(dataset, batch_size, drop_last=drop_last, **reading)
+            if world_size > 1:
+                raise LoaderConfigError(
+                    f"loader=torch gives each of {world_size} processes the whole stream: use workers"
+                )
+            reading |= {"persistent_workers": True} if has_workers else {"prefetch_factor": None}
+            drop_last, _ = checked_last_batch(last_batch, drop_last)
+            loader = TorchStream(dataset, batch_size, seed, steps_per_epoch, drop_last=drop_last, **reading)
         else:
             loader = TorchLoader(dataset, **order, **reading)
     else:
@@ -156,7 +165,7 @@ def build_loader(
             worker_method="thread" if config.name == "threads" else "multiprocessing",
             on_error=config.on_error,
             streams=config.streams,
-            shuffle_buffer=config.shuffle_buffer,
+            shuffle_buffer=shuffle_buffer,
             steps_per_epoch=steps_per_epoch,
             **order,
             **reading,

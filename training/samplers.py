@@ -30,7 +30,7 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
                 f"train.steps_per_epoch is not set, and {name} is a stream, whose length is not known: set it to the "
                 "number of steps after which an epoch ends and the run evaluates"
             )
-        return order | {"steps_per_epoch": steps}
+        return order | {"steps_per_epoch": steps, "last_batch": "drop" if order["last_batch"] == "drop" else "keep"}
     if steps is not None:
         raise ConfigError(f"train.steps_per_epoch={steps}: it is for streams; {name} has a length, so set it to null")
     if not key:
