@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from ..base import Delivery
@@ -19,6 +20,10 @@ class StreamDispatcher(Dispatcher):
     """Keeps tasks of streams in flight. The empty ones of streams at their end are dropped, and so not delivered."""
 
     _streams: StreamTasks
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._begun: dict[int, bytes | None] = {}  # digests of the streams' first samples; empty: of none
 
     def begin(self, tasks: Iterator[Any]) -> None:
         """Drops the tasks in flight, and continues with those of a StreamTasks."""
@@ -39,11 +44,34 @@ class StreamDispatcher(Dispatcher):
 
     def _note(self, result: Result) -> None:
         flight, progress = self._in_flight.get(result.number), result.progress
-        if flight is not None and flight.is_wanted and progress is not None:
-            self._streams.answered(progress)
-            if progress.is_empty:
-                flight.is_wanted, self._has_unsent = False, True
+        if flight is not None and flight.is_wanted and flight.result is None:
+            self._streams.answered(flight.task.stream, progress)
+            if progress is not None:
+                self._tell(progress)
+                if progress.is_empty:
+                    flight.is_wanted, self._has_unsent = False, True
         super()._note(result)
+
+    def _tell(self, progress: Progress) -> None:
+        """Says what a stream's answer tells of the dataset."""
+        stream, place = progress.stream, progress.place
+        if progress.dropped is not None:
+            log.info("stream %d read and dropped %d samples in %.1f s, to resume", stream, *progress.dropped)
+        if stream in self._begun:
+            return
+        is_empty = progress.is_empty and place is not None and not place.samples + place.taken
+        self._begun[stream] = b"" if is_empty else progress.digest
+        if len(self._begun) < len(self._streams.places):
+            return
+        digests = [digest for digest in self._begun.values() if digest]
+        if twins := [one for one, digest in self._begun.items() if digest and digests.count(digest) > 1]:
+            _warn_once(
+                f"streams {', '.join(map(str, twins))} begin with the same samples: the dataset's __iter__ has to give "
+                "each its share, by the id and num_workers of torch.utils.data.get_worker_info()"
+            )
+        empty = [one for one, digest in self._begun.items() if digest == b""]
+        if 0 < len(empty) < len(self._begun):
+            _warn_once(f"streams {', '.join(map(str, empty))} have no samples: set streams={min(empty)} or less")
 
     def _retry(self, death: Death) -> None:
         super()._retry(death)
@@ -52,7 +80,12 @@ class StreamDispatcher(Dispatcher):
         for _, failed in flights:
             if failed.result is None or not isinstance(failed.result.error, WorkerFailure):
                 continue
-            self._streams.answered(Progress(failed.task.stream, is_over=True))
+            self._streams.answered(failed.task.stream, Progress(failed.task.stream, is_over=True))
             for number, flight in flights:
                 if flight.task.stream == failed.task.stream and flight.result is None:
                     self._in_flight.pop(number, None)
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    log.warning(sentence)

@@ -12,7 +12,7 @@ import hashlib
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -60,35 +60,40 @@ class StreamReader:
                 "a stream with a seed cannot be read in a thread, as get_worker_info() and the random generators are "
                 "global: use num_workers=1 or more, or a Preloader with depth=0 (loader.preload_depth=0)"
             )
-        self.newest = Progress(task.stream, is_over=True)  # if the stream cannot be opened
-        stream = self.open.get(task.stream)
+        before, self.newest = torch_worker._worker_info, Progress(task.stream, is_over=True)  # if it cannot be opened
+        try:
+            return self._read(task, buffer, mark)
+        finally:
+            torch_worker._worker_info = before
+
+    def _read(self, task: StreamTask, buffer: BatchBuffer, mark: Mark) -> Reading:
+        stream, reading = self.open.get(task.stream), Reading()
         if task.start is not None or stream is None or stream.is_busy:
             place = task.start or (Place() if stream is None else stream.place)
             stream = self.open[task.stream] = _Stream(self, task.stream, place, mark)
-        with stream.as_worker():
-            is_first, stream.is_busy, reading = stream.is_new, self.seed is not None, Reading()
-            try:
-                samples = stream.read(task.rows or 1, mark, reading.skipped)
-            except Exception:
-                self.newest = stream.advance()
-                raise
-            if stream.ended and self.drop_last and len(samples) < (task.rows or 1):
-                samples = []
-            self.newest = stream.advance(is_empty=stream.ended and not samples)
-            if self.newest.is_empty:
-                return reading
-            if not samples:
-                reasons = "; ".join(f"sample {sample}: {reason}" for sample, reason in reading.skipped[:3])
-                raise RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")
-            if is_first:
-                with suppress(Exception):  # samples that cannot be pickled are not compared
-                    self.newest = self.newest._replace(digest=hashlib.sha256(pickle.dumps(samples)).digest())
-            began = time.perf_counter()
-            try:
-                reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
-            except StopIteration as error:  # it would silently end the epoch
-                raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
-            reading.collate_seconds = time.perf_counter() - began
+        is_new, stream.is_busy = stream.is_new, self.seed is not None
+        try:
+            samples = stream.read(task.rows or 1, mark, reading.skipped)
+        except Exception:
+            self.newest = stream.advance()
+            raise
+        if stream.ended and self.drop_last and len(samples) < (task.rows or 1):
+            samples = []
+        self.newest = stream.advance(is_empty=stream.ended and not samples)
+        if self.newest.is_empty:
+            return reading
+        if not samples:
+            reasons = "; ".join(f"sample {sample}: {reason}" for sample, reason in reading.skipped[:3])
+            raise RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")
+        if is_new:
+            with suppress(Exception):  # samples that cannot be pickled are not compared
+                self.newest = self.newest._replace(digest=hashlib.sha256(pickle.dumps(samples)).digest())
+        began = time.perf_counter()
+        try:
+            reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
+        except StopIteration as error:  # it would silently end the epoch
+            raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
+        reading.collate_seconds = time.perf_counter() - began
         return reading
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,17 +136,9 @@ class _Stream:
         """Whether no sample of it was read, if it has a seed."""
         return self._reader.seed is not None and not self._drawn
 
-    @contextmanager
-    def as_worker(self) -> Iterator[None]:
-        """Sets what get_worker_info() returns."""
-        before, torch_worker._worker_info = torch_worker._worker_info, self._info
-        try:
-            yield
-        finally:
-            torch_worker._worker_info = before
-
     def read(self, count: int, mark: Mark, skipped: list[tuple[Any, str]]) -> list[Any]:
         """Returns the next `count` samples, or fewer at the stream's end."""
+        torch_worker._worker_info = self._info
         samples = self._read(count, mark, skipped)
         if not samples and self.ended and self._drawn and self._reader.repeats:
             self._begin(Place(self._epoch + 1), mark)
@@ -190,34 +187,36 @@ class _Stream:
             return
         began, state, key = time.perf_counter(), place.state or {}, int(fold(seed, self._epoch, self._number))
         self._dataset = pickle.loads(reader.pickled)
-        self._info = torch_worker.WorkerInfo(
+        torch_worker._worker_info = self._info = torch_worker.WorkerInfo(
             id=self._number, num_workers=reader.streams, seed=key >> 1, dataset=self._dataset
         )
-        with self.as_worker():
-            seed_globals(key)
-            if reader.init_fn is not None:
-                reader.init_fn(self._number)
-            if callable(getattr(self._dataset, "set_epoch", None)):
-                self._dataset.set_epoch(self._epoch)
-            if "dataset" in state:  # in the order of torchdata's StatefulDataLoader
-                self._dataset.load_state_dict(state["dataset"])
-            self._iterator = iter(self._dataset)
-            if "iterator" in state:
-                self._iterator.load_state_dict(state["iterator"])
-            if state:
-                self._drawn, self._before = place.samples, (place.samples, state)
-            self._keys = _keys(seed, self._epoch, self._number, self._drawn)
-            to_drop = place.samples - self._drawn + place.taken
-            for at in range(to_drop):
-                mark(SET_UP - 1 - at)  # another number each time, so that `timeout` limits each sample
-                try:
-                    self._draw() if self._drawn < place.samples else self._next()
-                except StopIteration:
-                    raise RuntimeError(
-                        f"stream {self._number} has ended after {self._drawn} samples, before the place to resume: "
-                        "its dataset has fewer samples now, or other ones each time that it is read"
-                    ) from None
-            self._before = self._before if place.taken else (place.samples, place.state)
+        seed_globals(key)
+        if reader.init_fn is not None:
+            reader.init_fn(self._number)
+        if callable(getattr(self._dataset, "set_epoch", None)):
+            self._dataset.set_epoch(self._epoch)
+        if "dataset" in state:  # in the order of torchdata's StatefulDataLoader
+            self._dataset.load_state_dict(state["dataset"])
+        self._iterator = iter(self._dataset)
+        if "iterator" in state:
+            self._iterator.load_state_dict(state["iterator"])
+        if state:
+            self._drawn = place.samples
+        self._keys = _keys(seed, self._epoch, self._number, self._drawn)
+        to_drop = place.samples - self._drawn + place.taken
+        for at in range(to_drop):
+            mark(SET_UP - 1 - at)  # another number each time, so that `timeout` limits each sample
+            if self._drawn == place.samples:
+                self._before = place.samples, place.state
+            try:
+                self._draw() if self._drawn < place.samples else self._next()
+            except StopIteration:
+                raise RuntimeError(
+                    f"stream {self._number} has ended after {self._drawn} samples, before the place to resume: "
+                    "its dataset has fewer samples now, or other ones each time that it is read"
+                ) from None
+        if not place.taken:
+            self._before = place.samples, place.state
         if to_drop:
             self._dropped = to_drop, time.perf_counter() - began
 

@@ -99,9 +99,10 @@ class StreamTasks:
         """Notes that a worker, one of so many, has died: it has to open its streams again."""
         self.unopened |= {stream for stream, host in self._hosts.items() if host % workers == worker}
 
-    def answered(self, progress: Progress) -> None:
-        """Notes where a stream is."""
-        if progress.place is not None:
-            self.places[progress.stream] = progress.place
-        if progress.is_over and progress.stream in self._live:
-            self._live.remove(progress.stream)
+    def answered(self, stream: int, progress: Progress | None) -> None:
+        """Notes that a task of the stream was answered, and where the stream is now."""
+        self._in_flight[stream] -= 1
+        if progress is not None and progress.place is not None:
+            self.places[stream] = progress.place
+        if progress is not None and progress.is_over and stream in self._live:
+            self._live.remove(stream)
