@@ -159,17 +159,20 @@ def build_loader(
         else:
             loader = TorchLoader(dataset, **order, **reading)
     else:
-        loader = WorkerLoader(
-            dataset,
-            persistent_workers=True,
-            worker_method="thread" if config.name == "threads" else "multiprocessing",
-            on_error=config.on_error,
-            streams=config.streams,
-            shuffle_buffer=shuffle_buffer,
-            steps_per_epoch=steps_per_epoch,
-            **order,
-            **reading,
-        )
+        try:
+            loader = WorkerLoader(
+                dataset,
+                persistent_workers=True,
+                worker_method="thread" if config.name == "threads" else "multiprocessing",
+                on_error=config.on_error,
+                streams=config.streams,
+                shuffle_buffer=shuffle_buffer,
+                steps_per_epoch=steps_per_epoch,
+                **order,
+                **reading,
+            )
+        except ValueError as error:
+            raise LoaderConfigError(str(error)) from error
         has_workers = has_pool(loader)
     depth = config.preload_depth
     if (has_workers and device.type == "cpu") or (is_stream and not has_workers):  # such a stream needs this thread

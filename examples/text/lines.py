@@ -1,4 +1,4 @@
-"""A stream of text: JSONL shards of any size, which are read line by line. `python -m examples.text.lines DIR` makes some.
+"""A stream of text: JSONL shards, which are read line by line. `python -m examples.text.lines DIR` makes some.
 
 A line is {"tokens": [7, 93, ...], "label": 0}.
 """
