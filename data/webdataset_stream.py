@@ -1,6 +1,7 @@
 """WebDatasetStream: data=webdataset data.streaming=true, which reads each tar file from its start to its end."""
 
 import json
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
@@ -59,23 +60,26 @@ class WebDatasetStream(CroppedStream):
 def read_shard(shard: str, skip: int) -> Iterator[tuple[bytes, str, str]]:
     """Yields the image file, its name and the label of each sample but the first `skip`."""
     try:
-        with tarfile.open(shard, "r:") as tar:
-            named = (member for member in tar if member.isreg())
-            for key, members in islice(groupby(named, lambda member: split_name(member)[0]), skip, None):
-                files = {split_name(member)[1]: member for member in members}
-                image = next((kind for kind in IMAGES if kind in files), "")
-                label = next((kind for kind in ("cls", "json") if kind in files), "")
-                if not image or not label:
-                    raise tarfile.ReadError(f"the key {key} has {', '.join(files)}, not an image and a label together")
-                data, text = (tar.extractfile(files[kind]).read() for kind in (image, label))  # type: ignore[union-attr]  # regular files
-                value = json.loads(text)["label"] if label == "json" else text.decode().strip()
-                yield data, f"{shard}/{files[image].name}", str(value)
+        with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            files = filter(tarfile.TarInfo.isreg, tar)
+            for key, members in islice(groupby(files, lambda member: split_name(member)[0]), skip, None):
+                found = {split_name(member)[1]: member for member in members}
+                image = next((found[kind] for kind in IMAGES if kind in found), None)
+                label = found.get("cls") or found.get("json")
+                if image is None or label is None:
+                    raise tarfile.ReadError(f"the key {key} has {', '.join(found)}, and no image and label together")
+                data, text = (os.pread(file.fileno(), member.size, member.offset_data) for member in (image, label))
+                value = text.decode().strip() if label.name.endswith(".cls") else json.loads(text)["label"]
+                yield data, f"{shard}/{image.name}", str(value)
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+                raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
     except (OSError, tarfile.TarError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{shard} cannot be read as an uncompressed tar of samples: {error}; replace it") from error
 
 
 def split_name(member: tarfile.TarInfo) -> tuple[str, str]:
-    """The key, which ends at the first dot of the file's name, and the rest, such as jpg."""
+    """The key, which ends at the first dot of the file's name, and what follows, such as jpg."""
     folder, slash, name = member.name.rpartition("/")
     stem, _, kind = name.partition(".")
     return folder + slash + stem, kind.lower()

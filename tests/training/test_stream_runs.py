@@ -142,15 +142,18 @@ def test_processes_save_the_places_of_all_streams_and_another_number_of_them_goe
     assert [line["step"] for line in alone.metrics() if "test_loss" in line] == [30, 60]
 
 
+@pytest.fixture(scope="module")
+def whole(python, tmp_path_factory) -> Run:
+    return Run(python, tmp_path_factory.mktemp("whole"), *OF_PROCESSES, processes=1).finish()
+
+
 @pytest.mark.slow
-def test_twenty_runs_that_are_stopped_at_random_moments_end_with_the_same_bits(python, tmp_path):
-    draw = random.Random(0)
-    whole = Run(python, tmp_path / "whole", *OF_PROCESSES, processes=1).finish()
-    for number in range(20):
-        folder = tmp_path / str(number)
-        stopped = Run(python, folder, *OF_PROCESSES, f"loader.num_workers={draw.choice([0, 1, 3])}", processes=1)
-        stopped.wait_for_step(5 * draw.randrange(1, 8))
-        stopped.send_signal(signal.SIGTERM)
-        assert stopped.wait() == [75], stopped.text()
-        again = Run(python, folder, *OF_PROCESSES, f"loader.num_workers={draw.choice([0, 1, 3])}", processes=1)
-        assert same_bits(again.finish(), whole)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_that_is_stopped_at_a_random_moment_ends_with_the_same_bits(python, tmp_path, whole, seed):
+    draw = random.Random(seed)
+    workers = [f"loader.num_workers={number}" for number in draw.sample([0, 1, 3], 2)]
+    stopped = Run(python, tmp_path, *OF_PROCESSES, workers[0], processes=1)
+    stopped.wait_for_step(5 * draw.randrange(1, 9))
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait() == [75], stopped.text()
+    assert same_bits(Run(python, tmp_path, *OF_PROCESSES, workers[1], processes=1).finish(), whole)
