@@ -5,7 +5,7 @@ mapped into memory, and only the crops are decoded, as in data/image_folder.py.
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import numpy as np
 from data.errors import DataError, did_you_mean
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
-from data.images.stream import CroppedStream
 
-SHARDS = 64  # of a saved dataset that is streamed
 LABELS = {"bool", "string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
 
@@ -61,68 +59,17 @@ class HuggingFace(CroppedDataset):
             self.classes = tuple(str(value) for value in known)
         remedy = "choose other splits (data.train_split, data.test_split) or another column (data.label)"
         self.labels = class_indices(read_labels(rows, label, self._where), known, self.path, remedy)
-        self._rows = with_encoded(rows, [image], path)
+        self._rows = encoded_rows(rows, [image], path)
 
     def path(self, index: int) -> str:
         return f"{self._where}, row {index}"
 
     def encoded(self, index: int) -> tuple[bytes, str]:
-        return read_file(self._rows[index][self._image], self.path(index))
-
-    @staticmethod
-    def stream(*arguments: Any, **options: Any) -> "HuggingFaceStream":
-        """The images in the order of their files, for data.streaming=true."""
-        return HuggingFaceStream(*arguments, **options)
+        return file_of(self._rows[index][self._image], self.path(index))
 
 
-class HuggingFaceStream(CroppedStream):
-    """The images of a whole split in the order of its files, of which each of torch's workers reads its share.
-
-    The arguments are those of HuggingFace, and classes: their names, if the feature of the labels has none.
-    """
-
-    def __init__(
-        self,
-        train: bool,
-        path: str | Path | None = None,
-        name: str | None = None,
-        train_split: str | None = None,
-        test_split: str | None = None,
-        image: str | None = None,
-        label: str | None = None,
-        classes: Sequence[str] | None = None,
-        **crops: Any,
-    ) -> None:
-        splits = load(str(path), name, streaming=True)
-        key, split = (
-            ("data.train_split", train_split or "train") if train else ("data.test_split", test_split or "test")
-        )
-        if split not in splits:
-            raise DataError(f"{key}={split}: a stream is a whole split; set it to one of {', '.join(splits)}")
-        rows, self._where = splits[split], f"{path}, {split} split"
-        image = choose_column(rows.features, "data.image", image, "Image")
-        label = choose_column(rows.features, "data.label", label, "ClassLabel")
-        super().__init__(train, classes or getattr(rows.features[label], "names", None), **crops)
-        self._rows, self._image, self._label = with_encoded(rows, [image, label], path), image, label
-        self._loaded: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is, plain JSON."""
-        return dict(self._rows.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets where the next iterator begins."""
-        self._loaded = state
-
-    def encoded(self) -> Iterator[tuple[bytes, str, Any]]:
-        self._rows.load_state_dict(self._loaded)  # for None it begins at the start
-        self._loaded = None
-        for row in self._rows:
-            yield *read_file(row[self._image], self._where), row[self._label]
-
-
-def with_encoded(rows: Any, columns: list[str], path: str | Path | None) -> Any:
-    """The rows with these columns only, and in the first the images' bytes instead of their pixels."""
+def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
+    """The rows with these columns; the first has images, which become encoded files."""
     image, encoded = columns[0], importlib.import_module("datasets").Image(decode=False)
     try:
         return rows.select_columns(columns).cast_column(image, encoded)
@@ -131,15 +78,15 @@ def with_encoded(rows: Any, columns: list[str], path: str | Path | None) -> Any:
         raise DataError(f"data.image={image}: {reason}; choose another one") from error
 
 
-def read_file(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
-    """The bytes of an image in a row, and its name for errors."""
-    data, file = (image["bytes"], image["path"]) if image else (None, None)  # None: the row has no image
+def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
+    """The bytes of an encoded image, and its name for errors. Raises DataError if its file cannot be read."""
+    data, file = (image["bytes"], image["path"]) if image else (b"", None)  # None: the row has no image
     name = f"{where} ({file})" if file else where
     with image_errors(name):
         return Path(file).read_bytes() if data is None and file else data or b"", name
 
 
-def load(path: str, name: str | None, streaming: bool = False) -> dict[str, Any]:
+def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
     try:
         datasets = importlib.import_module("datasets")
@@ -154,11 +101,8 @@ def load(path: str, name: str | None, streaming: bool = False) -> dict[str, Any]
     try:
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
-            splits = saved if isinstance(saved, dict) else {"train": saved}
-            if not streaming:
-                return splits
-            return {split: rows.to_iterable_dataset(min(len(rows), SHARDS)) for split, rows in splits.items()}
-        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, streaming=streaming)
+            return saved if isinstance(saved, dict) else {"train": saved}
+        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, **options)
     except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
         reason, kind = " ".join(str(error).split()), type(error).__name__
         remedies = {

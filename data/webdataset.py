@@ -63,13 +63,6 @@ class WebDataset(CroppedDataset):
         remedy = "change the label, or set data.classes to a list of all classes"
         self.labels = class_indices(labels, known, self.path, remedy)
 
-    @staticmethod
-    def stream(train: bool, **arguments: Any) -> Any:
-        """The images in the order of their shards, for data.streaming=true."""
-        from data.webdataset_stream import WebDatasetStream  # here, because it imports this file
-
-        return WebDatasetStream(train, **arguments)
-
     def path(self, index: int) -> str:
         return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._entries[index]['name'])}"
 

@@ -57,8 +57,7 @@ def check_dataset(
         if len(found) == 2:
             break
     if not found:
-        none = "a stream without samples" if is_stream(dataset) else f"none of the first {MOST_TRIED} can be read"
-        raise DataError(f"{samples.name} has no samples to train with: {none}")
+        raise DataError(f"{samples.name} has no samples, or none of the first {MOST_TRIED} can be read")
     batch = (collate or default_collate)(found)
     for name in task.inputs:
         if name not in batch:
@@ -82,8 +81,7 @@ def check_methods(dataset: Any) -> None:
     name = type(dataset).__name__
     for method in ("__len__", "__getitem__"):
         if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
-            stream = ", or make it a torch.utils.data.IterableDataset" if hasattr(dataset, "__iter__") else ""
-            raise DataError(f"{name} has no {method}: train.py needs a dataset with __len__ and __getitem__{stream}")
+            raise DataError(f"{name} has no {method}: train.py needs __len__ and __getitem__, or an IterableDataset")
     if not len(dataset):
         raise DataError(f"{name} has no samples: check the folder or files that data.root names")
     if offers(dataset, "read_batch") and not callable(getattr(dataset, "sample_spec", None)):

@@ -87,8 +87,7 @@ class Datasets:
         """Describes the data, the loader and the steps of the run in one line."""
         classes = f" of {self.task.label_below} classes" if self.task.label_below else ""
         train, test = (
-            "a stream" if is_stream(dataset) else f"{len(dataset):,} {self.what}"
-            for dataset in (self.train, self.test)
+            "a stream" if is_stream(one) else f"{len(one):,} {self.what}" for one in (self.train, self.test)
         )
         validation = "" if self.val is None else f"{len(self.val):,} to validate, "
         return (
@@ -160,7 +159,7 @@ def open_dataset(section: dict[str, Any], train: bool) -> Any:
     not_arguments = ("val_fraction", "collate", "streaming")  # the first two are in conf/any_data.yaml
     arguments = {key: value for key, value in section.items() if key not in not_arguments}
     if section.get("streaming"):
-        arguments["_target_"] += ".stream"  # a method that returns an IterableDataset
+        arguments["_target_"] = "{0}_stream.{2}Stream".format(*section["_target_"].rpartition("."))
     dataset = build("data", arguments, train=train)
     check_methods(dataset)
     return dataset

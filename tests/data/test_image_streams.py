@@ -11,6 +11,7 @@ from data.errors import DataError
 from tests.configs import NO_TRIALS, composed
 from tests.training.test_resume import differences, state, stop
 from train import run
+from training.datasets import open_dataset
 from training.stopping import Stopped
 
 FORMS = ["tars", "parquet", "saved"]
@@ -30,10 +31,10 @@ def section(form: str, folder) -> dict:
     return {"path": str(saved if form == "saved" else folder / "parquet")}
 
 
-def kind(form: str):
-    """The map-style class, whose `stream` is the class of its stream."""
-    module, name = ("webdataset", "WebDataset") if form == "tars" else ("huggingface", "HuggingFace")
-    return getattr(pytest.importorskip(f"data.{module}"), name)
+def opened(form: str, train: bool, streaming: bool = True, **keys):
+    """The dataset that train.py makes."""
+    target = "data.webdataset.WebDataset" if form == "tars" else "data.huggingface.HuggingFace"
+    return open_dataset({"_target_": target, "streaming": streaming, **keys}, train)
 
 
 def contents(samples) -> list:
@@ -43,8 +44,8 @@ def contents(samples) -> list:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path, form):
     keys = section(form, tmp_path) | {"image_size": 16}
-    assert contents(kind(form).stream(False, **keys)) == contents(kind(form)(False, **keys))
-    stream, other = (kind(form).stream(True, **keys, flip=False, min_area=1.0) for _ in range(2))
+    assert contents(opened(form, False, **keys)) == contents(opened(form, False, streaming=False, **keys))
+    stream, other = (opened(form, True, **keys, flip=False, min_area=1.0) for _ in range(2))
     torch.manual_seed(0)
     whole, random = [], []
     for sample in stream:
@@ -87,7 +88,7 @@ def test_a_run_over_a_stream_is_resumed_with_another_number_of_workers_to_the_sa
 def test_a_sample_that_cannot_train_is_named(tmp_path, files, words):
     shard = write_tar(tmp_path / "a.tar", files)
     with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
-        list(kind("tars").stream(True, urls=str(shard), classes=["cat", "dog"]))
+        list(opened("tars", True, urls=str(shard), classes=["cat", "dog"]))
 
 
 def test_a_damaged_header_is_not_taken_for_the_end(tmp_path):
@@ -97,7 +98,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path):
     content[content.index(b"1.cls")] ^= 1
     shard.write_bytes(content)
     with pytest.raises(DataError, match=r"the header at byte .* is damaged; replace it"):
-        list(kind("tars").stream(True, urls=str(shard), classes=["cat", "dog"]))
+        list(opened("tars", True, urls=str(shard), classes=["cat", "dog"]))
 
 
 @pytest.mark.parametrize(
@@ -114,4 +115,4 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path):
 )
 def test_settings_that_do_not_fit_a_stream_are_refused(tmp_path, form, keys, words):
     with pytest.raises(DataError, match=re.escape(words)):
-        kind(form).stream(True, **section(form, tmp_path) | keys)
+        opened(form, True, **section(form, tmp_path) | keys)
