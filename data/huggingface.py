@@ -26,7 +26,7 @@ class HuggingFace(CroppedDataset):
     name: the dataset's configuration to load, if it has several.
     train_split, test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation.
     image, label: columns; None: those with the features Image and ClassLabel. A column of integers or strings may have
-    the labels too: its values in the training split, sorted, are the classes.
+    the labels too: its values are the names in `classes`, or else those in the training split, sorted.
     For the other arguments and the samples see CroppedDataset.
 
     Raises DataError if the package is not installed, the dataset cannot be loaded, or its columns do not fit, and when
@@ -42,6 +42,7 @@ class HuggingFace(CroppedDataset):
         test_split: str | None = None,
         image: str | None = None,
         label: str | None = None,
+        classes: Sequence[str] | None = None,
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
@@ -52,7 +53,9 @@ class HuggingFace(CroppedDataset):
         self._where = f"{path}, {'train' if train else 'test'} split"
         self._image = image = choose_column(rows.features, "data.image", image, "Image")
         label = choose_column(rows.features, "data.label", label, "ClassLabel")
-        if hasattr(rows.features[label], "names"):
+        if classes:
+            self.classes, known = tuple(map(str, classes)), np.array(list(classes))
+        elif hasattr(rows.features[label], "names"):
             self.classes, known = tuple(rows.features[label].names), np.arange(rows.features[label].num_classes)
         else:
             known = np.unique(read_labels(train_rows, label, f"{path}, train split"))

@@ -13,7 +13,7 @@ SHARDS = 64  # of a dataset that was saved by the package: it can be cut anywher
 class HuggingFaceStream(CroppedStream):
     """The images of a whole split in the order of its files, of which each of torch's workers reads its share.
 
-    The arguments are those of HuggingFace, and classes: their names, if the feature of the labels has none.
+    The arguments are those of HuggingFace; `classes` must be given if the feature of the labels has no names.
     """
 
     def __init__(

@@ -14,6 +14,8 @@ from data.errors import DataError
 from data.images.stream import CroppedStream
 from data.webdataset import IMAGES, find_shards, read_classes
 
+Urls = str | Sequence[str] | None
+
 
 class WebDatasetStream(CroppedStream):
     """The training images in the shards of `urls`, or the test images in those of `test_urls`, without an index.
@@ -23,17 +25,12 @@ class WebDatasetStream(CroppedStream):
     """
 
     def __init__(
-        self,
-        train: bool,
-        urls: str | Sequence[str] | None = None,
-        test_urls: str | Sequence[str] | None = None,
-        classes: str | Sequence[str] | None = None,
-        **crops: Any,
+        self, train: bool, urls: Urls = None, test_urls: Urls = None, classes: Urls = None, **crops: Any
     ) -> None:
         super().__init__(train, classes and read_classes(classes), **crops)
         self.shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
-        self._state: dict[str, Any] = {}
-        self._is_new = True  # the next iterator begins at the start
+        self._state: dict[str, Any] = {}  # of the newest iterator
+        self._loaded: dict[str, Any] = {}  # of the next one
 
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator is: the order of its shards, its place in it, and the samples read there."""
@@ -41,15 +38,14 @@ class WebDatasetStream(CroppedStream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets where the next iterator begins."""
-        self._state, self._is_new = dict(state), not state
+        self._loaded = dict(state)
 
     def encoded(self) -> Iterator[tuple[bytes, str, str]]:
         info = get_worker_info()
         mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
-        if self._is_new:  # else nothing is drawn: the numbers are those of the next sample
-            order = torch.randperm(len(mine)).tolist() if self.train else list(range(len(mine)))
-            self._state = {"order": order, "place": 0, "samples": 0}
-        state, self._is_new = self._state, True
+        order = torch.randperm if self.train else torch.arange  # with a loaded state nothing is drawn, as before
+        state = self._loaded or {"order": order(len(mine)).tolist(), "place": 0, "samples": 0}
+        self._state, self._loaded = state, {}
         while state["place"] < len(mine):
             for sample in read_shard(mine[state["order"][state["place"]]], state["samples"]):
                 state["samples"] += 1

@@ -156,7 +156,7 @@ def _check(call: tuple) -> dict[str, Any]:
 
 def open_dataset(section: dict[str, Any], train: bool) -> Any:
     """Builds the training set or the test set of the section `data`. Raises ConfigError or DataError."""
-    not_arguments = ("val_fraction", "collate", "streaming")  # the first two are in conf/any_data.yaml
+    not_arguments = ("val_fraction", "streaming", "collate")  # see conf/any_data.yaml
     arguments = {key: value for key, value in section.items() if key not in not_arguments}
     if section.get("streaming"):
         arguments["_target_"] = "{0}_stream.{2}Stream".format(*section["_target_"].rpartition("."))

@@ -20,7 +20,10 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
     processes, which are split among them; a batch sampler gives the batches of this process.
     Raises ConfigError for settings that contradict each other.
     """
-    key, steps, name = sampler_key(config), config.train.steps_per_epoch, type(dataset).__name__
+    keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
+    if len(keys) > 1:
+        raise ConfigError("sampler and batch_sampler are both set: use one of them")
+    key, steps, name = "".join(keys), config.train.steps_per_epoch, type(dataset).__name__
     order: dict[str, Any] = {"shuffle": True, "last_batch": config.train.last_batch}
     if is_stream(dataset):
         if key:
@@ -54,14 +57,6 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
             "batches: let it take rank and world_size, and give each rank its own, as many as the others"
         )
     return order | {"shuffle": False, key: build(key, section, optional=known)}
-
-
-def sampler_key(config: Config) -> str:
-    """Which of the two sections is set: "sampler", "batch_sampler" or "". Raises ConfigError for both."""
-    keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
-    if len(keys) > 1:
-        raise ConfigError("sampler and batch_sampler are both set: use one of them")
-    return keys[0] if keys else ""
 
 
 def total_steps(config: Config, dataset: Any, loader: Preloader) -> int:
