@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loaders.nested import rows
+from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
@@ -45,7 +47,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     with refused_as(f"{run} cannot be evaluated"):
         images, scores, evaluation = evaluate(run, dataset)
     result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": images}
-    result |= {"skipped": len(dataset) - images, **scores}
+    result |= {"skipped": None if is_stream(dataset) else len(dataset) - images, **scores}
 
     out: Path = given.out or run.folder / "evaluation" / given.split
     out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,8 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     means, images, outputs = Means(trainer.processes), 0, list[Tensor]()
     trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     with run.loader(dataset) as loader, torch.inference_mode():
-        for batch in tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None):
+        batches = islice(loader, run.config.train.eval_steps)
+        for batch in tqdm(batches, desc="evaluating", unit="batch", leave=False, disable=None):
             with trainer.autocast:
                 means.add(rows(batch), trainer.evaluation_step(batch))
             images += rows(batch)

@@ -24,18 +24,16 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
     if len(keys) > 1:
         raise ConfigError("sampler and batch_sampler are both set: use one of them")
     key, steps, name = "".join(keys), config.train.steps_per_epoch, type(dataset).__name__
-    order: dict[str, Any] = {"shuffle": True, "last_batch": config.train.last_batch}
-    if is_stream(dataset):
-        if key:
-            raise ConfigError(f"{key}: {name} is a stream, whose samples come in its own order: leave it out")
+    if is_stream(dataset) != (steps is not None):
+        remedy = "has a length: set it to null"
         if steps is None:
-            raise ConfigError(
-                f"train.steps_per_epoch is not set, and {name} is a stream, whose length is not known: set it to the "
-                "number of steps after which an epoch ends and the run evaluates"
-            )
-        return order | {"steps_per_epoch": steps, "last_batch": "drop" if order["last_batch"] == "drop" else "keep"}
-    if steps is not None:
-        raise ConfigError(f"train.steps_per_epoch={steps}: it is for streams; {name} has a length, so set it to null")
+            remedy = "is a stream of unknown length: set it to the number of steps after which the run evaluates"
+        raise ConfigError(f"train.steps_per_epoch={steps}: {name} {remedy}")
+    if is_stream(dataset) and key:
+        raise ConfigError(f"{key}: {name} is a stream, whose samples come in its own order: leave it out")
+    order: dict[str, Any] = {"shuffle": True, "last_batch": config.train.last_batch, "steps_per_epoch": steps}
+    if is_stream(dataset) and order["last_batch"] == "rollover":
+        order["last_batch"] = "keep"
     if not key:
         return order
     if config.train.last_batch == "rollover":

@@ -100,10 +100,13 @@ def test_the_stock_loader_trains_and_says_that_a_resume_begins_the_stream_anew(t
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["train.steps_per_epoch=null"], r"train\.steps_per_epoch is not set, and Images is a stream, whose length"),
+        (
+            ["train.steps_per_epoch=null"],
+            r"train\.steps_per_epoch=None: Images is a stream of unknown length: set it to the",
+        ),
         (
             ["data._target_=data.fashion.FashionMini"],
-            r"train\.steps_per_epoch=9: it is for streams; FashionMini has a length",
+            r"train\.steps_per_epoch=9: FashionMini has a length: set it to null",
         ),
         (["data.val_fraction=0.1"], r"data\.val_fraction=0\.1: Images is a stream, and cannot be split: set it to 0"),
         (
