@@ -126,13 +126,14 @@ class StreamEpochs(EngineEpochs):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what `start` starts next. Raises ValueError for a state of another seed or number of streams."""
-        places = state.get("places", {})
-        if places and (missing := [stream for stream in self._mine if str(stream) not in places]):
+        super().load_state_dict(state)
+        places = state["places"]
+        if missing := [stream for stream in self._mine if str(stream) not in places]:
+            self._next = None
             raise ValueError(
                 f"this state lacks the streams {', '.join(map(str, missing))} of rank {self.order.rank}: save what "
                 "loaders.merge_states returns for the states of all ranks, and load that on each of them"
             )
-        super().load_state_dict(state)
         if state["world_size"] != self.order.world_size:
             log.info(
                 "resuming on %d ranks from a state of %d: each stream goes on at its sample, but which streams' "

@@ -68,10 +68,11 @@ class StreamReader:
 
     def _read(self, task: StreamTask, buffer: BatchBuffer, mark: Mark) -> Reading:
         stream, reading = self.open.get(task.stream), Reading()
-        if task.start is not None or stream is None or stream.is_busy:
-            place = task.start or (Place() if stream is None else stream.place)
+        was_interrupted = stream is not None and stream.task is task and self.seed is not None
+        if task.start is not None or stream is None or was_interrupted:
+            place = task.start or (Place() if stream is None else stream.before)
             stream = self.open[task.stream] = _Stream(self, task.stream, place, mark)
-        is_new, stream.is_busy = stream.is_new, self.seed is not None
+        is_new, stream.before, stream.task = stream.is_new, stream.place, task
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)
         except Exception:
@@ -125,8 +126,8 @@ class _Stream:
 
     def __init__(self, reader: StreamReader, number: int, place: Place, mark: Mark) -> None:
         self._reader, self._number = reader, number
-        self.place = place  # after the newest task
-        self.is_busy = False  # reading a task with a seed, or interrupted in one
+        self.before = self.place = place  # before and after the newest task
+        self.task: StreamTask | None = None
         self._dropped: tuple[int, float] | None = None
         self._dataset, self._info = reader.dataset, torch_worker._worker_info
         self._begin(place, mark)
@@ -165,12 +166,11 @@ class _Stream:
 
     def advance(self, is_empty: bool = False) -> Progress:
         """Ends a task: the stream's place is now after it."""
-        if self._reader.seed is not None:
-            if self._taken == len(self._block):
-                self._block, self._taken, self._before = [], 0, (self._drawn, self._own_state())
-            samples, state = self._before
-            self.place = Place(self._epoch, samples, self._taken, self.ended, state)
-        self.is_busy, dropped, self._dropped = False, self._dropped, None
+        if self._taken == len(self._block):
+            self._block, self._taken, self._before = [], 0, (self._drawn, self._own_state())
+        samples, state = self._before
+        self.place = Place(self._epoch, samples, self._taken, self.ended, state)
+        dropped, self._dropped = self._dropped, None
         is_over = is_empty or (self.ended and not self._reader.repeats)
         return Progress(self._number, self.place, is_over, is_empty, dropped)
 
@@ -258,7 +258,7 @@ class _Stream:
 
     def _own_state(self) -> dict[str, Any] | None:
         """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact."""
-        if self.ended or _drops_its_buffer(self._dataset):
+        if self._reader.seed is None or self.ended or _drops_its_buffer(self._dataset):
             return None
         parts = {"iterator": self._iterator}
         if self._iterator is not self._dataset:
