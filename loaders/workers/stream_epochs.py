@@ -12,6 +12,7 @@ from ..order import Order
 from .dispatcher import Dispatcher
 from .epochs import EngineEpochs, EpochSource, Loader
 from .streams import Place, StreamTasks
+from .tasks import SamplerTasks
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +33,6 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
             stream: place if state["epoch"] == newest["epoch"] else fresh for stream, place in state["places"].items()
         }
     return {**newest, "places": places}
-
-
-class StreamOrder:
-    """Takes the place of a sampler: its length is unknown, unless an epoch has a fixed number of batches."""
-
-    has_sampler, kind = True, "streams"
-
-    def __init__(self, loader: Loader) -> None:
-        added = loader._added
-        self.overruns = added.steps_per_epoch is None  # the end of an epoch is known when it is there
-        batch_size = loader.batch_size or 1
-        length = sys.maxsize if self.overruns else added.steps_per_epoch * batch_size * added.world_size
-        self.order = Order(length, batch_size, False, added.seed, rank=added.rank, world_size=added.world_size)
-        self.sampler = self
-
-    def __len__(self) -> int:
-        if self.overruns:
-            raise TypeError
-        return self.order.length
 
 
 class Reached:
@@ -82,7 +64,12 @@ class StreamEpochs(EngineEpochs):
     def __init__(self, loader: Loader, one_at_a_time: bool) -> None:
         added = loader._added
         self.steps = added.steps_per_epoch
-        super().__init__(loader, StreamOrder(loader), one_at_a_time or self.steps is not None)
+        split = {"rank": added.rank, "world_size": added.world_size}
+        samples = (loader.batch_size or 1) * added.world_size * self.steps if self.steps else sys.maxsize
+        order = Order(samples, loader.batch_size or 1, False, added.seed, **split)
+        tasks = SamplerTasks(range(samples) if self.steps else None, order, "streams")
+        tasks.overruns = not self.steps  # the end of an epoch is known when it is there
+        super().__init__(loader, tasks, one_at_a_time or self.steps is not None)
         self._is_shared |= self.steps is not None  # inline too
         self._rows = loader.batch_size
         self._streams, self._shuffle_buffer = added.streams, added.shuffle_buffer
