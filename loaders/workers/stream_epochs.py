@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 from ..base import Delivery
@@ -28,10 +29,8 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return dict(newest)
     places: dict[str, Any] = {}
     for state in states:
-        fresh = Place(newest["epoch"])._asdict()
-        places |= {
-            stream: place if state["epoch"] == newest["epoch"] else fresh for stream, place in state["places"].items()
-        }
+        is_late = state["epoch"] < newest["epoch"]
+        places |= dict.fromkeys(state["places"], Place(newest["epoch"])._asdict()) if is_late else state["places"]
     return {**newest, "places": places}
 
 
@@ -54,6 +53,9 @@ class Reached:
                 self._places[newest.progress.stream] = newest.progress.place._replace(at=at)
         return self._batch, self._places
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_places": dict(self.now()[1]), "newest": None}
+
 
 class StreamEpochs(EngineEpochs):
     """Counts epochs, and keeps the place of each of this rank's streams.
@@ -67,7 +69,7 @@ class StreamEpochs(EngineEpochs):
         split = {"rank": added.rank, "world_size": added.world_size}
         samples = (loader.batch_size or 1) * added.world_size * self.steps if self.steps else sys.maxsize
         order = Order(samples, loader.batch_size or 1, False, added.seed, **split)
-        tasks = SamplerTasks(range(samples) if self.steps else None, order, "streams")
+        tasks = SamplerTasks(range(samples) if self.steps else None, order, "stream")
         tasks.overruns = not self.steps  # the end of an epoch is known when it is there
         super().__init__(loader, tasks, one_at_a_time or self.steps is not None)
         self._is_shared |= self.steps is not None  # inline too
@@ -106,7 +108,7 @@ class StreamEpochs(EngineEpochs):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position: plain JSON, but for what the dataset's own states have."""
         state = super().state_dict()
-        is_running = self.position is not None and self.is_running and self.reached is not None
+        is_running = self.position is not None and self.is_running
         places = self.reached.now()[1] if is_running and self.reached else self._upcoming_places(state["epoch"])
         ranks = {"world_size": self.order.world_size, "global_batch_size": self.order.global_batch_size}
         return state | ranks | {"places": {str(stream): place._asdict() for stream, place in places.items()}}
@@ -129,6 +131,9 @@ class StreamEpochs(EngineEpochs):
                 state["world_size"],
             )
         self._places = {stream: Place(**places[str(stream)]) for stream in self._mine}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "reached": copy(self.reached)}
 
     def _identity(self) -> dict[str, Any]:
         added = {"streams": self._streams, "shuffle_buffer": self._shuffle_buffer}

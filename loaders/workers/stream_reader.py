@@ -101,7 +101,7 @@ class StreamReader:
 
 
 def stream_reader(loader: Any) -> StreamReader:
-    """Returns the reader of a WorkerLoader's streams. Raises TypeError if the dataset has to be pickled, and cannot."""
+    """Returns the reader of a WorkerLoader's streams. Raises TypeError if a seed is given and pickling fails."""
     added, dataset = loader._added, loader.dataset
     how = added.on_error == "skip", added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
     try:
