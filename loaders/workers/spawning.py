@@ -65,13 +65,7 @@ def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:
     return reader
 
 
-def name_unpicklable(
-    reader: Any,
-    init_fn: Callable[[int], None] | None,
-    error: Exception,
-    why: str = "workers that are not forked need that",
-    instead: str = ", or use multiprocessing_context='fork'",
-) -> Exception:
+def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> Exception:
     """Returns an error of the same kind that names the attribute of the dataset, or the argument, to be changed."""
     kind = type(error) if isinstance(error, (AttributeError, pickle.PicklingError)) else TypeError
     parts = {f"dataset.{name}": value for name, value in getattr(reader.dataset, "__dict__", {}).items()}
@@ -81,7 +75,7 @@ def name_unpicklable(
             reduction.ForkingPickler.dumps(part)
         except Exception as cause:
             return kind(
-                f"{name} ({part!r}) cannot be pickled, and {why}: make it a module-level function or class{instead} "
-                f"({cause})"
+                f"{name} ({part!r}) cannot be pickled, and workers that are not forked need that: make it a "
+                f"module-level function or class, or use multiprocessing_context='fork' ({cause})"
             )
-    return kind(f"the dataset cannot be pickled, and {why}: {error}")
+    return kind(f"the dataset cannot be pickled, and workers that are not forked need that: {error}")

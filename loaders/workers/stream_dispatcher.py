@@ -64,12 +64,12 @@ class StreamDispatcher(Dispatcher):
         if len(self._begun) < len(self._streams.places):
             return
         digests = [digest for digest in self._begun.values() if digest]
-        if twins := [one for one, digest in self._begun.items() if digest and digests.count(digest) > 1]:
+        if twins := sorted(one for one, digest in self._begun.items() if digest and digests.count(digest) > 1):
             _warn_once(
-                f"streams {', '.join(map(str, twins))} begin with the same samples: the dataset's __iter__ has to give "
-                "each its share, by the id and num_workers of torch.utils.data.get_worker_info()"
+                f"streams {', '.join(map(str, twins))} begin with the same samples: the dataset's __iter__ has to "
+                "give each its share, by the id and num_workers of torch.utils.data.get_worker_info()"
             )
-        empty = [one for one, digest in self._begun.items() if digest == b""]
+        empty = sorted(one for one, digest in self._begun.items() if digest == b"")
         if 0 < len(empty) < len(self._begun):
             _warn_once(f"streams {', '.join(map(str, empty))} have no samples: set streams={min(empty)} or less")
 

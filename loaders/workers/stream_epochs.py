@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 from ..base import Delivery
@@ -12,6 +13,7 @@ from ..order import Order
 from .dispatcher import Dispatcher
 from .epochs import EngineEpochs, EpochSource, Loader
 from .streams import Place, StreamTasks
+from .tasks import SamplerTasks
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +29,9 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return dict(newest)
     places: dict[str, Any] = {}
     for state in states:
-        fresh = Place(newest["epoch"])._asdict()
-        places |= {
-            stream: place if state["epoch"] == newest["epoch"] else fresh for stream, place in state["places"].items()
-        }
+        is_late = state["epoch"] < newest["epoch"]
+        places |= dict.fromkeys(state["places"], Place(newest["epoch"])._asdict()) if is_late else state["places"]
     return {**newest, "places": places}
-
-
-class StreamOrder:
-    """Takes the place of a sampler: its length is unknown, unless an epoch has a fixed number of batches."""
-
-    has_sampler, kind = True, "streams"
-
-    def __init__(self, loader: Loader) -> None:
-        added = loader._added
-        self.overruns = added.steps_per_epoch is None  # the end of an epoch is known when it is there
-        batch_size = loader.batch_size or 1
-        length = sys.maxsize if self.overruns else added.steps_per_epoch * batch_size * added.world_size
-        self.order = Order(length, batch_size, False, added.seed, rank=added.rank, world_size=added.world_size)
-        self.sampler = self
-
-    def __len__(self) -> int:
-        if self.overruns:
-            raise TypeError
-        return self.order.length
 
 
 class Reached:
@@ -72,6 +53,9 @@ class Reached:
                 self._places[newest.progress.stream] = newest.progress.place._replace(at=at)
         return self._batch, self._places
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_places": dict(self.now()[1]), "newest": None}
+
 
 class StreamEpochs(EngineEpochs):
     """Counts epochs, and keeps the place of each of this rank's streams.
@@ -82,7 +66,12 @@ class StreamEpochs(EngineEpochs):
     def __init__(self, loader: Loader, one_at_a_time: bool) -> None:
         added = loader._added
         self.steps = added.steps_per_epoch
-        super().__init__(loader, StreamOrder(loader), one_at_a_time or self.steps is not None)
+        split = {"rank": added.rank, "world_size": added.world_size}
+        samples = (loader.batch_size or 1) * added.world_size * self.steps if self.steps else sys.maxsize
+        order = Order(samples, loader.batch_size or 1, False, added.seed, **split)
+        tasks = SamplerTasks(range(samples) if self.steps else None, order, "stream")
+        tasks.overruns = not self.steps  # the end of an epoch is known when it is there
+        super().__init__(loader, tasks, one_at_a_time or self.steps is not None)
         self._is_shared |= self.steps is not None  # inline too
         self._rows = loader.batch_size
         self._streams, self._shuffle_buffer = added.streams, added.shuffle_buffer
@@ -119,20 +108,21 @@ class StreamEpochs(EngineEpochs):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position: plain JSON, but for what the dataset's own states have."""
         state = super().state_dict()
-        is_running = self.position is not None and self.is_running and self.reached is not None
+        is_running = self.position is not None and self.is_running
         places = self.reached.now()[1] if is_running and self.reached else self._upcoming_places(state["epoch"])
         ranks = {"world_size": self.order.world_size, "global_batch_size": self.order.global_batch_size}
         return state | ranks | {"places": {str(stream): place._asdict() for stream, place in places.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what `start` starts next. Raises ValueError for a state of another seed or number of streams."""
-        places = state.get("places", {})
-        if places and (missing := [stream for stream in self._mine if str(stream) not in places]):
+        super().load_state_dict(state)
+        places = state["places"]
+        if missing := [stream for stream in self._mine if str(stream) not in places]:
+            self._next = None
             raise ValueError(
                 f"this state lacks the streams {', '.join(map(str, missing))} of rank {self.order.rank}: save what "
                 "loaders.merge_states returns for the states of all ranks, and load that on each of them"
             )
-        super().load_state_dict(state)
         if state["world_size"] != self.order.world_size:
             log.info(
                 "resuming on %d ranks from a state of %d: each stream goes on at its sample, but which streams' "
@@ -141,6 +131,9 @@ class StreamEpochs(EngineEpochs):
                 state["world_size"],
             )
         self._places = {stream: Place(**places[str(stream)]) for stream in self._mine}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "reached": copy(self.reached)}
 
     def _identity(self) -> dict[str, Any]:
         added = {"streams": self._streams, "shuffle_buffer": self._shuffle_buffer}

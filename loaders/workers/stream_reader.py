@@ -24,7 +24,6 @@ from ..randomness import Random, fold, seed_globals
 from .batch_buffer import BatchBuffer
 from .pool import SET_UP
 from .reader import Mark, Reading
-from .spawning import name_unpicklable
 from .streams import Place, Progress, StreamTask
 
 KEYS = 256  # keys of samples that are computed together
@@ -38,12 +37,12 @@ class StreamReader:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
     seed: int | None
-    skips: bool = False  # samples that raise are left out
-    pickled: bytes = b""  # with a seed: the dataset, of which each stream makes its copy
-    streams: int = 0
-    shuffle_buffer: int = 0
-    repeats: bool = False  # a stream that ends begins its next epoch
-    init_fn: Callable[[int], None] | None = None
+    skips: bool  # samples that raise are left out
+    streams: int
+    shuffle_buffer: int
+    repeats: bool  # a stream that ends begins its next epoch
+    init_fn: Callable[[int], None] | None  # with a seed
+    pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
     newest: Progress | None = None  # after the newest task
@@ -68,10 +67,11 @@ class StreamReader:
 
     def _read(self, task: StreamTask, buffer: BatchBuffer, mark: Mark) -> Reading:
         stream, reading = self.open.get(task.stream), Reading()
-        if task.start is not None or stream is None or stream.is_busy:
-            place = task.start or (Place() if stream is None else stream.place)
+        was_interrupted = stream is not None and stream.task is task and self.seed is not None
+        if task.start is not None or stream is None or was_interrupted:
+            place = task.start or (Place() if stream is None else stream.before)
             stream = self.open[task.stream] = _Stream(self, task.stream, place, mark)
-        is_new, stream.is_busy = stream.is_new, self.seed is not None
+        is_new, stream.before, stream.task = stream.is_new, stream.place, task
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)
         except Exception:
@@ -101,84 +101,41 @@ class StreamReader:
 
 
 def stream_reader(loader: Any) -> StreamReader:
-    """Returns the reader of a WorkerLoader's streams. Raises what pickling the dataset raises, in words."""
+    """Returns the reader of a WorkerLoader's streams. Raises TypeError if a seed is given and pickling fails."""
     added, dataset = loader._added, loader.dataset
-    reader = StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed)
-    if added.seed is None:
-        return reader
+    how = added.on_error == "skip", added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
     try:
-        pickled = pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL)
+        pickled = b"" if added.seed is None else pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise name_unpicklable(reader, None, error, "each stream reads a copy of it", "") from error
-    rest = added.on_error == "skip", pickled, added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
-    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *rest, loader.worker_init_fn)
+        raise TypeError(
+            f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
+            f"open files, generators and lambdas out of its attributes ({error})"
+        ) from error
+    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *how, loader.worker_init_fn, pickled)
 
 
 class _Stream:
     """An open stream. Samples go through a block: the shuffle buffer, which is read, shuffled and used up in turn."""
 
-    ended: bool
-    _iterator: Any
-    _block: list[Any]  # samples, or failures in their place
-    _taken: int  # out of the block
-    _before: tuple[int, Any]  # how many samples were read before the block, and the dataset's own state there
-
     def __init__(self, reader: StreamReader, number: int, place: Place, mark: Mark) -> None:
         self._reader, self._number = reader, number
-        self.place = place  # after the newest task
-        self.is_busy = False  # reading a task with a seed, or interrupted in one
+        self.before = self.place = place  # before and after the newest task
+        self.task: StreamTask | None = None
         self._dropped: tuple[int, float] | None = None
         self._dataset, self._info = reader.dataset, torch_worker._worker_info
         self._begin(place, mark)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether no sample of it was read, if it has a seed."""
-        return self._reader.seed is not None and not self._drawn
-
-    def read(self, count: int, mark: Mark, skipped: list[tuple[Any, str]]) -> list[Any]:
-        """Returns the next `count` samples, or fewer at the stream's end."""
-        torch_worker._worker_info = self._info
-        samples = self._read(count, mark, skipped)
-        if not samples and self.ended and self._drawn and self._reader.repeats:
-            self._begin(Place(self._epoch + 1), mark)
-            samples = self._read(count, mark, skipped)
-        return samples
-
-    def _read(self, count: int, mark: Mark, skipped: list[tuple[Any, str]]) -> list[Any]:
-        samples: list[Any] = []
-        for row in range(0 if self.ended else count):
-            mark(row)
-            try:
-                sample = self._next()
-            except StopIteration:
-                self.ended = True
-                break
-            if not isinstance(sample, _Failure):
-                samples.append(sample)
-                continue
-            # A generator has ended with its error: skipping that sample would lose all others.
-            if not self._reader.skips or isinstance(self._iterator, GeneratorType):
-                raise sample.error
-            skipped.append((f"{sample.number} of stream {self._number}", repr(sample.error)))
-        return samples
-
-    def advance(self, is_empty: bool = False) -> Progress:
-        """Ends a task: the stream's place is now after it."""
-        if self._reader.seed is not None:
-            if self._taken == len(self._block):
-                self._block, self._taken, self._before = [], 0, (self._drawn, self._own_state())
-            samples, state = self._before
-            self.place = Place(self._epoch, samples, self._taken, self.ended, state)
-        self.is_busy, dropped, self._dropped = False, self._dropped, None
-        is_over = is_empty or (self.ended and not self._reader.repeats)
-        return Progress(self._number, self.place, is_over, is_empty, dropped)
+        self.is_new = reader.seed is not None and not self._drawn  # no sample was delivered
 
     def _begin(self, place: Place, mark: Mark) -> None:
         """Makes an iterator over the dataset that is at `place`."""
         reader, seed = self._reader, self._reader.seed
         self._epoch, self._drawn, self.ended = place.epoch, 0, place.ended
-        self._block, self._taken, self._before = [], 0, (0, None)
+        self._block: list[Any] = []  # samples, or failures in their place
+        self._taken = 0  # out of the block
+        self._start: tuple[int, Any] = (
+            0,
+            None,
+        )  # how many samples came before the block, and the dataset's state there
         if place.ended:
             self._drawn = place.samples + place.taken
             return
@@ -207,7 +164,7 @@ class _Stream:
         for at in range(to_drop):
             mark(SET_UP - 1 - at)  # another number each time, so that `timeout` limits each sample
             if self._drawn == place.samples:
-                self._before = place.samples, place.state
+                self._start = place.samples, place.state
             try:
                 self._draw() if self._drawn < place.samples else self._next()
             except StopIteration:
@@ -216,9 +173,47 @@ class _Stream:
                     "its dataset has fewer samples now, or other ones each time that it is read"
                 ) from None
         if not place.taken:
-            self._before = place.samples, place.state
+            self._start = place.samples, place.state
         if to_drop:
             self._dropped = to_drop, time.perf_counter() - began
+
+    def read(self, count: int, mark: Mark, skipped: list[tuple[Any, str]]) -> list[Any]:
+        """Returns the next `count` samples, or fewer at the stream's end."""
+        torch_worker._worker_info, samples = self._info, list[Any]()
+        if self.ended:
+            self._repeat(mark)
+        while not self.ended and (row := len(samples) + len(skipped)) < count:
+            mark(row)
+            try:
+                sample = self._next()
+            except StopIteration:
+                self.ended = True
+                if not row:
+                    self._repeat(mark)
+                continue
+            if not isinstance(sample, _Failure):
+                samples.append(sample)
+            # A generator has ended with its error: skipping that sample would lose all others.
+            elif self._reader.skips and not isinstance(self._iterator, GeneratorType):
+                skipped.append((f"{sample.number} of stream {self._number}", repr(sample.error)))
+            else:
+                raise sample.error
+        return samples
+
+    def _repeat(self, mark: Mark) -> None:
+        """Begins the stream's next epoch, if it should, and if this one was not empty."""
+        if self._reader.repeats and self._drawn:
+            self._begin(Place(self._epoch + 1), mark)
+
+    def advance(self, is_empty: bool = False) -> Progress:
+        """Ends a task: the stream's place is now after it."""
+        if self._taken == len(self._block):
+            self._block, self._taken, self._start = [], 0, (self._drawn, self._own_state())
+        samples, state = self._start
+        self.place = Place(self._epoch, samples, self._taken, self.ended, state)
+        dropped, self._dropped, self.is_new = self._dropped, None, False
+        is_over = is_empty or (self.ended and not self._reader.repeats)
+        return Progress(self._number, self.place, is_over, is_empty, dropped)
 
     def _next(self) -> Any:
         """Returns the next sample of the block, or its failure. Raises StopIteration at the end."""
@@ -231,8 +226,8 @@ class _Stream:
     def _fill(self) -> None:
         """Reads a block, and shuffles it. Raises StopIteration at the end."""
         size, first = max(1, self._reader.shuffle_buffer), self._drawn
-        if size > 1 and first != self._before[0]:
-            self._before = first, self._own_state()
+        if size > 1 and first != self._start[0]:
+            self._start = first, self._own_state()
         block = [self._draw()]
         with suppress(StopIteration):
             while len(block) < size:
@@ -258,7 +253,7 @@ class _Stream:
 
     def _own_state(self) -> dict[str, Any] | None:
         """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact."""
-        if self.ended or _drops_its_buffer(self._dataset):
+        if self._reader.seed is None or self.ended or _drops_its_buffer(self._dataset):
             return None
         parts = {"iterator": self._iterator}
         if self._iterator is not self._dataset:
