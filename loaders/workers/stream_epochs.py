@@ -157,7 +157,8 @@ class StreamSource(EpochSource):
             return None
         delivery = self.engine.next(None)
         if delivery is None:
-            if number == 0 or self._steps is not None:
+            is_alone = self._epochs.order.world_size == 1  # a rank may evaluate none of few files
+            if self._steps is not None or (number == 0 and is_alone):
                 raise ValueError(
                     f"{type(self._loader.dataset).__name__} gave no samples, in none of this rank's streams: are its "
                     "files there, and does its __iter__ begin anew each time?"

@@ -129,7 +129,13 @@ def test_streams_that_ranks_cannot_share_are_a_wrong_setting():
         build_loader(LoaderConfig(streams=3), Images(True), batch_size=2, seed=0, world_size=2)
 
 
-OF_PROCESSES = [*IMAGES, "train.steps_per_epoch=30", "train.checkpoint_every=5", "loader.streams=4", "+data.fault="]
+OF_PROCESSES = [
+    *IMAGES,
+    "train.steps_per_epoch=30",
+    "train.checkpoint_every=5",
+    "loader.streams=4",
+    "+data.fault=one test shard",
+]
 
 
 def test_processes_save_the_places_of_all_streams_and_another_number_of_them_goes_on(python, tmp_path):
