@@ -120,13 +120,15 @@ def test_the_stock_loader_trains_and_says_that_a_resume_begins_the_stream_anew(t
     ],
 )
 def test_what_cannot_train_ends_in_a_sentence(tmp_path, overrides, words):
-    with pytest.raises((ConfigError, DataError, TypeError), match=words):
+    with pytest.raises((ConfigError, DataError, LoaderConfigError, TypeError), match=words):
         train(tmp_path, *overrides, "loader.num_workers=1")
 
 
 def test_streams_that_ranks_cannot_share_are_a_wrong_setting():
     with pytest.raises(LoaderConfigError, match="streams=3 cannot be shared evenly by world_size=2"):
         build_loader(LoaderConfig(streams=3), Images(True), batch_size=2, seed=0, world_size=2)
+    with pytest.raises(LoaderConfigError, match="loader=torch gives each of 2 processes the whole stream"):
+        build_loader(LoaderConfig("torch"), Images(True), batch_size=2, seed=0, world_size=2)
 
 
 OF_PROCESSES = [
