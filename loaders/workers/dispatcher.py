@@ -35,10 +35,6 @@ from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
 
-# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
-# these hold more batches than that, the next ones are delivered as copies.
-SPARE_SLOTS = 8
-
 
 class Dispatcher:
     """Keeps tasks in flight, and delivers their batches.
@@ -102,9 +98,8 @@ class Dispatcher:
                 del self._in_flight[number]
         self._newest = self._tasks_error = None
         self._drawn.clear()
-        self._first = self._next
+        self._first, self._has_delivered = self._next, False
         self._tasks = enumerate(tasks, self._next)
-        self._has_delivered = False
         self._pool.begin()
         self._submit()
 
@@ -136,18 +131,16 @@ class Dispatcher:
             return self._tasks_error
         if first is None or first.task.epoch != epoch:
             return None
-        waited_for = self._wait()
-        if waited_for is None:
+        if (found := self._wait()) is None:
             return None
-        (number, flight), ended = waited_for, time.perf_counter()
+        (number, flight), ended = found, time.perf_counter()
         others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
         ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
         if self._pins and delivery.error is None:
             delivery.batch = pinned(delivery.batch)
-        self._newest_number = number
-        self._newest = delivery
-        del first, flight  # else they would hold the slot of a batch that lies elsewhere
+        self._newest_number, self._newest = number, delivery
+        del first, flight, found  # else they would hold the slot of a batch that lies elsewhere
         self._forget_newest()
         is_first, self._has_delivered = not self._has_delivered, True
         self._tuner.delivered(ended, ended - began, ready, in_flight, is_first, self.stats.worker_load)

@@ -15,7 +15,7 @@ from ..machine import available_memory
 from ..preload.accelerator import can_page_lock, can_pin_memory
 from ..randomness import fold
 from .added import Added
-from .dispatcher import SPARE_SLOTS, Dispatcher
+from .dispatcher import Dispatcher
 from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 Loader = Any  # a WorkerLoader, which imports this file
 HAS_PROCESSES = sys.platform == "linux"
 MEMORY_SHARE = 8  # prefetch_factor="auto" loads ahead as many batches as fit into an eighth of the available memory
+# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
+# these hold more batches than that, the next ones are delivered as copies.
+SPARE_SLOTS = 8
 UNKNOWN_MEMORY = 4 << 30  # bytes assumed to be available where the system does not tell
 
 

@@ -12,8 +12,7 @@ from loaders import WorkerLoader
 from loaders.randomness import fold
 from loaders.workers import engine as module
 from loaders.workers import process_pool
-from loaders.workers.dispatcher import SPARE_SLOTS
-from loaders.workers.engine import build_engine
+from loaders.workers.engine import SPARE_SLOTS, build_engine
 
 
 class Written(Numbers):
