@@ -30,7 +30,7 @@ class Progress(NamedTuple):
     is_over: bool = False  # further tasks would be empty
     is_empty: bool = False  # this one has no batch
     dropped: tuple[int, float] | None = None  # how many samples were read and dropped to resume, and the seconds
-    digest: bytes | None = None  # of the samples in an epoch's first batch
+    digest: bytes | None = None  # of the first samples of its epoch
 
 
 @dataclass(frozen=True)
