@@ -23,12 +23,12 @@ from loaders import LoaderConfig, Preloader, build_loader
 from training.checkpoint import Checkpoints
 from training.clock import FILE_MAKING, Clock
 from training.config import Config, ConfigError, checked
-from training.datasets import Datasets
+from training.datasets import Datasets, collate_of
 from training.launch import launch, run_job
 from training.processes import Processes, start_processes
 from training.results import Results
 from training.run import Run, build_callbacks
-from training.samplers import build_samplers, total_steps
+from training.samplers import build_order, total_steps
 from training.schedule import step_all
 from training.stopping import StopSignals
 from training.targets import build
@@ -59,17 +59,13 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             data = Datasets(config)
         clock.recount(data.made_seconds, "start-up", FILE_MAKING)
         make = partial(make_loader, config, processes, data)
-        order = {
-            "shuffle": True,
-            "last_batch": config.train.last_batch,
-            **build_samplers(config, data.train, processes),
-        }
+        order = build_order(config, data.train, processes)
         make_train_loader = partial(make, data.train, data.augment, **order)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
         eval_split, eval_set = data.evaluated
         eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
-        steps = total_steps(config, len(data.train), train_loader)
+        steps = total_steps(config, data.train, train_loader)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
@@ -146,7 +142,8 @@ def make_loader(
     """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
-    options = {"device": processes.device, "transform": transform, "collate_fn": data.collate}
+    options = {"device": processes.device, "transform": transform}
+    options["collate_fn"] = collate_of(dataset, data.task, data.collate)
     return build_loader(loader, dataset, **options, **order)
 
 

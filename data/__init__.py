@@ -25,6 +25,9 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: the first returns all samples as
   arrays, the second augments a batch of them on the device. `data.array_dataset` has both.
 - `made_seconds` is optional: how long the constructor took to make its files. Reports do not count it as start-up.
+- A stream has `__iter__` instead of `__len__` and `__getitem__`, and is a torch.utils.data.IterableDataset. The loader
+  reads it as `loader.streams` streams: each yields its share of the samples, by the id and num_workers of torch's
+  get_worker_info(), and may have `state_dict()` and `load_state_dict(state)`, to resume without reading again.
 - For an error that the user can fix, raise `data.errors.DataError` with a sentence that says how.
 - File names and labels belong in arrays, not lists: forked workers share an array, but end up copying a list.
 

@@ -26,7 +26,7 @@ class HuggingFace(CroppedDataset):
     name: the dataset's configuration to load, if it has several.
     train_split, test_split: splits, also "train[:90%]" and "train+validation"; None: train, and test or validation.
     image, label: columns; None: those with the features Image and ClassLabel. A column of integers or strings may have
-    the labels too: its values in the training split, sorted, are the classes.
+    the labels too: its values are the names in `classes`, or else those in the training split, sorted.
     For the other arguments and the samples see CroppedDataset.
 
     Raises DataError if the package is not installed, the dataset cannot be loaded, or its columns do not fit, and when
@@ -42,6 +42,7 @@ class HuggingFace(CroppedDataset):
         test_split: str | None = None,
         image: str | None = None,
         label: str | None = None,
+        classes: Sequence[str] | None = None,
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
@@ -52,32 +53,43 @@ class HuggingFace(CroppedDataset):
         self._where = f"{path}, {'train' if train else 'test'} split"
         self._image = image = choose_column(rows.features, "data.image", image, "Image")
         label = choose_column(rows.features, "data.label", label, "ClassLabel")
-        if hasattr(rows.features[label], "names"):
+        if classes:
+            self.classes, known = tuple(map(str, classes)), np.array(list(classes))
+        elif hasattr(rows.features[label], "names"):
             self.classes, known = tuple(rows.features[label].names), np.arange(rows.features[label].num_classes)
         else:
             known = np.unique(read_labels(train_rows, label, f"{path}, train split"))
             self.classes = tuple(str(value) for value in known)
         remedy = "choose other splits (data.train_split, data.test_split) or another column (data.label)"
         self.labels = class_indices(read_labels(rows, label, self._where), known, self.path, remedy)
-        encoded = importlib.import_module("datasets").Image(decode=False)
-        try:
-            self._rows = rows.select_columns([image]).cast_column(image, encoded)
-        except NotImplementedError as error:
-            reason = f"this column of {path} has no images, but {rows.features[image]}"
-            raise DataError(f"data.image={image}: {reason}; choose another one") from error
+        self._rows = encoded_rows(rows, [image], path)
 
     def path(self, index: int) -> str:
         return f"{self._where}, row {index}"
 
     def encoded(self, index: int) -> tuple[bytes, str]:
-        image = self._rows[index][self._image] or {"bytes": None, "path": None}  # None: the row has no image
-        data, file = image["bytes"], image["path"]
-        name = f"{self.path(index)} ({file})" if file else self.path(index)
-        with image_errors(name):
-            return Path(file).read_bytes() if data is None and file else data or b"", name
+        return file_of(self._rows[index][self._image], self.path(index))
 
 
-def load(path: str, name: str | None) -> dict[str, Any]:
+def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
+    """The rows with these columns; the first has images, which become encoded files."""
+    image, encoded = columns[0], importlib.import_module("datasets").Image(decode=False)
+    try:
+        return rows.select_columns(columns).cast_column(image, encoded)
+    except NotImplementedError as error:
+        reason = f"this column of {path} has no images, but {rows.features[image]}"
+        raise DataError(f"data.image={image}: {reason}; choose another one") from error
+
+
+def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
+    """The bytes of an encoded image, and its name for errors. Raises DataError if its file cannot be read."""
+    data, file = (image["bytes"], image["path"]) if image else (b"", None)  # None: the row has no image
+    name = f"{where} ({file})" if file else where
+    with image_errors(name):
+        return Path(file).read_bytes() if data is None and file else data or b"", name
+
+
+def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
     try:
         datasets = importlib.import_module("datasets")
@@ -93,7 +105,7 @@ def load(path: str, name: str | None) -> dict[str, Any]:
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
-        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name)
+        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, **options)
     except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
         reason, kind = " ".join(str(error).split()), type(error).__name__
         remedies = {

@@ -1,7 +1,7 @@
 """Samples: wraps a dataset that reads sample by sample, checks what it returns, and gives names to tuples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -64,6 +64,11 @@ class Samples:
         except Exception as error:
             kind = DataError if isinstance(error, OSError) else RuntimeError
             raise kind(f"{where} raised {type(error).__name__}: {error}") from error
+        return self.checked(sample, where)
+
+    def checked(self, sample: Any, where: str | None = None) -> dict[str, Any]:
+        """Returns the sample as a dict. Raises DataError, which says `where`, if training cannot use it."""
+        where = where or f"a sample of {self.name}"
         sample = self._named(where, sample)
         names = [name for name in self.names if name in sample]
         for name, value in sample.items():
@@ -77,6 +82,10 @@ class Samples:
             self._check_shapes(where, [tuple(getattr(sample[name], "shape", ())) for name in names])
         changed = {name: new for name, old in sample.items() if (new := _for_torch(old)) is not old}
         return {**sample, **changed} if changed else sample
+
+    def collate(self, samples: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
+        """Makes a batch of a stream's samples, which are checked here: a loader then reads the stream itself."""
+        return collate([self.checked(sample) for sample in samples])
 
     def _named(self, where: str, sample: Any) -> dict[str, Any]:
         """The sample as a dict, with all fields that it needs."""

@@ -4,6 +4,7 @@ python train.py --config-dir examples/segmentation/conf experiment=segmentation 
 python train.py --config-dir examples/simclr/conf experiment=simclr                # two views, no labels
 python train.py --config-dir examples/simclr/conf experiment=moco                  # a slow copy and a queue: own step
 python train.py --config-dir examples/text/conf experiment=text                    # padding, batches of similar length
+python train.py --config-dir examples/text/conf experiment=lines data.root=DIR  # a stream of JSONL shards
 python train.py --config-dir examples/training_steps/conf experiment=distillation  # a frozen teacher
 python train.py --config-dir examples/training_steps/conf experiment=gan           # two optimizers
 

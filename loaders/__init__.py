@@ -13,6 +13,7 @@ from .torch_loader import TorchLoader
 from .worker_loader import WorkerLoader
 from .workers.pool import WorkerFailure
 from .workers.shared_memory import MachineFull
+from .workers.stream_epochs import merge_states
 
 __all__ = [
     "LoaderConfig",
@@ -27,4 +28,5 @@ __all__ = [
     "WorkerFailure",
     "WorkerLoader",
     "build_loader",
+    "merge_states",
 ]

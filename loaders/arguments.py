@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 LAST_BATCH = ("keep", "drop", "rollover")
 ON_ERROR = ("raise", "skip")
 
@@ -58,7 +56,6 @@ def checked_last_batch(last_batch: str | None, drop_last: bool) -> tuple[bool, b
 
 def check_arguments(
     loader: Any,
-    dataset: Any,
     num_workers: int | str,
     timeout: float,
     multiprocessing_context: Any,
@@ -73,7 +70,6 @@ def check_arguments(
     check_choice("worker_method", loader.worker_method, ("multiprocessing", "thread"))
     check_choice("on_error", loader.on_error, ON_ERROR)
     seed, restarts, batches = loader.seed, loader.max_restarts, loader.prefetch_batches
-    is_iterable = isinstance(dataset, IterableDataset)
     for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor)):
         if isinstance(value, str) and (value != "auto" or seed is None):
             raise ValueError(
@@ -91,18 +87,40 @@ def check_arguments(
         wrong = f"timeout={timeout}: give a number of seconds, or 0 for no limit"
     elif loader.worker_method == "thread" and multiprocessing_context is not None:
         wrong = "worker_method='thread' starts no processes: leave out multiprocessing_context"
-    elif loader.on_error == "skip" and is_iterable:
-        wrong = "on_error='skip' needs a map-style dataset: an iterable one cannot continue after an error"
     # Libraries that rebuild a loader pass its prefetch_factor on: 2 if the argument was left out.
     elif batches is not None and (prefetch_factor not in (None, 2) or batches < 1):
         wrong = f"prefetch_batches={batches}: give the total number of batches to load ahead, from 1, and leave out "
         wrong += "prefetch_factor, which is the number per worker"
     elif seed is not None and generator is not None:
         wrong = f"seed={seed} and a generator were given: with a seed, leave out the generator"
-    elif seed is not None and is_iterable:
-        wrong = f"seed={seed} needs a map-style dataset: an iterable one has its own order"
     elif seed is None and (loader.rank, loader.world_size) != (0, 1):
         wrong = f"rank={loader.rank} and world_size={loader.world_size} need a seed, from which all ranks compute the "
         wrong += "same order"
+    if wrong:
+        raise ValueError(wrong)
+
+
+def check_stream_arguments(loader: Any, dataset: Any, shuffle: bool | None) -> None:
+    """Raises ValueError for arguments of a WorkerLoader that cannot work with an iterable dataset."""
+    seed, streams, ranks, steps = loader.seed, loader.streams, loader.world_size, loader.steps_per_epoch
+    wrong = ""
+    if loader.worker_method == "thread":
+        wrong = (
+            "worker_method='thread' needs a map-style dataset: get_worker_info(), by which an iterable one is split, "
+        )
+        wrong += "is the same in all threads"
+    elif seed is None and (loader.on_error == "skip" or loader.shuffle_buffer or steps is not None):
+        wrong = "on_error='skip', shuffle_buffer and steps_per_epoch need a seed for an iterable dataset: give seed=0"
+    elif seed is not None and shuffle:
+        wrong = f"shuffle={shuffle}: {type(dataset).__name__} is iterable, which cannot be permuted: give "
+        wrong += "shuffle_buffer=1000, to shuffle each 1,000 successive samples of a stream"
+    elif as_index(streams) < 1 or as_index(loader.shuffle_buffer) < 0 or (steps is not None and as_index(steps) < 1):
+        wrong = f"streams={streams!r}, shuffle_buffer={loader.shuffle_buffer!r} and steps_per_epoch={steps!r}: give "
+        wrong += "integers, from 1, 0 and 1"
+    elif streams % ranks:
+        wrong = f"streams={streams} cannot be shared evenly by world_size={ranks}: give a multiple of {ranks}"
+    elif ranks > 1 and getattr(dataset, "_distributed", None) is not None:
+        wrong = f"{type(dataset).__name__} is split by rank already, and the loader would split it again: leave out "
+        wrong += "split_dataset_by_node"
     if wrong:
         raise ValueError(wrong)

@@ -30,6 +30,7 @@ class Delivery:
     batch: Any = None
     error: BaseException | None = None
     is_taken: bool = False  # the consumer gets it now
+    progress: Any = None  # of its stream: see workers/stream_reader.py
 
 
 class Source(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from .arguments import ON_ERROR, check_choice
+from .arguments import ON_ERROR, check_choice, checked_last_batch
 from .cached_loader import CachedLoader
 from .machine import available_cores
 from .preload.accelerator import checked_device
@@ -18,6 +18,7 @@ from .preload.device_copy import Transform
 from .preload.preloader import Preloader
 from .resident_loader import ResidentLoader
 from .torch_loader import TorchLoader
+from .torch_stream import TorchStream
 from .worker_loader import WorkerLoader
 from .workers.engine import has_pool
 
@@ -43,6 +44,8 @@ class LoaderConfig:
     preload_depth: int = 2
     on_error: str = "raise"
     timeout: float = 0.0
+    streams: int = 8  # of an iterable dataset: see WorkerLoader
+    shuffle_buffer: int = 0
 
     def __post_init__(self) -> None:
         check_choice("loader.name", self.name, LOADERS, LoaderConfigError)
@@ -51,7 +54,8 @@ class LoaderConfig:
             raise LoaderConfigError(
                 f"loader.on_error=skip: loader={self.name} cannot leave out samples, use loader=workers"
             )
-        for key, least in (("num_workers", 0), ("prefetch_factor", 1), ("preload_depth", 0), ("timeout", 0)):
+        numbers = {"num_workers": 0, "prefetch_factor": 1, "preload_depth": 0, "timeout": 0}
+        for key, least in (numbers | {"streams": 1, "shuffle_buffer": 0}).items():
             value, takes_auto = getattr(self, key), key in AUTO
             if takes_auto and value == "auto":
                 continue
@@ -84,6 +88,7 @@ def build_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     sampler: Any = None,
     batch_sampler: Any = None,
+    steps_per_epoch: int | None = None,
 ) -> Preloader:
     """Builds the loader that `config` names: batches of `dataset` on `device`, transformed.
 
@@ -97,14 +102,20 @@ def build_loader(
     seed, shuffle, rank, world_size, pad, drop_last, last_batch: as WorkerLoader has them.
     transform: `transform(batch, random)`, called once per batch on the device; see Preloader.
     collate_fn: makes a batch from a list of samples; by default torch's default_collate.
-    sampler, batch_sampler: as WorkerLoader has them.
+    sampler, batch_sampler, steps_per_epoch: as WorkerLoader has them. An iterable dataset can be read by `workers`,
+        `prefetch`, and `torch`, which cannot resume it. `shuffle` then stands for `config.shuffle_buffer`.
 
     Raises LoaderConfigError for a combination that cannot work, RuntimeError for a device that does not exist.
     """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    is_stream = isinstance(dataset, IterableDataset)
+    shuffle_buffer = config.shuffle_buffer if shuffle else 0
+    shuffle = shuffle and not is_stream
+    if (is_stream and config.name not in ("workers", "prefetch", "torch")) or not (
+        is_stream or hasattr(dataset, "__len__")
+    ):
         raise LoaderConfigError(
             f"loader={config.name} needs a map-style dataset, and {type(dataset).__name__} is not one: "
-            "give it __len__ and __getitem__, or use torch's own DataLoader"
+            "give it __len__ and __getitem__, or make it an IterableDataset and use loader=prefetch, workers or torch"
         )
     device = checked_device(device)
     order: dict[str, Any] = {
@@ -132,22 +143,40 @@ def build_loader(
         "pin_memory": device.type not in ("cpu", "mps", "meta"),
         "collate_fn": collate_fn,
     }
-    loader: TorchLoader | WorkerLoader[Any]
+    loader: Any
     if config.name == "torch":
         stock = {"num_workers": available_cores(), "prefetch_factor": 2}
         reading |= {key: value for key, value in stock.items() if reading[key] == "auto"}
-        loader, has_workers = TorchLoader(dataset, **order, **reading), reading["num_workers"] > 0
+        has_workers = reading["num_workers"] > 0
+        if is_stream:
+            if world_size > 1:
+                raise LoaderConfigError(
+                    f"loader=torch gives each of {world_size} processes the whole stream: use workers"
+                )
+            reading |= {"persistent_workers": True} if has_workers else {"prefetch_factor": None}
+            drop_last, _ = checked_last_batch(last_batch, drop_last)
+            loader = TorchStream(dataset, batch_size, seed, steps_per_epoch, drop_last=drop_last, **reading)
+        else:
+            loader = TorchLoader(dataset, **order, **reading)
     else:
-        loader = WorkerLoader(
-            dataset,
-            persistent_workers=True,
-            worker_method="thread" if config.name == "threads" else "multiprocessing",
-            on_error=config.on_error,
-            **order,
-            **reading,
-        )
+        try:
+            loader = WorkerLoader(
+                dataset,
+                persistent_workers=True,
+                worker_method="thread" if config.name == "threads" else "multiprocessing",
+                on_error=config.on_error,
+                streams=config.streams,
+                shuffle_buffer=shuffle_buffer,
+                steps_per_epoch=steps_per_epoch,
+                **order,
+                **reading,
+            )
+        except ValueError as error:
+            raise LoaderConfigError(str(error)) from error
         has_workers = has_pool(loader)
-    depth = 0 if has_workers and device.type == "cpu" else config.preload_depth
+    depth = config.preload_depth
+    if (has_workers and device.type == "cpu") or (is_stream and not has_workers):  # such a stream needs this thread
+        depth = 0
     preloader = Preloader(loader, device, depth, transform)
     is_training = shuffle or sampler is not None or batch_sampler is not None
     if config.name == "cached" and is_training:  # an evaluation needs every sample

@@ -31,7 +31,7 @@ class EpochMethods:
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
         if (length := self._length_now()) == sys.maxsize:
-            raise TypeError("the sampler has no length, so the loader has none either")
+            raise TypeError(f"the {self._epochs.tasks.kind} has no length, so the loader has none either")
         return replace(self._epochs.order, length=length).batches_in(self._epochs.upcoming()[0])
 
     def __next__(self) -> Any:

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
-from .arguments import check_arguments, checked_last_batch, checked_seed
+from .arguments import check_arguments, check_stream_arguments, checked_last_batch, checked_seed
 from .base import nothing
 from .epoch_loader import EpochMethods
 from .machine import available_cores
@@ -27,6 +27,8 @@ from .workers.added import Added
 from .workers.autotune import Tuner
 from .workers.engine import has_pool, warn_once
 from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
+from .workers.stream_epochs import StreamEpochs, StreamSource
+from .workers.tasks import choose_tasks
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class WorkerLoader(DataLoader[T_co], Closeable):
-    """Batches of a map-style dataset, on the host; takes torch's arguments, and:
+    """Batches of a dataset, on the host; takes torch's arguments, and:
 
     seed: None for torch's behaviour, an int for ours; not together with `generator`.
     rank, world_size, pad: which part of each global batch this process gets (see loaders.order.Order); need a seed.
@@ -50,6 +52,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
     worker_method: "multiprocessing", or "thread" for datasets that release the GIL while they compute or wait.
     on_error: "raise", or "skip" to leave out samples that cannot be read: a batch is then shorter, the log says why.
     max_restarts: how often in a row a batch is retried, after the worker that read it died or hung.
+
+    streams, shuffle_buffer, steps_per_epoch: for an iterable dataset with a seed. It is read as that many streams,
+        shared evenly by the ranks. Each has its own copy of the dataset, and sees get_worker_info() with its number
+        as `id` and `num_workers=streams`. So batches, and where a run resumes, do not depend on the number of workers.
+        Batches come from the streams in turn. A stream shuffles each `shuffle_buffer` successive samples. An epoch
+        ends when all streams have ended, and the loader has no length; or after `steps_per_epoch` batches. Then the
+        next epoch goes on from there, and a stream that ends begins anew.
 
     With a seed it also has `set_epoch`, `state_dict` and `load_state_dict`: see SeededMethods. And a dataset may offer
     `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor
@@ -94,14 +103,23 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         worker_method: str = "multiprocessing",
         on_error: str = "raise",
         max_restarts: int = 3,
+        streams: int = 8,
+        shuffle_buffer: int = 0,
+        steps_per_epoch: int | None = None,
     ) -> None:
         keep_out_of_compilation()
         seed = None if seed is None else checked_seed(seed)
         how_split = rank, world_size, pad, last_batch
-        added = Added(seed, *how_split, prefetch_batches, worker_method, on_error, max_restarts)
+        of_streams = streams, shuffle_buffer, steps_per_epoch
+        added = Added(seed, *how_split, prefetch_batches, worker_method, on_error, max_restarts, *of_streams)
         vars(self)["_added"] = added
-        check_arguments(added, dataset, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
+        check_arguments(added, num_workers, timeout, multiprocessing_context, generator, prefetch_factor)
+        if isinstance(dataset, IterableDataset):
+            check_stream_arguments(added, dataset, shuffle)
         added.bounds_memory = prefetch_factor == "auto"
+        is_stream = isinstance(dataset, IterableDataset)
+        if isinstance(num_workers, str) and is_stream:
+            num_workers = min(available_cores(), streams // world_size)  # each stream stays with one worker
         if isinstance(num_workers, str):
             added.tuner = Tuner(available_cores())
             num_workers = added.tuner.most
@@ -112,7 +130,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         own_order, one_at_a_time = None, persistent_workers
         if seed is not None and num_workers == 0:  # arguments that only concern workers are ignored
             prefetch_factor, persistent_workers, multiprocessing_context, timeout = None, False, None, 0
-        if seed is not None and sampler is None and batch_sampler is None:
+        if seed is not None and sampler is None and batch_sampler is None and not is_stream:
             split = drop_last, rank, world_size, pad, rollover
             own_order = Order(len(dataset), batch_size or 1, bool(shuffle), seed, *split)
             shuffle, sampler = None, OrderSampler(own_order)
@@ -150,7 +168,11 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         vars(self).update(added.given())
         if own_order is not None and batch_size is not None:  # DataLoader.__setattr__ refuses a new batch_sampler
             vars(self)["batch_sampler"] = own_batch_sampler(cast("OrderSampler", self.sampler), batch_size, drop_last)
-        added.epochs = EngineEpochs(self, own_order, one_at_a_time)
+        if is_stream:
+            added.epochs = StreamEpochs(self, one_at_a_time)
+        else:
+            tasks = choose_tasks(self, own_order, seed, rank, world_size, pad)
+            added.epochs = EngineEpochs(self, tasks, one_at_a_time)
 
     def __len__(self) -> int:
         """Batches of the epoch that the next `iter()` runs, on this rank."""
@@ -158,12 +180,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def __iter__(self) -> Any:
         keep_out_of_compilation()
-        if self._added.closed:
+        added = self._added
+        if added.closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         seeded: Any = self  # mypy does not see its methods
-        has_seed = self._added.epochs is not None
-        iterator = seeded._start_epoch(partial(EpochSource, self)) if has_seed else super().__iter__()
-        self._added.iterators.add(iterator)
+        source = StreamSource if isinstance(added.epochs, StreamEpochs) else EpochSource
+        iterator = seeded._start_epoch(partial(source, self)) if added.epochs else super().__iter__()
+        added.iterators.add(iterator)
         return iterator
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -202,8 +225,8 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
-        if isinstance(self.dataset, IterableDataset) or (self.num_workers > 0 and not has_pool(self)):
-            if not isinstance(self.dataset, IterableDataset):
+        if isinstance(self.dataset, IterDataPipe) or (self.num_workers > 0 and not has_pool(self)):
+            if not isinstance(self.dataset, IterDataPipe):
                 warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchvision.datasets import ImageFolder as TorchImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
@@ -181,6 +182,53 @@ def costly(kind: str, *_: Path) -> dict[str, Maker]:
     return loader_rows(dataset, {"torch": dataset}, 32)
 
 
+class Shared(IterableDataset[Any]):
+    """A map-style dataset's samples as a stream, of which each worker gives its share."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(self.dataset.__getitem__, range(first, len(self.dataset), step))
+
+
+class Lines(IterableDataset[Any]):
+    """The lists of numbers in the lines of JSONL files, of which each worker reads its share."""
+
+    def __init__(self, folder: Path, files: int = 16, lines: int = 2000) -> None:
+        self.paths = [folder / f"{number}.jsonl" for number in range(files)]
+        generator = np.random.default_rng(0)
+        for path in self.paths:
+            texts = [generator.integers(30_000, size=length) for length in generator.integers(20, 200, size=lines)]
+            path.write_text("".join(json.dumps({"tokens": text.tolist()}) + "\n" for text in texts))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        info = get_worker_info()
+        for path in self.paths if info is None else self.paths[info.id :: info.num_workers]:
+            with path.open() as lines:
+                for line in lines:
+                    yield json.loads(line)["tokens"]
+
+
+def padded(texts: list[list[int]]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+
+
+def stream(
+    make: Callable[[Path], IterableDataset[Any]], batch_size: int, collate: Any, *folders: Path
+) -> dict[str, Maker]:
+    """The rows of one workload whose dataset is a stream: the stock DataLoader, and ours with a seed and without."""
+    dataset = make(folders[-1])
+    common: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate, "persistent_workers": True}
+    return {
+        "torch": lambda n: DataLoader(dataset, num_workers=n, multiprocessing_context="fork", **common),
+        "workers": lambda n: WorkerLoader(dataset, num_workers=n, seed=0, **common),
+        "workers-plain": lambda n: WorkerLoader(dataset, num_workers=n, **common),
+    }
+
+
 PICTURE_WORKLOADS: dict[str, Workload] = {
     "jpeg": jpeg,
     "evaluation": evaluation,
@@ -189,6 +237,11 @@ PICTURE_WORKLOADS: dict[str, Workload] = {
 }
 WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, **PICTURE_WORKLOADS}
 WORKLOADS |= {"overhead": overhead, **{kind: partial(costly, kind) for kind in ("python", "native", "wait")}}
+WORKLOADS |= {
+    "stream": partial(stream, lambda _: Shared(Transport()), 256, None),
+    "stream-jsonl": partial(stream, Lines, 64, padded),
+    "stream-tiny": partial(stream, lambda _: Shared(Tiny()), 64, None),
+}
 
 
 def make_pictures(root: Path) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loaders.nested import rows
+from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     with refused_as(f"{run} cannot be evaluated"):
         images, scores, evaluation = evaluate(run, dataset)
     result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": images}
-    result |= {"skipped": len(dataset) - images, **scores}
+    result |= {"skipped": None if is_stream(dataset) else len(dataset) - images, **scores}
 
     out: Path = given.out or run.folder / "evaluation" / given.split
     out.mkdir(parents=True, exist_ok=True)

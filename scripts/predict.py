@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.image_files import BlackIfDamaged, ImageFiles, image_files
 from data.subset import Subset
+from training.checks import is_stream
 from training.config import ConfigError
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
@@ -52,6 +53,11 @@ def main(arguments: list[str] | None = None) -> None:
         dataset: Any = ImageFiles(names, Prepare(run.spec.dataset), channels=shape[2])
     else:
         dataset = run.dataset(given.split)
+        if is_stream(dataset):
+            name = type(dataset).__name__
+            raise ConfigError(
+                f"predict.py numbers samples, and {name} is a stream: give a folder, or data.streaming=false"
+            )
         names = [name_of(dataset, index) for index in range(len(dataset))]
     digest = blake2b(run.path.read_bytes(), digest_size=16).hexdigest()
     images = "files" if inputs else {"split": given.split, **run.config.data}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def check_dataset(
 ) -> dict[str, Any]:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
 
-    dataset: one with __len__ and __getitem__. task: such as training.tasks.Classification(dataset).
+    dataset: one with __len__ and __getitem__, or a stream. task: such as training.tasks.Classification(dataset).
     collate: makes a batch of a list of samples; None: torch.utils.data.default_collate.
     is_random: whether samples are augmented at random; False: `read_batch` has to write what `__getitem__` returns.
     skips: whether samples that raise an error are left out.
@@ -46,8 +47,8 @@ def check_dataset(
     """
     check_methods(dataset)
     samples = as_checked(dataset, task, collate is not None)
-    found: list[dict[str, Any]] = []
-    for index in range(min(len(dataset), MOST_TRIED)):
+    found = [samples.checked(sample) for sample in islice(dataset, 2)] if is_stream(dataset) else []
+    for index in range(0 if is_stream(dataset) else min(len(dataset), MOST_TRIED)):
         try:
             found.append(samples[index])
         except Exception:
@@ -56,7 +57,7 @@ def check_dataset(
         if len(found) == 2:
             break
     if not found:
-        raise DataError(f"{samples.name}: none of the first {MOST_TRIED} samples can be read")
+        raise DataError(f"{samples.name} has no samples, or none of the first {MOST_TRIED} can be read")
     batch = (collate or default_collate)(found)
     for name in task.inputs:
         if name not in batch:
@@ -70,13 +71,19 @@ def check_dataset(
     return batch
 
 
+def is_stream(dataset: Any) -> bool:
+    """Whether the dataset is iterated, as torch decides it, and so has no order or length that a loader can use."""
+    return isinstance(dataset, IterableDataset)
+
+
 def check_methods(dataset: Any) -> None:
     """Raises DataError for a dataset without samples, or without a method that loaders need."""
+    if is_stream(dataset):
+        return
     name = type(dataset).__name__
     for method in ("__len__", "__getitem__"):
         if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
-            kind = "iterable datasets cannot be used: " if isinstance(dataset, IterableDataset) else ""
-            raise DataError(f"{name} has no {method}: {kind}train.py needs a dataset with __len__ and __getitem__")
+            raise DataError(f"{name} has no {method}: train.py needs __len__ and __getitem__, or an IterableDataset")
     if not len(dataset):
         raise DataError(f"{name} has no samples: check the folder or files that data.root names")
     if offers(dataset, "read_batch") and not callable(getattr(dataset, "sample_spec", None)):

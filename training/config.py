@@ -47,6 +47,8 @@ class TrainConfig(Keys):
     """The keys of the section `train`, which conf/config.yaml explains."""
 
     epochs: int
+    steps_per_epoch: int | None
+    eval_steps: int | None
     batch_size: int
     last_batch: str
     max_steps: int | None
@@ -67,9 +69,10 @@ class TrainConfig(Keys):
     log_interval: int
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "max_steps", "keep_checkpoints", "accumulate", "log_interval", "num_threads")
-        for key, least in (*((key, 1) for key in (*counts, "process_timeout")), ("warmup_epochs", 0)):
-            check_least(f"train.{key}", getattr(self, key), least)
+        counts = "epochs steps_per_epoch eval_steps max_steps batch_size accumulate keep_checkpoints log_interval"
+        for key in (*counts.split(), "num_threads", "process_timeout"):
+            check_least(f"train.{key}", getattr(self, key), 1)
+        check_least("train.warmup_epochs", self.warmup_epochs, 0)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"train.clip_norm={self.clip_norm}: give a number above 0, or null for no clipping")
         self.channels_last = self.channels_last.lower()

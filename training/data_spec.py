@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from data.images.stream import CroppedStream
 from data.samples import Samples
 from data.subset import Subset
 from training.config import ConfigError
 
-WRAPPERS = (Samples, Subset, torch.utils.data.Subset)  # their samples are those of their `dataset`
+WRAPPERS = (Samples, Subset, CroppedStream, torch.utils.data.Subset)  # their `dataset` makes their samples
 PLAIN_TYPES = (str, int, float, bool, type(None))
 MOST_VALUES = 100  # in an attribute that is stored: longer lists are data
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from data.augment import Augment
 from data.errors import DataError
@@ -19,7 +21,7 @@ from data.transform import Normalize
 from loaders import WorkerLoader
 from loaders.workers.reader import offers
 from models.pretrained import Preprocessing
-from training.checks import as_checked, check_dataset, check_methods
+from training.checks import as_checked, check_dataset, check_methods, is_stream
 from training.config import Config, ConfigError
 from training.data_spec import DataSpec, stored
 from training.targets import build, function_of, target
@@ -55,8 +57,9 @@ class Datasets:
         self.first, self.first_tested = self._first_batches(config, train, test)
         self.train, self.test = (as_samples(dataset, self.task, bool(collate)) for dataset in (train, test))
         self.val = None
-        if fraction and len(train) < 2:
-            raise ConfigError(f"data.val_fraction={fraction}: there is only one training sample to split")
+        if fraction and (is_stream(train) or len(train) < 2):
+            found = "is a stream" if is_stream(train) else "has only one training sample"
+            raise ConfigError(f"data.val_fraction={fraction}: {self.name} {found}, and cannot be split: set it to 0")
         if fraction:
             self.train, self.val = split(self.train, fraction)
         self.images = [name for name in self.task.inputs if is_image(self.first[name])]
@@ -83,9 +86,12 @@ class Datasets:
     def describe(self, config: Config, steps: int) -> str:
         """Describes the data, the loader and the steps of the run in one line."""
         classes = f" of {self.task.label_below} classes" if self.task.label_below else ""
+        train, test = (
+            "a stream" if is_stream(one) else f"{len(one):,} {self.what}" for one in (self.train, self.test)
+        )
         validation = "" if self.val is None else f"{len(self.val):,} to validate, "
         return (
-            f"{self.name}: {len(self.train):,} {self.what}{classes}, {validation}{len(self.test):,} to test; "
+            f"{self.name}: {train}{classes}, {validation}{test} to test; "
             f"loader={config.loader.name}, {config.loader.num_workers} workers; "
             f"{steps:,} steps of {config.train.batch_size} {self.what}"
         )
@@ -99,8 +105,10 @@ class Datasets:
         """Checks the training set and the test set, and returns the first batch of each.
 
         Reads in a worker process if the loader has them: forked workers would share the files that are opened here.
+        A stream is always read there: the samples that are taken here have to come again.
         """
         in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
+        in_process = in_process and not any(map(is_stream, datasets))
         skips = config.loader.on_error == "skip"
         calls: Any = [(dataset, self.task, self.collate, dataset is datasets[0], skips) for dataset in datasets]
         workers = int(not in_process)
@@ -148,8 +156,11 @@ def _check(call: tuple) -> dict[str, Any]:
 
 def open_dataset(section: dict[str, Any], train: bool) -> Any:
     """Builds the training set or the test set of the section `data`. Raises ConfigError or DataError."""
-    not_arguments = ("val_fraction", "collate")  # see conf/any_data.yaml
-    dataset = build("data", {key: value for key, value in section.items() if key not in not_arguments}, train=train)
+    not_arguments = ("val_fraction", "streaming", "collate")  # see conf/any_data.yaml
+    arguments = {key: value for key, value in section.items() if key not in not_arguments}
+    if section.get("streaming"):
+        arguments["_target_"] = "{0}_stream.{2}Stream".format(*section["_target_"].rpartition("."))
+    dataset = build("data", arguments, train=train)
     check_methods(dataset)
     return dataset
 
@@ -166,12 +177,21 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
     return task
 
 
+def collate_of(dataset: Any, task: Task, collate: Callable | None) -> Callable | None:
+    """What makes a batch of the dataset's samples: `collate`, or for a stream one that checks each sample before."""
+    if not is_stream(dataset):
+        return collate
+    samples = as_checked(dataset, task, collate is not None)
+    samples.dataset = None  # else it would be sent to workers twice
+    return partial(samples.collate, collate=collate or default_collate)
+
+
 def as_samples(dataset: Any, task: Task, has_collate: bool) -> Any:
-    """Wraps the dataset in Samples, which checks each sample. Returns one that reads whole batches unchanged.
+    """Wraps the dataset in Samples, which checks each sample. Returns a stream, or one of whole batches, unchanged.
 
     A collate function needs single samples: with it, no dataset reads whole batches.
     """
-    if not has_collate and (offers(dataset, "read_batch") or offers(dataset, "arrays")):
+    if is_stream(dataset) or (not has_collate and (offers(dataset, "read_batch") or offers(dataset, "arrays"))):
         return dataset
     return as_checked(dataset, task, has_collate)
 

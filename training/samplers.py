@@ -1,26 +1,41 @@
-"""The samplers that `sampler` and `batch_sampler` name, and how many steps a run has."""
+"""Which samples make a training batch, and how many steps a run has."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from loaders import Preloader
+from training.checks import is_stream
 from training.config import Config, ConfigError
 from training.processes import Processes
 from training.targets import accepted, build, target
 
 
-def build_samplers(config: Config, dataset: Any, processes: Processes) -> dict[str, Any]:
-    """The arguments of build_loader that replace the loader's own order; none without a sampler.
+def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str, Any]:
+    """The arguments of build_loader that decide which samples of the training set make a batch.
 
-    A target gets those of dataset, data_source (the training set), labels (its labels, (N,)), seed, batch_size,
-    drop_last, rank and world_size that it accepts and its section does not set. A sampler gives the indices of an
-    epoch, the same in all processes, which are split among them; a batch sampler gives the batches of this process.
+    A stream has an order of its own; that of other sets may be that of `sampler` or `batch_sampler`. Their target gets
+    those of dataset, data_source (the training set), labels (its labels, (N,)), seed, batch_size, drop_last, rank and
+    world_size that it accepts and its section does not set. A sampler gives the indices of an epoch, the same in all
+    processes, which are split among them; a batch sampler gives the batches of this process.
     Raises ConfigError for settings that contradict each other.
     """
-    key = sampler_key(config)
+    keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
+    if len(keys) > 1:
+        raise ConfigError("sampler and batch_sampler are both set: use one of them")
+    key, steps, name = "".join(keys), config.train.steps_per_epoch, type(dataset).__name__
+    if is_stream(dataset) != (steps is not None):
+        remedy = "has a length: set it to null"
+        if steps is None:
+            remedy = "is a stream of unknown length: set it to the number of steps after which the run evaluates"
+        raise ConfigError(f"train.steps_per_epoch={steps}: {name} {remedy}")
+    if is_stream(dataset) and key:
+        raise ConfigError(f"{key}: {name} is a stream, whose samples come in its own order: leave it out")
+    order: dict[str, Any] = {"shuffle": True, "last_batch": config.train.last_batch, "steps_per_epoch": steps}
+    if is_stream(dataset) and order["last_batch"] == "rollover":
+        order["last_batch"] = "keep"
     if not key:
-        return {}
+        return order
     if config.train.last_batch == "rollover":
         raise ConfigError(f"{key} decides which samples an epoch has: add train.last_batch=keep, or drop")
     known = {
@@ -39,24 +54,14 @@ def build_samplers(config: Config, dataset: Any, processes: Processes) -> dict[s
             f"batch_sampler: {section.get('_target_')} would give all {processes.world_size} processes the same "
             "batches: let it take rank and world_size, and give each rank its own, as many as the others"
         )
-    return {"shuffle": False, key: build(key, section, optional=known)}
+    return order | {"shuffle": False, key: build(key, section, optional=known)}
 
 
-def sampler_key(config: Config) -> str:
-    """Which of the two sections is set: "sampler", "batch_sampler" or "". Raises ConfigError for both."""
-    keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
-    if len(keys) > 1:
-        raise ConfigError("sampler and batch_sampler are both set: use one of them")
-    return keys[0] if keys else ""
-
-
-def total_steps(config: Config, samples: int, loader: Preloader) -> int:
+def total_steps(config: Config, dataset: Any, loader: Preloader) -> int:
     """The number of optimizer steps in all epochs. Raises ConfigError if an epoch has too few samples for a step."""
-    epochs, size, last_batch = config.train.epochs, config.train.batch_size, config.train.last_batch
-    if sampler_key(config):
-        return epochs * len(loader)
-    if samples < size and last_batch != "keep":
-        raise ConfigError(f"train.batch_size={size}: there are only {samples} training samples; lower it")
-    if last_batch == "rollover":
-        return epochs * samples // size
-    return epochs * (samples // size if last_batch == "drop" else -(-samples // size))
+    if not len(loader):
+        size = config.train.batch_size
+        raise ConfigError(f"train.batch_size={size}: there are only {len(dataset)} training samples; lower it")
+    if config.train.last_batch == "rollover" and not is_stream(dataset):
+        return config.train.epochs * len(dataset) // config.train.batch_size
+    return config.train.epochs * len(loader)

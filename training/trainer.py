@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from loaders import Preloader
+from loaders import Preloader, merge_states
 from loaders.nested import rows
 from training.checkpoint import load_others, load_weights
 from training.checks import check_saved, check_trainer
@@ -186,7 +187,8 @@ class Trainer:
                 module.eval()
             self.processes.share_buffers(self.model)
             disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
-            for batch in tqdm(loader, "evaluating", len(loader), unit="step", leave=False, disable=disable):
+            batches = loader if (steps := self.config.eval_steps) is None else islice(loader, steps)
+            for batch in tqdm(batches, "evaluating", steps, unit="step", leave=False, disable=disable):
                 with self.autocast:
                     means.add(rows(batch), self.evaluation_step(batch))
                 if signals.received:
@@ -245,7 +247,7 @@ class Trainer:
             "optimizer_classes": [type(optimizer).__name__ for optimizer in self.optimizers],
             "schedules": [schedule.state_dict() for schedule in self.schedules],
             "scaler": self.scaler.state_dict(),
-            "loader": loader.state_dict(),
+            "loader": merge_states(self.processes.gather(loader.state_dict())),
             "step": self.step,
             "config": self.settings,
             "data_spec": asdict(self.spec),

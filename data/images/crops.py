@@ -110,9 +110,13 @@ class CroppedDataset:
         return spec if self.decode_on == "workers" else {"label": spec["label"]}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.sample(partial(self.read, index), int(self.labels[index]))
+
+    def sample(self, read: Read, label: int) -> dict[str, torch.Tensor]:
+        """Makes a sample of the image that `read` reads, with random numbers from torch's generator."""
         image = torch.empty((1, *self.shape), dtype=torch.uint8)
-        self.write(partial(self.read, index), image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist())
-        return {"image": image[0], "label": torch.tensor(int(self.labels[index]))}
+        self.write(read, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist())
+        return {"image": image[0], "label": torch.tensor(label)}
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
         """Resizes the shorter side to image_size / test_crop, and cuts a square of image_size out of the middle.

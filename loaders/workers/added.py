@@ -31,6 +31,9 @@ class Added:
     worker_method: str
     on_error: str
     max_restarts: int
+    streams: int
+    shuffle_buffer: int
+    steps_per_epoch: int | None
     tuner: Tuner | None = None  # chooses how many workers get tasks; None: all of them
     bounds_memory: bool = False  # the batches loaded ahead may take at most an eighth of the available memory
     closed: bool = False
@@ -55,7 +58,8 @@ class Added:
 
 
 USUAL = {
-    **dict.fromkeys(("seed", "last_batch", "prefetch_batches")),
+    **dict.fromkeys(("seed", "last_batch", "prefetch_batches", "steps_per_epoch")),
+    **{"streams": 8, "shuffle_buffer": 0},
     **{"rank": 0, "world_size": 1, "pad": True, "max_restarts": 3},
     **{"worker_method": "multiprocessing", "on_error": "raise"},
 }

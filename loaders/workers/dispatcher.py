@@ -35,10 +35,6 @@ from .tasks import SamplerError, Task
 
 log = logging.getLogger(__name__)
 
-# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
-# these hold more batches than that, the next ones are delivered as copies.
-SPARE_SLOTS = 8
-
 
 class Dispatcher:
     """Keeps tasks in flight, and delivers their batches.
@@ -90,7 +86,7 @@ class Dispatcher:
         """Records the workers' work in the timeline from now on, and copies batches into pinned memory (`pins`)."""
         self._timeline, self._pins = timeline, pins
 
-    def begin(self, tasks: Iterator[Task]) -> None:
+    def begin(self, tasks: Iterator[Any]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
         self.check_process()
         self._receive(waits=False)
@@ -102,9 +98,8 @@ class Dispatcher:
                 del self._in_flight[number]
         self._newest = self._tasks_error = None
         self._drawn.clear()
-        self._first = self._next
+        self._first, self._has_delivered = self._next, False
         self._tasks = enumerate(tasks, self._next)
-        self._has_delivered = False
         self._pool.begin()
         self._submit()
 
@@ -136,16 +131,16 @@ class Dispatcher:
             return self._tasks_error
         if first is None or first.task.epoch != epoch:
             return None
-        number, flight = self._wait()
-        ended = time.perf_counter()
+        if (found := self._wait()) is None:
+            return None
+        (number, flight), ended = found, time.perf_counter()
         others = [other.result is not None for other in self._in_flight.values() if other.is_wanted]
         ready, in_flight = sum(others) - 1, len(others) - 1
         delivery = flight.open(self._pool, self._ring, self.stats, ready, ended - began)
         if self._pins and delivery.error is None:
             delivery.batch = pinned(delivery.batch)
-        self._newest_number = number
-        self._newest = delivery
-        del first, flight  # else they would hold the slot of a batch that lies elsewhere
+        self._newest_number, self._newest = number, delivery
+        del first, flight, found  # else they would hold the slot of a batch that lies elsewhere
         self._forget_newest()
         is_first, self._has_delivered = not self._has_delivered, True
         self._tuner.delivered(ended, ended - began, ready, in_flight, is_first, self.stats.worker_load)
@@ -209,9 +204,12 @@ class Dispatcher:
                 if sparing and is_last and wanted == depth > active and not self._ring.has_free():
                     return
                 flight.lease = self._ring.acquire()
-            if not self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent):
+            if not self._send(number, flight):
                 return
         self._has_unsent = False
+
+    def _send(self, number: int, flight: InFlight) -> bool:
+        return self._pool.submit(flight.worker, number, flight.task, flight.lease, flight.sent)
 
     def _take(self) -> tuple[int, InFlight] | None:
         """Puts the next task in flight, and chooses its worker; returns it with its number, None if none is left."""
@@ -225,24 +223,25 @@ class Dispatcher:
             if not self._drawn:
                 return None
         number, task = self._drawn[0]
-        workers = range(self._tuner.workers)
-        if self._round_robin:
-            worker = (number - self._first) % self._pool.num_workers
-        elif len(workers) == 1:
-            worker = 0
-        else:
-            loads, new = [0] * self._pool.num_workers, self._tuner.new_workers
-            for other in self._in_flight.values():
-                loads[other.worker] += other.result is None
-            worker = min(workers, key=lambda worker: (loads[worker], worker not in new))
-        flight = InFlight(task, worker)
+        flight = InFlight(task, self._choose_worker(number, task))
         self._in_flight[number], self._next = flight, number + 1
         self._drawn.clear()
         return number, flight
 
-    def _wait(self) -> tuple[int, InFlight]:
-        """Waits for the result to be delivered next, and returns its task with its number."""
-        while True:
+    def _choose_worker(self, number: int, task: Any) -> int:
+        workers = range(self._tuner.workers)
+        if self._round_robin:
+            return (number - self._first) % self._pool.num_workers
+        if len(workers) == 1:
+            return 0
+        loads, new = [0] * self._pool.num_workers, self._tuner.new_workers
+        for other in self._in_flight.values():
+            loads[other.worker] += other.result is None
+        return min(workers, key=lambda worker: (loads[worker], worker not in new))
+
+    def _wait(self) -> tuple[int, InFlight] | None:
+        """Waits for the result to be delivered next, and returns its task with its number; None if no task is left."""
+        while self._first_wanted() or self._first_in_flight():
             for number, flight in self._in_flight.items():
                 if flight.is_wanted and flight.result is not None:
                     return number, flight
@@ -251,6 +250,7 @@ class Dispatcher:
             self._receive()
             if self._has_unsent:
                 self._submit(sparing=True)
+        return None
 
     def _receive(self, waits: bool = True) -> None:
         """Handles events; an interrupted call may have left some, which are not about tasks that are sent now."""

@@ -8,17 +8,20 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from ..background import default_context
 from ..machine import available_memory
 from ..preload.accelerator import can_page_lock, can_pin_memory
 from ..randomness import fold
 from .added import Added
-from .dispatcher import SPARE_SLOTS, Dispatcher
+from .dispatcher import Dispatcher
 from .inline_pool import InlinePool
 from .pool import Pool
 from .reader import Reader, batch_bytes, spec_of
 from .slots import SlotRing
+from .stream_dispatcher import StreamDispatcher
+from .stream_reader import StreamReader, stream_reader
 from .thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -26,12 +29,16 @@ log = logging.getLogger(__name__)
 Loader = Any  # a WorkerLoader, which imports this file
 HAS_PROCESSES = sys.platform == "linux"
 MEMORY_SHARE = 8  # prefetch_factor="auto" loads ahead as many batches as fit into an eighth of the available memory
+# Slots in addition to those of tasks in flight: for batches that the training loop and a preloader's queue hold. If
+# these hold more batches than that, the next ones are delivered as copies.
+SPARE_SLOTS = 8
 UNKNOWN_MEMORY = 4 << 30  # bytes assumed to be available where the system does not tell
 
 
 def has_pool(loader: Loader) -> bool:
     """Returns whether workers read the samples, and not the thread that calls next()."""
-    return loader.num_workers > 0 and (HAS_PROCESSES or uses_threads(loader))
+    reads_streams = isinstance(loader.dataset, IterableDataset)
+    return loader.num_workers > 0 and (HAS_PROCESSES or (uses_threads(loader) and not reads_streams))
 
 
 def uses_threads(loader: Loader) -> bool:
@@ -53,8 +60,10 @@ def build_engine(loader: Loader, base_seed: int | None = None) -> Dispatcher:
     added: Added = loader._added
     is_pool, batched = has_pool(loader), loader.batch_sampler is not None
     spec = spec_of(loader.dataset) if added.seed is not None and batched else None
-    skips = added.on_error == "skip"
-    reader = Reader(loader.dataset, loader.collate_fn, batched, added.seed, spec, skips)
+    skips, is_stream = added.on_error == "skip", isinstance(loader.dataset, IterableDataset)
+    reader: Any = Reader(loader.dataset, loader.collate_fn, batched, added.seed, spec, skips)
+    if is_stream:
+        reader = stream_reader(loader)
     uses_processes = is_pool and not uses_threads(loader)
     page_locked = loader.pin_memory and loader.holds_batches_until_copied and can_page_lock()
     page_locked &= sys.platform == "linux"
@@ -71,21 +80,21 @@ def build_engine(loader: Loader, base_seed: int | None = None) -> Dispatcher:
 
     if spec is not None:
         ring.fit(batch_bytes(spec, loader.batch_size or 1))
-    engine = Dispatcher(
+    engine = (StreamDispatcher if is_stream else Dispatcher)(
         _build_pool(loader, reader, base_seed),
         ring,
         depth,
         round_robin=added.seed is None and loader.in_order,
         in_order=loader.in_order,
-        max_restarts=added.max_restarts,
-        skips=skips,
+        max_restarts=0 if is_stream and added.seed is None else added.max_restarts,  # such a stream can't be replayed
+        skips=skips and not is_stream,  # no sample of a stream can be passed over
         tuner=added.tuner if is_pool else None,
     )
     added.stats = engine.stats
     return engine
 
 
-def _build_pool(loader: Loader, reader: Reader, base_seed: int | None) -> Pool:
+def _build_pool(loader: Loader, reader: Any, base_seed: int | None) -> Pool:
     added: Added = loader._added
     workers, init_fn, timeout = loader.num_workers, loader.worker_init_fn, loader.timeout
     if not has_pool(loader):
@@ -99,6 +108,8 @@ def _build_pool(loader: Loader, reader: Reader, base_seed: int | None) -> Pool:
 
     if base_seed is None:
         base_seed = int(fold(added.seed or 0, added.rank) >> np.uint64(2))
+    if isinstance(reader, StreamReader) and added.seed is not None:  # which calls it for each stream
+        workers, init_fn = min(workers, added.streams // added.world_size), None
     context = loader.multiprocessing_context or default_context()
     started = added.tuner.workers if added.tuner else workers
     return ProcessPool(reader, workers, context, base_seed, init_fn, timeout, started)

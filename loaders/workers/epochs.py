@@ -7,17 +7,17 @@ from functools import partial
 from typing import Any
 
 from torch.autograd.profiler import record_function
+from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..base import Delivery, EpochIterator, Epochs, Position
 from ..epoch_loader import EpochMethods
 from ..optional_methods import OptionalMethods
-from ..order import Order
 from ..timeline import Timeline
-from .added import Added
 from .dispatcher import Dispatcher
 from .engine import build_engine, has_pool, pins_batches
-from .tasks import OwnTasks, UnseededTasks, choose_tasks
+from .streams import Place, StreamTasks
+from .tasks import OwnTasks, UnseededTasks
 
 Loader = Any  # a WorkerLoader, which imports this file
 
@@ -50,9 +50,7 @@ class EngineEpochs(Epochs):
     not refer to the loader: else only the garbage collector would end the workers of an abandoned loader.
     """
 
-    def __init__(self, loader: Loader, own_order: Order | None, one_at_a_time: bool) -> None:
-        added: Added = loader._added
-        tasks = choose_tasks(loader, own_order, added.seed or 0, added.rank, added.world_size, added.pad)
+    def __init__(self, loader: Loader, tasks: Any, one_at_a_time: bool) -> None:
         super().__init__(tasks, loader.batch_sampler, loader.sampler)
         self.engine: Dispatcher | None = None  # the shared one
         self.one_at_a_time = one_at_a_time
@@ -112,14 +110,25 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
         self._reset(loader, first_iter=True)
 
     __len__ = _BaseDataLoaderIter.__len__
+    _next_data = EpochIterator.__next__
     _num_yielded = property(lambda self: self.position.batch, lambda self, _: None)  # torch's own code sets it
+
+    def __next__(self) -> Any:
+        # Torch's own warns if an iterable dataset gives more batches than the len() that the program has asked for.
+        base = EpochIterator if self._IterableDataset_len_called is None else _BaseDataLoaderIter
+        return base.__next__(self)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()
         timeline = getattr(loader, "timeline", None)  # perhaps the program's own
         self.engine.use(timeline if isinstance(timeline, Timeline) else None, pins_batches(loader))
-        self.engine.begin(UnseededTasks(self._sampler_iter))
+        if isinstance(loader.dataset, IterableDataset):
+            workers = dict.fromkeys(range(max(1, loader.num_workers)), Place())
+            most = None if loader.in_order else loader.prefetch_factor
+            self.engine.begin(StreamTasks(workers, loader.batch_size, most=most))
+        else:
+            self.engine.begin(UnseededTasks(self._sampler_iter))
         source = TorchSource(self.engine, self._profile_name, self._persistent_workers)
         EpochIterator.__init__(self, source, Position(0))
 

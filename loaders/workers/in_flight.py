@@ -11,14 +11,13 @@ from .reader import Reading
 from .shared_memory import MachineFull
 from .slots import Lease, SlotRing
 from .stats import Stats
-from .tasks import Task
 
 
 @dataclass(slots=True)
 class InFlight:
     """A task, the worker that reads it, and the slot that it writes to."""
 
-    task: Task
+    task: Any  # a Task or a StreamTask
     worker: int
     lease: Lease | None = None
     sent: list[Any] = field(default_factory=list)  # is not empty if the worker has got the task
@@ -75,12 +74,12 @@ class InFlight:
             try:
                 opened = pool.open(result, lease)
             except MachineFull as full:
-                return Delivery(number, error=full)
+                return Delivery(number, error=full, progress=result.progress)
             if isinstance(opened, Reading):
                 stats.count_skipped(opened.skipped)
-                return Delivery(number, opened.batch)
+                return Delivery(number, opened.batch, progress=result.progress)
             error = opened
         if isinstance(error, StopIteration):  # raised by next(), it would silently end the epoch
             cause, error = error, RuntimeError("a worker raised StopIteration")
             error.__cause__ = cause
-        return Delivery(number, error=error)
+        return Delivery(number, error=error, progress=result.progress)

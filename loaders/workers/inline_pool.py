@@ -49,11 +49,14 @@ class InlinePool(Pool):
     def _answer(self, numbered: tuple[int, Task]) -> Result:
         number, task = numbered
         try:
-            result = answer(number, partial(self._read, task), None, self._clock)._replace(overflowed=False)
+            result = answer(number, partial(self._read, task), None, self._clock)
+            result = result._replace(overflowed=False, progress=self._reader.newest)
         except BaseException as error:
             if _is_from_a_signal(error):
                 raise
-            result = Result(number, error=error)  # the dataset's own, such as SystemExit: the epoch goes on
+            result = Result(
+                number, error=error, progress=self._reader.newest
+            )  # the dataset's own, such as SystemExit: the epoch goes on
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
 

@@ -13,6 +13,7 @@ from ..timeline import Work, WorkClock
 from .batch_buffer import BatchBuffer
 from .reader import Reading
 from .slots import Lease
+from .streams import Progress
 from .tasks import Task
 
 SET_UP, WHOLE_BATCH, NO_ROW = -3, -2, -1  # what a worker is reading, if not a single row of a batch
@@ -45,6 +46,7 @@ class Result(NamedTuple):
     is_pickled: bool = False  # torch had to take some of the tensors apart
     holds_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
     work: Work = Work()
+    progress: Progress | None = None  # of a stream
 
 
 @dataclass

@@ -91,7 +91,7 @@ class _Worker:
     def _answer(self, descriptors: list[int], error: bytes | None, number: int, task: Any, place: Any) -> None:
         self._clock.begin()
         forks, slot, watched, holds_slot = _Worker.forks, None, None, False
-        payload, overflow, is_odd, needed, collate_seconds = None, None, False, 0, 0.0
+        payload, overflow, is_odd, needed, collate_seconds, progress = None, None, False, 0, 0.0, None
         try:
             try:
                 if place is not None:
@@ -101,7 +101,10 @@ class _Worker:
                 self._connection.done()
             if error is None:
                 self._mark(WHOLE_BATCH)
-                payload, overflow, is_odd, needed, collate_seconds = self._make(task, slot)
+                try:
+                    payload, overflow, is_odd, needed, collate_seconds = self._make(task, slot)
+                finally:
+                    progress = self._setup.reader.newest
         except Exception:
             error = _pickled_error(self._where)
         self._mark(NO_ROW)
@@ -111,7 +114,7 @@ class _Worker:
             slot = None
             holds_slot = watched is None or watched() is not None or _Worker.forks != forks
         work = self._clock.end(collate_seconds)
-        result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work)
+        result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work, progress)
         self._connection.send(pickle.dumps(tuple(result)), [] if overflow is None else [overflow.fd])
 
     def _make(self, task: Any, slot: np.ndarray | None) -> tuple[Payload, SharedMemory | None, bool, int, float]:

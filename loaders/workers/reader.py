@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import add
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -105,6 +105,7 @@ class Reader:
     seed: int | None
     spec: Spec | None  # of one sample, if the dataset offers read_batch and there is a seed
     skips: bool  # samples that raise are left out
+    newest: ClassVar[None] = None  # as a StreamReader has it
 
     def read(
         self, task: Task, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True

@@ -154,7 +154,7 @@ def test_without_the_package_or_with_an_old_one_the_error_says_what_to_install(m
     ],
 )
 def test_why_a_dataset_of_the_hub_cannot_be_loaded_is_told_in_a_sentence(monkeypatch, reason, remedy):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise ValueError(reason)
 
     monkeypatch.setattr("datasets.load_dataset", refuse)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from examples.text.lines import write
+
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ["train.max_steps=4", "train.epochs=1", "train.batch_size=16", "loader.num_workers=0", "train.log_interval=2"]
 
@@ -61,6 +63,15 @@ def test_text_in_length_buckets_is_learned_and_resumed(python, tmp_path, fork):
     run, summary, lines = fork("text", "text", "data.length=400", "train.max_steps=null", "train.epochs=6")
     assert summary["test_accuracy"] > 0.7
     assert [line["step"] for line in lines if "test_accuracy" in line] == [25 * epoch for epoch in range(1, 7)]
+    assert "accuracy" in script(python, tmp_path, "evaluate", run)
+
+
+def test_text_from_jsonl_shards_is_learned_as_a_stream(python, tmp_path, fork):
+    write(tmp_path / "lines", shards=4)
+    settings = [f"data.root={tmp_path}/lines", "train.max_steps=null", "train.epochs=2", "loader.streams=4"]
+    run, summary, lines = fork("text", "lines", *settings, "train.steps_per_epoch=150", "loader.num_workers=1")
+    assert summary["test_accuracy"] > 0.7
+    assert [line["step"] for line in lines if "test_accuracy" in line] == [150, 300]
     assert "accuracy" in script(python, tmp_path, "evaluate", run)
 
 

@@ -29,7 +29,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Sampler, WeightedRandomSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+    default_collate,
+    get_worker_info,
+)
 
 LENGTH = 9  # samples of a dataset
 ERROR_AT = 4  # the sample that raises
@@ -396,7 +404,31 @@ class Whole(Fresh):
         return [self.sample(index) for index in indices]
 
 
+class Stream(Fresh, IterableDataset):
+    """Each worker gives its share, and shares are uneven."""
+
+    def __iter__(self) -> Iterator:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, LENGTH - first, step):
+            yield first, step, info is None or info.dataset is self, self[index]
+
+
+class FailingStream(Stream, Failing):
+    """Its generator ends with its error."""
+
+
+class GoingOn(FailingStream):
+    """Its iterator goes on after its error."""
+
+    def __iter__(self) -> Iterator:
+        return map(self.__getitem__, range(2, LENGTH))
+
+
 DATASETS = {
+    "stream": Stream,
+    "failing stream": FailingStream,
+    "failing iterator": GoingOn,
     "fresh": Fresh,
     "cached": Cached,
     "scratch": Scratch,
@@ -603,6 +635,7 @@ def sampling(program: Program, dataset: Fresh) -> dict[str, Any]:
     return batch_size
 
 
+STREAMS = ("stream", "failing stream", "failing iterator")
 SAMPLERS = ("sequential", "shuffled", "generator", "sized", "unsized", "weighted", "batches")
 
 

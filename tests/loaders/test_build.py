@@ -91,9 +91,13 @@ class MeasuredStream(Stream):
 
 
 @pytest.mark.parametrize("dataset", [Stream(), MeasuredStream()], ids=["without a length", "with a length"])
-def test_an_iterable_dataset_is_refused_in_words(build, dataset):
-    with pytest.raises(LoaderConfigError, match="loader=prefetch needs a map-style dataset"):
-        build(dataset=dataset)
+@pytest.mark.parametrize("name", LOADERS)
+def test_processes_read_an_iterable_dataset_and_other_loaders_refuse_it_in_words(build, name, dataset):
+    if name in ("workers", "prefetch", "torch"):
+        assert sorted(contents(build(name, dataset=dataset, num_workers=0, shuffle=False)))[0] == [0, 1, 2]
+        return
+    with pytest.raises(LoaderConfigError, match=f"loader={name} needs a map-style dataset"):
+        build(name, dataset=dataset)
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ class Endless:
         ("Plain", [f"task.scores={{one: {{_target_: {HERE}.number}}}}"], r"task\.scores\.one returned 0\.5, a float"),
         ("Plain", [f"task.scores={{loss: {{_target_: {HERE}.sure}}}}"], r"task\.scores\.loss: the loss itself has"),
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
-        ("Endless", [], r"Endless has no __len__: train\.py needs a dataset with __len__"),
+        ("Endless", [], r"Endless has no __len__: train\.py needs __len__ and __getitem__, or an IterableDataset"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"Ragged\[1\] has .*shape \(2,\), and Ragged\[0\]"),
         ("Plain", ["+data.collate=data.collate.pad"], r"write 'data\.collate=\{_target_: data\.collate\.pad\}'"),
         ("Plain", ["+data.collate={_target_: data.collate.padd}"], r"data\.collate: data\.collate\.padd\(\): "),

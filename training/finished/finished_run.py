@@ -25,7 +25,7 @@ from training.checkpoint import find_checkpoint, load_others, load_weights
 from training.command_line import compose_with
 from training.config import Config, ConfigError, checked, full_errors, one_line
 from training.data_spec import DataSpec
-from training.datasets import as_samples, build_task, open_dataset
+from training.datasets import as_samples, build_task, collate_of, open_dataset
 from training.launch import is_expected, sentence_of
 from training.precision import choose_dtype
 from training.processes import Processes
@@ -138,7 +138,7 @@ class FinishedRun:
         """A loader of `dataset` in order, normalised and on the device; `settings` replace those of the config."""
         loader = type(self.config.loader)(**vars(self.config.loader) | settings)
         options: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.config.seed, "pad": False}
-        options["collate_fn"] = self.collate
+        options["collate_fn"] = collate_of(dataset, self.task, self.collate)
         return build_loader(loader, dataset, device=self.device, transform=self.transform, **options)
 
     def image_shape(self, what: str) -> tuple[int, int, int]:

@@ -1,0 +1,361 @@
+"""Iterable datasets: logical streams with a seed, whatever reads them, and torch's own behaviour without one."""
+
+import copy
+import json
+import logging
+import os
+import random
+import signal
+import time
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loaders import Preloader, WorkerLoader, merge_states
+from loaders.workers import stream_dispatcher
+
+SAMPLES = 60
+
+
+class Numbers(IterableDataset):
+    """Streams of uneven length. A sample is its number, and three random ones."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, self.samples - first, step):
+            yield self.sample(number)
+
+    def sample(self, number: int) -> torch.Tensor:
+        drawn = random.randrange(1000), np.random.randint(1000), int(torch.randint(1000, ()))
+        return torch.tensor([number, *drawn])
+
+
+class Stateful(Numbers):
+    """It is its own iterator, with a state, and has another order in each epoch."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        assert info.dataset is self
+        self.numbers = list(range(info.id, self.samples - info.id, info.num_workers))
+        self.at = getattr(self, "at", 0)
+        random.Random(self.epoch).shuffle(self.numbers)
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __next__(self):
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.sample(self.numbers[self.at - 1])
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Failing(Stateful):
+    """Every seventh sample is an error, and the iterator goes on after it."""
+
+    def sample(self, number: int) -> torch.Tensor:
+        if number % 7 == 0:
+            raise KeyError(number)
+        return super().sample(number)
+
+
+class Refilled(Numbers):
+    """Its state lacks its buffer, as Hugging Face's does."""
+
+    buffer_size = 4
+
+    def __iter__(self):
+        buffer = []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) == self.buffer_size:
+                yield buffer.pop(random.randrange(4))
+        yield from buffer
+
+    def state_dict(self):
+        raise AssertionError("it is not exact")
+
+    load_state_dict = state_dict
+
+
+def seen(batches) -> list:
+    """What a consumer gets, errors in their places."""
+    found, iterator = [], iter(batches)
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except StopIteration:
+            return found
+        except KeyError as error:
+            found.append(str(error).split()[-1])
+
+
+def loader_of(dataset, workers: int, **settings) -> WorkerLoader:
+    usual = {"batch_size": 3, "seed": 5, "streams": 4, "num_workers": workers, "persistent_workers": workers > 0}
+    return WorkerLoader(dataset, **usual | settings)
+
+
+VARIANTS = [
+    (kind, settings)
+    for kind in (Numbers, Stateful, Failing, Refilled)
+    for settings in ({}, {"shuffle_buffer": 5}, {"steps_per_epoch": 9}, {"steps_per_epoch": 9, "shuffle_buffer": 5})
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), VARIANTS)
+def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, settings):
+    with loader_of(kind(), 0, **settings) as loader:
+        epochs = [seen(loader) for _ in range(3)]
+    assert len(set(map(str, epochs))) == 3, "each has its own random numbers"
+    draw = random.Random(str((kind.__name__, settings)))
+    state, epoch, got = None, 0, []
+    while epoch < 3:
+        with loader_of(kind(), draw.choice((0, 1, 2, 3)), **settings) as loader:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            iterator = iter(loader)
+            for _ in range(draw.randrange(1, 10)):
+                if iterator._workers and draw.random() < 0.3:
+                    draw.choice(iterator._workers).kill()
+                try:
+                    got.append(next(iterator).tolist())
+                except KeyError as error:
+                    got.append(str(error).split()[-1])
+                except StopIteration:
+                    break
+            state = loader.state_dict()
+            if state["epoch"] > epoch:
+                assert got == epochs[epoch]
+                epoch, got = epoch + 1, []
+
+
+class Shards(IterableDataset):
+    """Gives each stream whole shards of four samples; there may be too few of them, or none."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+
+    def __iter__(self):
+        info = get_worker_info()
+        for shard in range(info.id, self.shards, info.num_workers):
+            yield from range(4 * shard, 4 * shard + 4)
+
+
+class Unsplit(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class Stuck(Numbers):
+    """The first worker that gets to a certain sample hangs there."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def sample(self, number: int) -> torch.Tensor:
+        if number == 21 and not self.flag.exists():
+            self.flag.touch()
+            time.sleep(100)
+        return super().sample(number)
+
+
+class WithLambda(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = lambda sample: sample
+
+
+def numbers(batches) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def test_a_worker_that_hangs_is_restarted_and_no_sample_is_lost(tmp_path):
+    with loader_of(Numbers(), 0) as loader:
+        expected = seen(loader)
+    with loader_of(Stuck(tmp_path / "flag"), 2, timeout=3) as loader:
+        assert seen(loader) == expected
+        assert loader.stats()["workers"]["deaths"] == 1
+
+
+def test_ranks_share_the_streams_and_a_merged_state_resumes_on_any_number_of_them():
+    with loader_of(Numbers(), 0) as loader:
+        iterator = iter(loader)
+        alone = numbers(next(iterator) for _ in range(8))
+        rest = numbers(iterator)
+    loaders = [loader_of(Numbers(), rank, rank=rank, world_size=2) for rank in range(2)]
+    iterators = list(map(iter, loaders))
+    together = [numbers([next(iterator)])[0] for _ in range(4) for iterator in iterators]
+    assert together == alone, "the batches of a step are those of two steps of one rank"
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    for ranks in (1, 2, 4):
+        got = []
+        for rank in range(ranks):
+            with loader_of(Numbers(), ranks - 1, batch_size=6 // ranks, rank=rank, world_size=ranks) as loader:
+                loader.load_state_dict(merge_states(states))
+                got += numbers(loader)
+        assert sorted(chain(*got)) == sorted(chain(*rest))
+    with (
+        loader_of(Numbers(), 0) as loader,
+        pytest.raises(ValueError, match=r"lacks the streams 1, 3 .*merge_states"),
+    ):
+        loader.load_state_dict(states[0])
+    for loader in loaders:
+        loader.close()
+
+
+def test_errors_are_skipped_where_the_iterator_goes_on_after_them():
+    for workers in (0, 2):
+        with loader_of(Failing(), workers, on_error="skip") as loader:
+            got = sorted(chain(*numbers(loader)))
+            assert got == [number for number in all_numbers() if number % 7]
+            skipped = loader.stats()["workers"]["skipped_samples"]
+            assert skipped == sum(number % 7 == 0 for number in all_numbers())
+
+
+def all_numbers() -> list[int]:
+    return sorted(number for first in range(4) for number in range(first, SAMPLES - first, 4))
+
+
+def test_streams_that_are_equal_or_empty_are_said(caplog):
+    for dataset, said in (
+        (
+            Unsplit(),
+            "streams 0, 1, 2, 3 begin with the same samples: the dataset's __iter__ has to",
+        ),
+        (Shards(3), "streams 3 have no samples: set streams=3 or less"),
+    ):
+        stream_dispatcher._warn_once.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), loader_of(dataset, 2) as loader:
+            list(loader)
+        assert next(message for message in caplog.messages if "streams" in message).startswith(said)
+
+
+def test_a_resume_without_a_state_of_the_dataset_says_how_much_it_read_and_dropped(caplog):
+    with loader_of(Numbers(), 0) as loader:
+        batches = seen(loader)
+        next(iter(loader))
+        state = loader.state_dict()
+    with caplog.at_level(logging.INFO), loader_of(Numbers(), 1) as loader:
+        loader.load_state_dict(state)
+        assert len(seen(loader)) == len(batches) - 1
+    assert "stream 0 read and dropped 3 samples in" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_preloaders_state_is_what_its_consumer_received(depth):
+    with loader_of(Numbers(), 0) as loader:
+        expected = seen(loader)
+    with Preloader(loader_of(Numbers(), 2), "cpu", depth) as loader:
+        iterator = iter(loader)
+        got = [next(iterator).tolist() for _ in range(5)]
+        state = loader.state_dict()
+    with Preloader(loader_of(Numbers(), 1), "cpu", depth) as loader:
+        loader.load_state_dict(state)
+        assert got + seen(loader) == expected
+
+
+def test_an_alarm_inside_next_loses_no_sample():
+    class Alarm(BaseException):
+        pass
+
+    def handle(*_):
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for kind in (Numbers, Stateful):
+            with loader_of(kind(300), 0) as loader:
+                expected, got, alarms = seen(loader), [], 0
+                loader.set_epoch(0)
+                iterator, wait = iter(loader), 0.0001
+                while iterator.is_running:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, wait)
+                        got.extend(map(next, (iterator,)))  # one call, after which no alarm can lose the batch
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                    except Alarm:
+                        alarms, wait = alarms + 1, wait * 1.3
+                assert [batch.tolist() for batch in got] == expected
+                assert alarms > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_without_a_seed_a_worker_that_dies_is_torchs_error_as_it_cannot_be_replayed():
+    with loader_of(Numbers(), 2, seed=None, streams=8) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(iterator._workers[1].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+            list(iterator)
+        assert list(numbers(iterator))[-1][-1] == SAMPLES - 2, "the other worker's stream goes on to its end"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: WorkerLoader(Numbers(), 3, seed=0, shuffle=True), "shuffle=True: .* give shuffle_buffer=1000"),
+        (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=8, world_size=3), "streams=8 .* give a multiple of 3"),
+        (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=0), "streams=0"),
+        (lambda: WorkerLoader(Numbers(), 3, seed=0, worker_method="thread"), "'thread' needs a map-style dataset"),
+        (lambda: WorkerLoader(Numbers(), 3, shuffle_buffer=8), "need a seed"),
+        (lambda: WorkerLoader(Numbers(), 3, on_error="skip"), "need a seed"),
+        (lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2), "is split by rank already"),
+        (
+            lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
+            "WithLambda cannot be pickled, and each stream .*lambda",
+        ),
+        (lambda: list(WorkerLoader(Shards(0), 3, seed=0)), "Shards gave no samples"),
+        (lambda: list(Preloader(WorkerLoader(Numbers(), 3, seed=0), "cpu", 2)), "cannot be read in a thread"),
+        (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
+        (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
+        (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 has ended after 2 samples"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(make, said):
+    with pytest.raises((ValueError, TypeError, RuntimeError, AttributeError), match=said):
+        make()
+
+
+def split_by_rank() -> Numbers:
+    dataset = Numbers()
+    dataset._distributed = "rank 0 of 2"  # as Hugging Face's split_dataset_by_node notes it
+    return dataset
+
+
+def load(loader, other) -> None:
+    """Gives the loader the other's state in mid-epoch, and reads on."""
+    iterator = iter(other)
+    for _ in range(5):
+        next(iterator)
+    loader.load_state_dict(other.state_dict())
+    list(loader)
+
+
+def test_a_copy_goes_on_by_itself_from_where_its_loader_was():
+    with loader_of(Numbers(), 0, steps_per_epoch=9) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        other = copy.copy(loader)
+        state = loader.state_dict()
+        next(iterator)
+        assert other.state_dict() == state != loader.state_dict()
+        assert len(loader) == len(list(other)) == 9
