@@ -1,9 +1,9 @@
-"""Reads byte ranges of objects in a bucket (s3://, gs://, az://) or on a web server (http://, https://), many at once.
+"""Reads byte ranges of objects in a bucket (s3://, gs://, az://) or on a web server, many at once.
 
 The package obstore makes the requests. It repeats those that fail (server errors, broken connections, stalls), with
 growing pauses, and finds credentials by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
 
-Every process uses its own copy of obstore's extension. The threads of the copy that its parent has used did not
+A forked process loads its own copy of obstore's extension. The threads of the copy that its parent has used did not
 survive the fork, so a request would wait for them forever.
 """
 
@@ -18,115 +18,56 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from data.errors import DataError
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
-OPENING_SECONDS, READING_SECONDS = 12, 600  # a request that fails later is not repeated
-STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
 ATTEMPTS = 10  # of a request, unless it is told otherwise
+OPENING_SECONDS, READING_SECONDS = 12, 600  # after which a request that fails is not repeated
+STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+REMEDIES = {
+    "FileNotFoundError": "check the bucket and the name",
+    "PermissionDeniedError": "set credentials that allow it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
+    "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
+}
 
 T = TypeVar("T")
 _copies: list[Any] = []  # of obstore and its modules; they stay alive, because the threads that would end them may not
 
 
 class Version(NamedTuple):
-    """What tells an object from another one that has been written to the same URL."""
+    """What tells an object from another one that was written to the same URL."""
 
     bytes: int
     etag: str
 
 
-def is_remote(url: str) -> bool:
-    return url.startswith(SCHEMES)
+class Answers(Iterator[tuple[int, T]]):
+    """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
 
-
-def find_version(url: str) -> Version:
-    """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
-    client, name, store = open_store(url, ATTEMPTS, OPENING_SECONDS)
-    with store_errors(url):
-        found = client.head(store, name)
-    if (found["e_tag"] or "W/").startswith("W/"):
-        raise DataError(
-            f"{url}: the server sends no strong ETag, so a change would not be noticed; use another server"
-        )
-    return Version(found["size"], found["e_tag"])
-
-
-def read_range(url: str, start: int, size: int, version: Version, attempts: int = ATTEMPTS) -> bytes:
-    """The `size` bytes of an object from `start` on. Raises DataError if that fails, or the version is another one."""
-    return range_reader(url, start, size, version, attempts)()
-
-
-def range_reader(url: str, start: int, size: int, version: Version, attempts: int) -> Callable[[], bytes]:
-    """A function, for a thread, that does what `read_range` does."""
-    client, name, store = open_store(url, attempts, READING_SECONDS)  # here, because threads would make several
-
-    def read() -> bytes:
-        if not size:
-            return b""  # such a range cannot be asked for
-        with store_errors(url, f", bytes {start:,} to {start + size:,}"):
-            answer = client.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
-            if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
-                raise client.exceptions.PreconditionError(f"its ETag is {answer.meta['e_tag']}, not {version.etag}")
-            if len(data := bytes(answer.bytes())) != size:
-                raise ValueError(f"the server sent {len(data):,} bytes")
-            return data
-
-    return read
-
-
-def read_ranges(url: str, starts: list[int], ends: list[int]) -> list[bytes]:
-    """Several ranges of an object, without its neighbours' bytes; `ends` are exclusive."""
-    client, name, store = open_store(url, ATTEMPTS, READING_SECONDS)
-    with store_errors(url):
-        return [bytes(data) for data in client.get_ranges(store, name, starts=starts, ends=ends, coalesce=0)]
-
-
-def read_object(url: str) -> bytes | None:
-    """The whole object; None if there is none."""
-    client, name, store = open_store(url, ATTEMPTS, OPENING_SECONDS)
-    with store_errors(url):
-        try:
-            return bytes(client.get(store, name).bytes())
-        except FileNotFoundError:
-            return None
-
-
-def write_object(url: str, content: bytes) -> None:
-    client, name, store = open_store(url, ATTEMPTS, OPENING_SECONDS)
-    with store_errors(url):
-        client.put(store, name, content)
-
-
-def as_they_arrive(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
-    """Runs `calls` in threads, and yields (number of the call, result) in the order in which they end.
-
-    At most `most` of them run, or wait with their results, at a time. With `most=0` the caller's thread runs them.
+    As an iterator it raises the error of a call in its place. most=0: calls each in this thread, when it is asked for.
     """
-    if not most:
-        yield from enumerate(call() for call in calls)
-        return
-    threads, ended, numbers, rest = _threads(os.getpid(), most), SimpleQueue[Future[T]](), {}, enumerate(calls)
 
-    def start(count: int) -> None:
-        for number, call in islice(rest, count):
-            future = threads.submit(call)
-            numbers[future] = number
-            future.add_done_callback(ended.put)
+    def __init__(self, calls: Iterable[Callable[[], T]], most: int) -> None:
+        self._ended, self._numbers = SimpleQueue[Future[T]](), dict[Future[T], int]()
+        self._inline = iter(()) if most else enumerate(call() for call in calls)
+        for number, call in enumerate(calls if most else ()):
+            future = _threads(os.getpid(), most).submit(call)
+            self._numbers[future] = number
+            future.add_done_callback(self._ended.put)
 
-    try:
-        start(most)
-        while numbers:
-            future = ended.get()
-            number = numbers.pop(future)
-            start(1)
-            yield number, future.result()
-    finally:
-        for future in numbers:
+    def __next__(self) -> tuple[int, T]:
+        if not self._numbers:
+            return next(self._inline)
+        future = self._ended.get()
+        return self._numbers.pop(future), future.result()
+
+    def __del__(self) -> None:
+        for future in self._numbers:
             future.cancel()
 
 
@@ -135,10 +76,57 @@ def _threads(process: int, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, "requests")
 
 
-def open_store(url: str, attempts: int, seconds: int) -> tuple[Any, str, Any]:
-    """(obstore, the object's name, its folder as a store); this process keeps the store and its connections."""
+def is_remote(url: str) -> bool:
+    return url.startswith(SCHEMES)
+
+
+def find_version(url: str) -> Version:
+    """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
+    found = request("head", url)
+    if (found["e_tag"] or "W/").startswith("W/"):
+        raise DataError(
+            f"{url}: the server sends no strong ETag, so a change would not be noticed; use another server"
+        )
+    return Version(found["size"], found["e_tag"])
+
+
+def read_object(url: str) -> bytes | None:
+    """The whole object; None if there is none."""
+    try:
+        return bytes(request("get", url).bytes())
+    except NoObject:
+        return None
+
+
+def range_reader(url: str, start: int, size: int, version: Version, attempts: int = ATTEMPTS) -> Callable[[], bytes]:
+    """A function that reads `size` bytes of an object from `start` on.
+
+    It raises DataError after `attempts`, and if the object has another version. It may be called in a thread.
+    """
+    library, (store, name) = _library(os.getpid()), _place(url, attempts, READING_SECONDS)
+
+    def read() -> bytes:
+        with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
+            answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
+            if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
+                raise library.exceptions.PreconditionError("its ETag is another one")
+            if len(data := bytes(answer.bytes())) != size:
+                raise ValueError(f"the server sent {len(data):,} bytes")
+            return data
+
+    return read if size else bytes  # no server sends an empty range
+
+
+def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
+    """Calls a function of obstore for an object. Raises DataError, or NoObject."""
+    with store_errors(url):
+        return getattr(_library(os.getpid()), method)(*_place(url, ATTEMPTS, OPENING_SECONDS), *arguments, **options)
+
+
+def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
+    """The object's folder as a store, which this process keeps with its connections, and its name there."""
     folder, _, name = url.rpartition("/")
-    return _library(os.getpid()), name, _store(os.getpid(), folder, attempts, seconds)
+    return _store(os.getpid(), folder, attempts, seconds), name
 
 
 @cache
@@ -156,21 +144,19 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
 
 @cache
 def _library(process: int) -> Any:
-    """The package obstore. If another process, this one's parent, has loaded it, it is loaded once more."""
+    """The package obstore; loaded once more if this process was forked from one that has loaded it."""
     try:
         if _copies:
             _copies.append({name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("obstore")})
             _load_copy("obstore._obstore", _copies[0]._obstore.__file__)
         _copies.append(import_module("obstore"))
     except ImportError as error:
-        raise DataError(
-            f"reading from an object store needs the package obstore ({error}): pip install obstore"
-        ) from error
+        raise DataError(f"object stores are read with the package obstore ({error}): pip install obstore") from error
     return _copies[-1]
 
 
 def _load_copy(name: str, file: str) -> None:
-    """Loads an extension a second time, with its own state: the linker shares only what is the same file."""
+    """Loads an extension from a copy of its file, because the linker would give the same file the same state."""
     with open(file, "rb") as original, open(os.memfd_create(name), "wb") as copy:
         copy.write(original.read())
         copy.flush()
@@ -181,22 +167,19 @@ def _load_copy(name: str, file: str) -> None:
         spec.loader.exec_module(sys.modules[name])
 
 
-REMEDIES = {
-    "FileNotFoundError": "check the bucket and the name",
-    "PermissionDeniedError": "set credentials that may read it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
-    "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
-    "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
-    "ImportError": "pip install boto3, or set AWS_ACCESS_KEY_ID",
-}
+class NoObject(DataError):
+    """There is no object with this name."""
 
 
 @contextmanager
-def store_errors(url: str, what: str = "") -> Iterator[None]:
-    """Turns any exception of the block into a DataError with the URL and `what`."""
+def store_errors(what: str) -> Iterator[None]:
+    """Turns any exception of the block into a DataError."""
     try:
         yield
+    except DataError:
+        raise
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
-        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in REMEDIES), "")
-        remedy = REMEDIES.get(kind, "check the network and the server")
-        raise DataError(f"{url}{what} cannot be read ({reason}); {remedy}") from None  # which shows signatures, too
+        remedy = REMEDIES.get(type(error).__name__, "check the network and the server")
+        kind = NoObject if isinstance(error, FileNotFoundError) else DataError
+        raise kind(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

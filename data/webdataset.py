@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from data import object_store
 from data.errors import DataError
 from data.images.crops import CroppedDataset, Read, class_indices
 from data.images.decoding import image_errors
-from data.tar_index import Index, read_indices
+from data.object_store import ATTEMPTS, SCHEMES, Answers, is_remote, range_reader
+from data.tar_index import Index, each_shard, read_index
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
 
@@ -29,8 +29,8 @@ class WebDataset(CroppedDataset):
     """The training images in the shards of `urls`, or the test images in those of `test_urls`.
 
     urls, test_urls: paths, or URLs (s3://, gs://, az://, http://, https://), or lists of them. They may have braces
-    (train-{000000..000009}.tar, {a,b}.tar), and paths wildcards. A label is the text of KEY.cls, a number or a name, or
-    else "label" in KEY.json.
+    (train-{000000..000009}.tar, {a,b}.tar), and paths wildcards. A label is the text of KEY.cls, a number or a name,
+    or else "label" in KEY.json.
     classes: their names, or a file with a name per line; None: the labels in `urls`, sorted. If classes are given, a
     label that is a number is an index of them.
     requests: how many ranges each process requests from an object store at a time. attempts: how often one is tried.
@@ -47,19 +47,21 @@ class WebDataset(CroppedDataset):
         test_urls: str | Sequence[str] | None = None,
         classes: str | Sequence[str] | None = None,
         requests: int = 64,
-        attempts: int = object_store.ATTEMPTS,
+        attempts: int = ATTEMPTS,
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
         for key, value in {"requests": requests, "attempts": attempts}.items():
             if value < 1:
                 raise DataError(f"data.{key}={value}: give a number from 1")
-        self.requests, self.attempts = requests, attempts
+        self.attempts = attempts
         shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
         indices = read_indices(shards)
         self.shards, self._versions = np.array(shards), [version for version, _ in indices]
         self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index in indices])
         self._offsets, self._bytes, self._names = (joined(indices, name) for name in ("offset", "bytes", "name"))
+        self._at_once = requests if any(map(is_remote, shards)) else 0
+        self._begun: dict[bytes, Answers[bytes]] = {}  # by indices: this batch's files and the next one's, at most
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
@@ -76,21 +78,28 @@ class WebDataset(CroppedDataset):
     def encoded(self, index: int) -> tuple[bytes, str]:
         return self._reader(index)(), self.path(index)
 
-    def encoded_rows(self, indices: Sequence[int]) -> Iterator[tuple[int, tuple[bytes, str]]]:
-        readers = map(self._reader, indices)
-        at_once = self.requests if any(map(object_store.is_remote, self.shards)) else 0
-        rows = object_store.as_they_arrive(readers, at_once)
-        return ((row, (data, self.path(indices[row]))) for row, data in rows)
+    def will_read(self, indices: np.ndarray) -> None:
+        """Begins to read the files at `indices` (B,), if they are in an object store, before this batch is read."""
+        if self._at_once:
+            self._begun = dict(list(self._begun.items())[-1:])
+            self._begun[indices.tobytes()] = self._files(indices)
 
-    def reads(self, indices: Sequence[int]) -> Iterator[tuple[int, Read]]:
+    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, tuple[bytes, str]]]:
+        files = self._begun.pop(indices.tobytes(), None) or self._files(indices)
+        return ((row, (data, self.path(indices[row]))) for row, data in files)
+
+    def reads(self, indices: np.ndarray) -> Iterator[tuple[int, Read]]:
         return ((row, partial(self.decoded, *file)) for row, file in self.encoded_rows(indices))
+
+    def _files(self, indices: np.ndarray) -> Answers[bytes]:
+        return Answers(map(self._reader, indices.tolist()), self._at_once)
 
     def _reader(self, index: int) -> Callable[[], bytes]:
         """What reads the file at `index`."""
-        number, start, size = self._shard[index], int(self._offsets[index]), int(self._bytes[index])
+        number, start, size = int(self._shard[index]), int(self._offsets[index]), int(self._bytes[index])
         shard = str(self.shards[number])
-        if object_store.is_remote(shard):
-            return object_store.range_reader(shard, start, size, self._versions[number], self.attempts)
+        if is_remote(shard):
+            return range_reader(shard, start, size, self._versions[number], self.attempts)
         return partial(read_file, shard, start, size)
 
 
@@ -105,7 +114,7 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
         raise DataError(f"{key} is not set; {HOW}")
     shards = []
     for url in [urls] if isinstance(urls, str) else urls:
-        if object_store.is_remote(url):
+        if is_remote(url):
             if re.match(r"https?://([^/]*@|.*\?)", url):
                 raise DataError(
                     f"{key} has a URL with a password or a signature, which would be logged; use s3://, gs:// or az://"
@@ -117,7 +126,7 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
             shards += expand_braces(url)
             continue
         if re.match(r"\w+://|pipe:", url):
-            raise DataError(f"{key}={url}: use local files or {', '.join(object_store.SCHEMES)}")
+            raise DataError(f"{key}={url}: use local files or {', '.join(SCHEMES)}")
         for path in expand_braces(os.path.expanduser(url)):
             found = [path] if os.path.isfile(path) else sorted(glob.glob(path))
             if not found:
@@ -145,6 +154,10 @@ def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     except (OSError, UnicodeError) as error:
         raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
     return tuple(str(name).strip() for name in names)
+
+
+def read_indices(shards: list[str]) -> list[Index]:
+    return each_shard(read_index, shards, "reading the shards' indices")
 
 
 def joined(indices: list[Index], name: str) -> np.ndarray:

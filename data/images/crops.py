@@ -91,13 +91,13 @@ class CroppedDataset:
         """Returns the bytes of the image file at `index`, and its name for errors."""
         raise NotImplementedError
 
-    def encoded_rows(self, indices: Sequence[int]) -> Iterator[tuple[int, tuple[bytes, str]]]:
+    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, tuple[bytes, str]]]:
         """For each of a batch's images, in any order: its row, and what `encoded` returns."""
-        return enumerate(map(self.encoded, indices))
+        return enumerate(map(self.encoded, indices.tolist()))
 
-    def reads(self, indices: Sequence[int]) -> Iterator[tuple[int, Read]]:
+    def reads(self, indices: np.ndarray) -> Iterator[tuple[int, Read]]:
         """For each of a batch's images, in any order: its row, and `read` for it."""
-        return ((row, partial(self.read, index)) for row, index in enumerate(indices))
+        return ((row, partial(self.read, index)) for row, index in enumerate(indices.tolist()))
 
     def decoded(self, data: bytes, name: str, crop: Crop, enough: float) -> torch.Tensor:
         """Decodes a file that `encoded` returned, as `read` does. Raises DataError if it is damaged."""
@@ -144,11 +144,11 @@ class CroppedDataset:
         if self.decode_on == "device":
             from data.images.decode_on_device import EncodedImages  # here, because a fork may have deleted it
 
-            files = [file for _, file in sorted(self.encoded_rows(indices.tolist()))]
+            files = [file for _, file in sorted(self.encoded_rows(indices))]
             out["image"] = EncodedImages.from_files(files, draws)
             return
         images, of_rows = out["image"].permute(0, 3, 1, 2), draws.tolist()
-        for row, read in self.reads(indices.tolist()):
+        for row, read in self.reads(indices):
             self.write(read, images[row : row + 1], of_rows[row])
 
     @classmethod
