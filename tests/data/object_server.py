@@ -56,18 +56,20 @@ def running(server):
 
 
 def serve_folder(folder: Path):
-    """A server of the files in `folder`. Their ETags are their checksums. It refuses /secret, and denies PUT."""
+    """A server of the files in `folder`. Their ETags are their checksums; /weak has a weak one, /secret is denied."""
 
     class FromFolder(Handler):
         def do_GET(self):
             path = folder / self.path.lstrip("/")
+            if self.path.startswith("/weak"):
+                return self.answer(200, {"ETag": 'W/"1"', "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, b"x")
             if self.path.startswith("/secret"):
                 return self.answer(403)
             if not path.is_file():
                 return self.answer(404)
             content = path.read_bytes()
             etag = {"ETag": f'"{hashlib.md5(content).hexdigest()}"', "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}
-            if self.headers.get("If-Match", etag["ETag"]) != etag["ETag"] and not self.path.startswith("/lax"):
+            if self.headers.get("If-Match", etag["ETag"]) != etag["ETag"]:
                 return self.answer(412)
             if "Range" not in self.headers:
                 return self.answer(200, {**etag, "Content-Length": str(len(content))}, content)
@@ -78,14 +80,22 @@ def serve_folder(folder: Path):
 
         do_HEAD = do_GET
 
+        def do_PUT(self):
+            (folder / self.path.lstrip("/")).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(201, {"ETag": '"new"'})
+
     return running(Server(FromFolder))
 
 
 class Faults:
     """What a proxy does to its answers: shares of them that it replaces by a 503, cuts in the middle, or holds back.
 
-    seen: how many requests it got, by method and path; ranges: by path and range. most: how many at the same time.
+    seen: how many requests it got, by method, path and range. most: how many it had at the same time. spoilt: what it
+    did to how many. hold() is called before each request is answered.
     """
+
+    def hold(self):
+        pass
 
     def __init__(self, seconds=0.0, refused=0.0, cut=0.0, stalled=0.0, seed=0):
         self.seconds, self.shares, self.random = seconds, (refused, cut, stalled), random.Random(seed)
@@ -109,6 +119,7 @@ def serve_through(upstream: str, faults: Faults):
                 faults.now += 1
                 faults.most = max(faults.most, faults.now)
             try:
+                faults.hold()
                 self.spoil(faults.choose())
             finally:
                 with faults.lock:
