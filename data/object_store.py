@@ -180,6 +180,8 @@ def store_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
-        remedy = REMEDIES.get(type(error).__name__, "check the network and the server")
-        kind = NoObject if isinstance(error, FileNotFoundError) else DataError
-        raise kind(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query
+        no_role = "169.254.169.254" in reason  # where a machine's role would have its credentials
+        kind = "UnauthenticatedError" if no_role else type(error).__name__
+        remedy = REMEDIES.get(kind, "check the network and the server")
+        raised = NoObject if isinstance(error, FileNotFoundError) else DataError
+        raise raised(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query
