@@ -91,10 +91,10 @@ class Faults:
     """What a proxy does to its answers: shares of them that it replaces by a 503, cuts in the middle, or holds back.
 
     seen: how many requests it got, by method, path and range. most: how many it had at the same time. spoilt: what it
-    did to how many. hold() is called before each request is answered.
+    did to how many. hold(path, range) is called before each request is answered.
     """
 
-    def hold(self):
+    def hold(self, path, span):
         pass
 
     def __init__(self, seconds=0.0, refused=0.0, cut=0.0, stalled=0.0, seed=0):
@@ -119,7 +119,7 @@ def serve_through(upstream: str, faults: Faults):
                 faults.now += 1
                 faults.most = max(faults.most, faults.now)
             try:
-                faults.hold()
+                faults.hold(self.path, self.headers.get("Range"))
                 self.spoil(faults.choose())
             finally:
                 with faults.lock:
