@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -28,7 +28,7 @@ ATTEMPTS = 10  # of a request, unless it is told otherwise
 OPENING_SECONDS, READING_SECONDS = 12, 600  # after which a request that fails is not repeated
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
 REMEDIES = {
-    "FileNotFoundError": "check the bucket and the name",
+    "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
     "PermissionDeniedError": "set credentials that allow it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
     "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
@@ -82,7 +82,10 @@ def is_remote(url: str) -> bool:
 
 def find_version(url: str) -> Version:
     """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
-    found = request("head", url)
+    if (found := request("head", url)) is None:
+        raise DataError(
+            f"{url} is not there, or its bucket is not; check the name, and AWS_REGION for a bucket of AWS"
+        )
     if (found["e_tag"] or "W/").startswith("W/"):
         raise DataError(
             f"{url}: the server sends no strong ETag, so a change would not be noticed; use another server"
@@ -92,10 +95,9 @@ def find_version(url: str) -> Version:
 
 def read_object(url: str) -> bytes | None:
     """The whole object; None if there is none."""
-    try:
-        return bytes(request("get", url).bytes())
-    except NoObject:
-        return None
+    found = request("get", url)
+    with store_errors(url):
+        return found and bytes(found.bytes())
 
 
 def range_reader(url: str, start: int, size: int, version: Version, attempts: int = ATTEMPTS) -> Callable[[], bytes]:
@@ -118,9 +120,10 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
 
 
 def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
-    """Calls a function of obstore for an object. Raises DataError, or NoObject."""
-    with store_errors(url):
+    """Calls a function of obstore for an object; None if there is no such object. Raises DataError if that fails."""
+    with store_errors(url), suppress(FileNotFoundError):
         return getattr(_library(os.getpid()), method)(*_place(url, ATTEMPTS, OPENING_SECONDS), *arguments, **options)
+    return None
 
 
 def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
@@ -167,10 +170,6 @@ def _load_copy(name: str, file: str) -> None:
         spec.loader.exec_module(sys.modules[name])
 
 
-class NoObject(DataError):
-    """There is no object with this name."""
-
-
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
     """Turns any exception of the block into a DataError."""
@@ -183,5 +182,4 @@ def store_errors(what: str) -> Iterator[None]:
         no_role = "169.254.169.254" in reason  # where a machine's role would have its credentials
         kind = "UnauthenticatedError" if no_role else type(error).__name__
         remedy = REMEDIES.get(kind, "check the network and the server")
-        raised = NoObject if isinstance(error, FileNotFoundError) else DataError
-        raise raised(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query
+        raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

@@ -69,13 +69,13 @@ def make_index(shard: str, version: Version) -> np.ndarray:
     """Makes the index of a shard, and keeps it."""
     idx, kept = f"{shard.removesuffix('.tar')}.idx", kept_file(shard)
     try:
-        if is_remote(shard) and (lines := object_store.read_object(idx)):
+        if not is_remote(shard):
+            with open(shard, "rb") as file:
+                index = arrange(shard, scan(file))
+        elif lines := object_store.read_object(idx):
             index = arrange(shard, from_wds2idx(shard, version, idx, lines))
         else:
-            with (
-                io.BufferedReader(RemoteFile(shard, version), BLOCK) if is_remote(shard) else open(shard, "rb") as file
-            ):
-                index = arrange(shard, scan(file))
+            index = arrange(shard, scan(io.BufferedReader(RemoteFile(shard, version), BLOCK)))
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
     with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again

@@ -2,8 +2,7 @@
 
     python scripts/index_tars.py 's3://bucket/train-{0000..1281}.tar' 's3://bucket/test-{00..49}.tar'
 
-The indices, URL.index.npz, are written into the bucket; those of local shards, into hidden files beside them. Run it
-again after shards have changed: indices that fit are kept. data/tar_index.py describes them.
+It writes URL.index.npz into the bucket, and for a local shard a hidden file. Run it again after a shard has changed.
 """
 
 from __future__ import annotations
