@@ -25,7 +25,7 @@ from data.errors import DataError
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
-OPENING_SECONDS, READING_SECONDS = 12, 600  # after which a request that fails is not repeated
+OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
@@ -49,7 +49,7 @@ class Version(NamedTuple):
 class Answers(Iterator[tuple[int, T]]):
     """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
 
-    As an iterator it raises the error of a call in its place. most=0: calls each in this thread, when it is asked for.
+    It raises the error of a call in its place, and then makes no more. most=0: makes each in this thread, in order.
     """
 
     def __init__(self, calls: Iterable[Callable[[], T]], most: int) -> None:
@@ -64,11 +64,17 @@ class Answers(Iterator[tuple[int, T]]):
         if not self._numbers:
             return next(self._inline)
         future = self._ended.get()
-        return self._numbers.pop(future), future.result()
+        number = self._numbers.pop(future)
+        if future.exception() is not None:
+            self.cancel()
+        return number, future.result()
 
-    def __del__(self) -> None:
+    def cancel(self) -> None:
+        """Makes no more calls."""
         for future in self._numbers:
             future.cancel()
+
+    __del__ = cancel
 
 
 @cache
@@ -135,7 +141,8 @@ def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
 @cache
 def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
     library = _library(process)
-    pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=3), "base": 2}
+    longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
+    pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
     retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
     times = {"connect_timeout": "3s", "read_timeout": f"{STALL_SECONDS}s", "timeout": "10min"}
     options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}

@@ -34,13 +34,14 @@ Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content of a la
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
     """Calls `function` for each shard, in threads for those in an object store, behind a progress bar."""
-    results = dict[int, Any]()
-    calls = [partial(function, shard) for shard in shards]
+    first, *rest = [partial(function, shard) for shard in shards]
     with tqdm(total=len(shards), desc=what, unit="shard", leave=False, disable=None, delay=1) as bar:
-        for number, result in object_store.Answers(calls, AT_ONCE if any(map(is_remote, shards)) else 0):
+        results = {-1: first()}  # alone: if there is no network, one request waits for it
+        bar.update()
+        for number, result in object_store.Answers(rest, AT_ONCE if any(map(is_remote, shards)) else 0):
             results[number] = result
             bar.update()
-    return [results[number] for number in range(len(shards))]
+    return [results[number] for number in range(-1, len(rest))]
 
 
 def read_index(shard: str) -> Index:
