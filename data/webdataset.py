@@ -100,11 +100,11 @@ class WebDataset(CroppedDataset):
         shard = str(self.shards[number])
         if is_remote(shard):
             return range_reader(shard, start, size, self._versions[number], self.attempts)
-        return partial(read_file, shard, start, size)
+        return partial(read_file, self.path(index), shard, start, size)
 
 
-def read_file(shard: str, start: int, size: int) -> bytes:
-    with image_errors(shard), open(shard, "rb", buffering=0) as file:
+def read_file(name: str, shard: str, start: int, size: int) -> bytes:
+    with image_errors(name), open(shard, "rb", buffering=0) as file:
         return os.pread(file.fileno(), size, start)
 
 

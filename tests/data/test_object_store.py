@@ -24,6 +24,7 @@ from PIL import Image
 
 from data import object_store
 from data.errors import DataError
+from data.subset import Subset
 from data.webdataset import WebDataset
 from loaders import WorkerLoader
 from loaders.randomness import Random
@@ -172,7 +173,8 @@ def test_the_files_of_the_next_batch_are_requested_before_this_one_is_complete(w
             next_one.set()
 
     faults.hold = hold
-    with WorkerLoader(dataset, 8, seed=0, num_workers=1, prefetch_factor=2) as loader:
+    subset = Subset(dataset, np.arange(len(dataset)))  # as a training set with data.val_fraction is
+    with WorkerLoader(subset, 8, seed=0, num_workers=1, prefetch_factor=2) as loader:
         assert len(list(loader)) == SHARDS * IMAGES // 8
     assert waited == [True]
 
