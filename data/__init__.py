@@ -22,6 +22,8 @@ augmented; False: the test split) and the keys of its yaml file in conf/data/. T
 - `read_batch(indices, out, random)` is optional: it writes a batch into memory that the loader provides. It needs
   `sample_spec()`, which returns a sample's shapes and dtypes:
   {"image": ((H, W, C), torch.uint8), "label": ((), torch.int64)}. With data.collate, samples are read one by one.
+- `will_read(indices)` is optional, with `read_batch`: a worker process calls it with the batch that follows the one it
+  is about to read, if that is known, so that requests for it can begin.
 - `arrays()` and `augment_batch(batch, random)` are optional, for loader=resident: the first returns all samples as
   arrays, the second augments a batch of them on the device. `data.array_dataset` has both.
 - `made_seconds` is optional: how long the constructor took to make its files. Reports do not count it as start-up.

@@ -38,6 +38,10 @@ class Subset:
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
+    def will_read(self, indices: np.ndarray) -> None:
+        if hasattr(self.dataset, "will_read"):
+            self.dataset.will_read(self.indices[indices])
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 

@@ -12,7 +12,9 @@ from torch.utils.data import get_worker_info
 
 from data.errors import DataError
 from data.images.stream import CroppedStream
-from data.webdataset import IMAGES, find_shards, read_classes
+from data.object_store import is_remote
+from data.tar_index import IMAGES
+from data.webdataset import find_shards, read_classes
 
 Urls = str | Sequence[str] | None
 
@@ -29,6 +31,8 @@ class WebDatasetStream(CroppedStream):
     ) -> None:
         super().__init__(train, classes and read_classes(classes), **crops)
         self.shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
+        if remote := next(filter(is_remote, self.shards), None):
+            raise DataError(f"data.streaming=true reads local files, and {remote} is none: leave out data.streaming")
         self._state: dict[str, Any] = {}  # of the newest iterator
         self._loaded: dict[str, Any] = {}  # of the next one
 

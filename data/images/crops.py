@@ -4,7 +4,7 @@ Subclasses read the images. Crops are resized directly into the batch's memory.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -91,6 +91,14 @@ class CroppedDataset:
         """Returns the bytes of the image file at `index`, and its name for errors."""
         raise NotImplementedError
 
+    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, tuple[bytes, str]]]:
+        """For each of a batch's images, in any order: its row, and what `encoded` returns."""
+        return enumerate(map(self.encoded, indices.tolist()))
+
+    def reads(self, indices: np.ndarray) -> Iterator[tuple[int, Read]]:
+        """For each of a batch's images, in any order: its row, and `read` for it."""
+        return ((row, partial(self.read, index)) for row, index in enumerate(indices.tolist()))
+
     def decoded(self, data: bytes, name: str, crop: Crop, enough: float) -> torch.Tensor:
         """Decodes a file that `encoded` returned, as `read` does. Raises DataError if it is damaged."""
         with image_errors(name, self.advice):
@@ -140,11 +148,12 @@ class CroppedDataset:
         if self.decode_on == "device":
             from data.images.decode_on_device import EncodedImages  # here, because a fork may have deleted it
 
-            out["image"] = EncodedImages.from_files([self.encoded(index) for index in indices.tolist()], draws)
+            files = [file for _, file in sorted(self.encoded_rows(indices))]
+            out["image"] = EncodedImages.from_files(files, draws)
             return
-        images = out["image"].permute(0, 3, 1, 2)
-        for row, (index, of_row) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
-            self.write(partial(self.read, index), images[row : row + 1], of_row)
+        images, of_rows = out["image"].permute(0, 3, 1, 2), draws.tolist()
+        for row, read in self.reads(indices):
+            self.write(read, images[row : row + 1], of_rows[row])
 
     @classmethod
     def check_run(cls, section: dict[str, Any], device: str, loader: str) -> None:

@@ -57,15 +57,16 @@ class Connection:
                 os.close(fd)
         return True
 
-    def receive(self) -> tuple[bytes, list[int]] | None:
+    def receive(self, flags: int = 0) -> tuple[bytes, list[int]] | None:
         """Returns the next message and its descriptors, or None if none has arrived. Raises EOFError at the end.
 
-        It is the same message again until `done` is called. The descriptors are closed then.
+        It is the same message again until `done` is called. The descriptors are closed then. With MSG_DONTWAIT in
+        `flags` a blocking end does not wait either.
         """
         if not self._arrived:
             # socket.recv_fds ignores its flags: programs that this process starts would inherit the descriptors.
             with suppress(BlockingIOError):
-                self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (socket.MSG_CMSG_CLOEXEC,)))
+                self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (socket.MSG_CMSG_CLOEXEC | flags,)))
             if not self._arrived:
                 return None
         received = self._arrived[0]

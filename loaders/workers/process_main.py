@@ -101,6 +101,7 @@ class _Worker:
                 self._connection.done()
             if error is None:
                 self._mark(WHOLE_BATCH)
+                self._tell_next()
                 try:
                     payload, overflow, is_odd, needed, collate_seconds = self._make(task, slot)
                 finally:
@@ -116,6 +117,15 @@ class _Worker:
         work = self._clock.end(collate_seconds)
         result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work, progress)
         self._connection.send(pickle.dumps(tuple(result)), [] if overflow is None else [overflow.fd])
+
+    def _tell_next(self) -> None:
+        """Tells a dataset with `read_batch` and `will_read` which samples it reads after the current batch."""
+        reader: Reader = self._setup.reader
+        if reader.spec is None or not hasattr(reader.dataset, "will_read"):
+            return
+        with suppress(EOFError):
+            if received := self._connection.receive(socket.MSG_DONTWAIT):
+                reader.dataset.will_read(np.asarray(pickle.loads(received[0])[1].indices, np.int64))
 
     def _make(self, task: Any, slot: np.ndarray | None) -> tuple[Payload, SharedMemory | None, bool, int, float]:
         """Returns a batch as `dump` does, how many bytes its tensors need, and the seconds of collating."""

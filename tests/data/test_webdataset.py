@@ -132,8 +132,10 @@ def test_a_key_without_an_image_or_a_label_is_named(tmp_path, files, words):
     [
         ({}, "data.urls is not set; set it to tar files such as"),
         ({"train": False, "urls": "a.tar"}, "data.test_urls is not set"),
-        ({"urls": "s3://bucket/a-{0..9}.tar"}, "data.urls=s3://bucket/a-{0..9}.tar: only local files are read"),
-        ({"urls": "pipe:cat a.tar"}, "only local files are read"),
+        (
+            {"urls": "pipe:cat a.tar"},
+            "data.urls=pipe:cat a.tar: use local files or s3://, gs://, az://, http://, https://",
+        ),
         ({"urls": "a.tar", "classes": ["ant"]}, "a.tar/0.jpg has the label cat, which is not one of the 1 classes"),
         ({"urls": "a.tar", "classes": "nowhere.txt"}, "data.classes=nowhere.txt cannot be read ("),
         ({"train": False, "urls": "a.tar", "test_urls": "b.tar"}, "b.tar/0.jpg has the label 3, which is not one of"),

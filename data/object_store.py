@@ -1,0 +1,192 @@
+"""Reads byte ranges of objects in a bucket (s3://, gs://, az://) or on a web server, many at once.
+
+The package obstore makes the requests. It repeats those that fail (server errors, broken connections, stalls), with
+growing pauses, and finds credentials by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
+
+A forked process loads its own copy of obstore's extension. The threads of the copy that its parent has used did not
+survive the fork, so a request would wait for them forever.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from data.errors import DataError
+
+SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
+ATTEMPTS = 10  # of a request, unless it is told otherwise
+OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
+STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+REMEDIES = {
+    "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
+    "PermissionDeniedError": "set credentials that allow it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
+    "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
+}
+
+T = TypeVar("T")
+_copies: list[Any] = []  # of obstore and its modules; they stay alive, because the threads that would end them may not
+
+
+class Version(NamedTuple):
+    """What tells an object from another one that was written to the same URL."""
+
+    bytes: int
+    etag: str
+
+
+class Answers(Iterator[tuple[int, T]]):
+    """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
+
+    It raises the error of a call in its place, and then makes no more. most=0: makes each in this thread, in order.
+    """
+
+    def __init__(self, calls: Iterable[Callable[[], T]], most: int) -> None:
+        self._ended, self._numbers = SimpleQueue[Future[T]](), dict[Future[T], int]()
+        self._inline = iter(()) if most else enumerate(call() for call in calls)
+        for number, call in enumerate(calls if most else ()):
+            future = _threads(os.getpid(), most).submit(call)
+            self._numbers[future] = number
+            future.add_done_callback(self._ended.put)
+
+    def __next__(self) -> tuple[int, T]:
+        if not self._numbers:
+            return next(self._inline)
+        future = self._ended.get()
+        number = self._numbers.pop(future)
+        if future.exception() is not None:
+            self.cancel()
+        return number, future.result()
+
+    def cancel(self) -> None:
+        """Makes no more calls."""
+        for future in self._numbers:
+            future.cancel()
+
+    __del__ = cancel
+
+
+@cache
+def _threads(process: int, most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most, "requests")
+
+
+def is_remote(url: str) -> bool:
+    return url.startswith(SCHEMES)
+
+
+def find_version(url: str) -> Version:
+    """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
+    if (found := request("head", url)) is None:
+        raise DataError(
+            f"{url} is not there, or its bucket is not; check the name, and AWS_REGION for a bucket of AWS"
+        )
+    if (found["e_tag"] or "W/").startswith("W/"):
+        raise DataError(
+            f"{url}: the server sends no strong ETag, so a change would not be noticed; use another server"
+        )
+    return Version(found["size"], found["e_tag"])
+
+
+def read_object(url: str) -> bytes | None:
+    """The whole object; None if there is none."""
+    found = request("get", url)
+    with store_errors(url):
+        return found and bytes(found.bytes())
+
+
+def range_reader(url: str, start: int, size: int, version: Version, attempts: int = ATTEMPTS) -> Callable[[], bytes]:
+    """A function that reads `size` bytes of an object from `start` on.
+
+    It raises DataError after `attempts`, and if the object has another version. It may be called in a thread.
+    """
+    library, (store, name) = _library(os.getpid()), _place(url, attempts, READING_SECONDS)
+
+    def read() -> bytes:
+        with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
+            answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
+            if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
+                raise library.exceptions.PreconditionError("its ETag is another one")
+            if len(data := bytes(answer.bytes())) != size:
+                raise ValueError(f"the server sent {len(data):,} bytes")
+            return data
+
+    return read if size else bytes  # no server sends an empty range
+
+
+def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
+    """Calls a function of obstore for an object; None if there is no such object. Raises DataError if that fails."""
+    with store_errors(url), suppress(FileNotFoundError):
+        return getattr(_library(os.getpid()), method)(*_place(url, ATTEMPTS, OPENING_SECONDS), *arguments, **options)
+    return None
+
+
+def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
+    """The object's folder as a store, which this process keeps with its connections, and its name there."""
+    folder, _, name = url.rpartition("/")
+    return _store(os.getpid(), folder, attempts, seconds), name
+
+
+@cache
+def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
+    library = _library(process)
+    longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
+    pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
+    retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
+    times = {"connect_timeout": "3s", "read_timeout": f"{STALL_SECONDS}s", "timeout": "10min"}
+    options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}
+    with store_errors(folder):
+        if folder.startswith("s3://") and "AWS_PROFILE" in os.environ:
+            options["credential_provider"] = import_module("obstore.auth.boto3").Boto3CredentialProvider()
+        return library.store.from_url(folder, **options)
+
+
+@cache
+def _library(process: int) -> Any:
+    """The package obstore; loaded once more if this process was forked from one that has loaded it."""
+    try:
+        if _copies:
+            _copies.append({name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("obstore")})
+            _load_copy("obstore._obstore", _copies[0]._obstore.__file__)
+        _copies.append(import_module("obstore"))
+    except ImportError as error:
+        raise DataError(f"object stores are read with the package obstore ({error}): pip install obstore") from error
+    return _copies[-1]
+
+
+def _load_copy(name: str, file: str) -> None:
+    """Loads an extension from a copy of its file, because the linker would give the same file the same state."""
+    with open(file, "rb") as original, open(os.memfd_create(name), "wb") as copy:
+        copy.write(original.read())
+        copy.flush()
+        path = f"/proc/self/fd/{copy.fileno()}"
+        spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+
+
+@contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Turns any exception of the block into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
+        no_role = "169.254.169.254" in reason  # where a machine's role would have its credentials
+        kind = "UnauthenticatedError" if no_role else type(error).__name__
+        remedy = REMEDIES.get(kind, "check the network and the server")
+        raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

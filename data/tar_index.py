@@ -1,0 +1,224 @@
+"""The index of a tar shard: where each image is, and its label.
+
+The index of a local shard is kept in a hidden file beside it, if the folder is writable. That of a shard in an object
+store is URL.index.npz, which scripts/index_tars.py writes. Without it, the shard is read once, and its index is kept
+in ~/.cache. If there is a file of DALI's wds2idx, NAME.idx for NAME.tar, only the labels are read.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from data import object_store
+from data.errors import DataError
+from data.object_store import Version, is_remote
+
+IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
+AT_ONCE = 32  # shards in an object store whose indices are read at the same time
+BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
+
+Index = tuple[Version, np.ndarray]  # a shard's version; offset, bytes, label and name of each image
+Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content of a label, b"" for an image
+
+
+def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
+    """Calls `function` for each shard, in threads for those in an object store, behind a progress bar."""
+    first, *rest = [partial(function, shard) for shard in shards]
+    with tqdm(total=len(shards), desc=what, unit="shard", leave=False, disable=None, delay=1) as bar:
+        results = {-1: first()}  # alone: if there is no network, one request waits for it
+        bar.update()
+        for number, result in object_store.Answers(rest, AT_ONCE if any(map(is_remote, shards)) else 0):
+            results[number] = result
+            bar.update()
+    return [results[number] for number in range(-1, len(rest))]
+
+
+def read_index(shard: str) -> Index:
+    """The index that is kept, or beside the shard, else a new one. Raises DataError if the shard cannot be read."""
+    version = find_version(shard)
+    if (index := load(kept_file(shard), version)) is None and is_remote(shard):
+        beside = f"{shard}.index.npz"
+        content = object_store.read_object(beside)
+        if content and (index := load(io.BytesIO(content), version)) is None:
+            remedy = f"run `python scripts/index_tars.py {shard}`"
+            raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
+    return version, make_index(shard, version) if index is None else index
+
+
+def put_index(shard: str) -> int:
+    """Puts a shard's index beside it, in place of one that does not fit. Returns the number of images."""
+    version = find_version(shard)
+    if (index := load(kept_file(shard), version)) is None:
+        index = make_index(shard, version)
+    if is_remote(shard):
+        object_store.request("put", f"{shard}.index.npz", as_file(version, index))
+    return len(index)
+
+
+def make_index(shard: str, version: Version) -> np.ndarray:
+    """Makes the index of a shard, and keeps it."""
+    idx, kept = f"{shard.removesuffix('.tar')}.idx", kept_file(shard)
+    try:
+        if not is_remote(shard):
+            with open(shard, "rb") as file:
+                index = arrange(shard, scan(file))
+        elif lines := object_store.read_object(idx):
+            index = arrange(shard, from_wds2idx(shard, version, idx, lines))
+        else:
+            index = arrange(shard, scan(io.BufferedReader(RemoteFile(shard, version), BLOCK)))
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
+    with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again
+        unfinished = Path(f"{kept}.{os.getpid()}")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.write_bytes(as_file(version, index))
+            os.replace(unfinished, kept)  # atomically; a link in its place is replaced, and its target unchanged
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return index
+
+
+def find_version(shard: str) -> Version:
+    if is_remote(shard):
+        return object_store.find_version(shard)
+    found = os.stat(shard)
+    return Version(found.st_size, str(found.st_mtime_ns))
+
+
+def kept_file(shard: str) -> Path:
+    if not is_remote(shard):
+        return Path(shard).with_name(f".{Path(shard).name}.index.npz")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return folder / "tar_indices" / f"{hashlib.sha256(shard.encode()).hexdigest()}.npz"
+
+
+def as_file(version: Version, index: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, version=np.array([str(part) for part in version]), index=index)
+    return file.getvalue()
+
+
+def load(file: Any, version: Version) -> np.ndarray | None:
+    """The index in a file; None if that is missing, damaged, or of another version."""
+    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as saved:
+        if saved["version"].tolist() == [str(part) for part in version]:
+            return saved["index"]
+    return None
+
+
+class RemoteFile(io.RawIOBase):
+    """A shard in an object store, as a file."""
+
+    def __init__(self, url: str, version: Version) -> None:
+        self._url, self._version, self._position = url, version, 0
+
+    def readable(self) -> bool:
+        return True
+
+    seekable = readable
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._version.bytes)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(0, min(len(buffer), self._version.bytes - self._position))
+        buffer[:size] = object_store.range_reader(self._url, self._position, size, self._version)()
+        self._position += size
+        return size
+
+
+def scan(file: Any) -> Iterator[Member]:
+    """Reads the headers and the labels of a shard, from its beginning to its end."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in filter(tarfile.TarInfo.isreg, tar):  # not a folder, or a link to another file
+            content = b""
+            if split(member.name)[1] in LABELS:
+                file.seek(member.offset_data)
+                content = file.read(member.size)
+            yield member.name, member.offset_data, member.size, content
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+            raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
+
+
+def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterator[Member]:
+    """Reads the labels of the members that a file of wds2idx lists: after its first line, a line for each sample.
+
+    It has "extension offset bytes name" for each member. The header in the tar before each label must have its size.
+    """
+    try:
+        rows = [line.split() for line in os.fsdecode(lines).splitlines()[1:]]
+        members = [(row[at + 3], int(row[at + 1]), int(row[at + 2])) for row in rows for at in range(0, len(row), 4)]
+        if any(offset + size > version.bytes for _, offset, size in members):
+            raise ValueError(f"the tar has only {version.bytes:,} bytes")
+        labels = [place for name, *place in members if split(name)[1] in LABELS]
+        starts, ends = [offset - tarfile.BLOCKSIZE for offset, _ in labels], [offset + size for offset, size in labels]
+        texts = dict[int, bytes]()
+        answers = object_store.request("get_ranges", shard, starts=starts, ends=ends, coalesce=0)
+        for (offset, size), content in zip(labels, map(bytes, answers), strict=True):
+            header = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+            if header.size != size:
+                raise ValueError(f"the tar has {header.name} at byte {offset:,}")
+            texts[offset] = content[tarfile.BLOCKSIZE :]
+    except DataError:
+        raise
+    except (ValueError, LookupError, tarfile.TarError) as error:
+        raise DataError(f"{idx} is not the index of {shard} ({error}); make it again, or remove it") from error
+    for name, offset, size in members:
+        yield name, offset, size, texts.get(offset, b"")
+
+
+def split(name: str) -> tuple[str, str]:
+    """A member's key, and its name after the first dot."""
+    folder, name = os.path.split(name)
+    stem, _, kind = name.partition(".")
+    return os.path.join(folder, stem), kind
+
+
+def arrange(shard: str, members: Iterator[Member]) -> np.ndarray:
+    """The index of a shard that has these members."""
+    images: dict[str, Member] = {}
+    labels: dict[str, Member] = {}
+    for member in members:
+        key, kind = split(member[0])
+        if kind.lower() in IMAGES:
+            if key in images:
+                raise DataError(f"{shard} has two images with the key {key}; rename or remove one")
+            images[key] = member
+        elif kind == "cls" or (kind == "json" and key not in labels):
+            labels[key] = member
+    for key in sorted(images.keys() ^ labels.keys()):
+        missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
+        raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
+    if not images:
+        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
+    texts = np.array([read_label(shard, labels[key]) for key in images])
+    names = np.array([os.fsencode(name) for name, *_ in images.values()])
+    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
+    places = [member[1:3] for member in images.values()]
+    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+
+
+def read_label(shard: str, member: Member) -> bytes:
+    """The label in a .cls or .json member."""
+    name, *_, content = member
+    try:
+        label = json.loads(content)["label"] if name.endswith(".json") else content.decode().strip()
+        if not isinstance(label, int | str) or label == "":
+            raise ValueError(f"it has {label!r}")
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{shard}: {name} has no label ({error}); write a number or a name into it") from error
+    return str(label).encode()

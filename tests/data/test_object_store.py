@@ -1,0 +1,339 @@
+"""data=webdataset over a real S3 server and a web server, behind a proxy that delays answers and spoils some."""
+
+import gzip
+import io
+import itertools
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import signal
+import sys
+import tarfile
+import threading
+import traceback
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from fakes import write_tar
+from object_server import Faults, serve_folder, serve_through
+from PIL import Image
+
+from data import object_store
+from data.errors import DataError
+from data.subset import Subset
+from data.webdataset import WebDataset
+from loaders import WorkerLoader
+from loaders.randomness import Random
+from scripts import index_tars
+
+pytest.importorskip("obstore", reason="needs the package obstore")
+SHARDS, IMAGES = 3, 40  # of each shard
+NAMES = f"train-{{0..{SHARDS - 1}}}.tar"
+SECRET = "sesame"
+BUCKETS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """The user's cache is empty, and no credentials are set."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """The files of images that all differ."""
+    rng, files = np.random.default_rng(0), []
+    for number in range(SHARDS * IMAGES):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(256, size=(24 + number % 7, 32, 3), dtype=np.uint8)).save(file, "jpeg")
+        files.append(file.getvalue())
+    return files
+
+
+@pytest.fixture
+def folder(tmp_path, images):
+    """train-0.tar, ...: what the servers have."""
+    for shard in range(SHARDS):
+        files = {}
+        for number in range(shard * IMAGES, (shard + 1) * IMAGES):
+            files |= {f"{number:03}.jpg": images[number], f"{number:03}.cls": b"%d" % (number % 5)}
+        write_tar(tmp_path / "served" / f"train-{shard}.tar", files)
+    return tmp_path / "served"
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """The address of an S3 server."""
+    moto = pytest.importorskip("moto.server", reason="needs the package moto[server]")
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def enter():
+    """Enters context managers; they are left when the test ends."""
+    with ExitStack() as stack:
+        yield stack.enter_context
+
+
+@pytest.fixture
+def web(folder, enter):
+    """The address of a web server of `folder`, through a proxy with `faults`."""
+    upstream = enter(serve_folder(folder)).url
+    return lambda faults: enter(serve_through(upstream, faults)).url
+
+
+@pytest.fixture
+def bucket(s3, folder, enter, monkeypatch):
+    """The address of a bucket with the files of `folder`, through a proxy with `faults`."""
+    import boto3
+
+    for name, value in {"ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": SECRET, "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+    name = f"bucket-{next(BUCKETS)}"
+    client.create_bucket(Bucket=name)
+    for path in folder.iterdir():
+        client.upload_file(str(path), name, path.name)
+
+    def start(faults):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", enter(serve_through(s3, faults)).url)
+        object_store._store.cache_clear()  # a process keeps the server of its first request
+        return f"s3://{name}"
+
+    return start
+
+
+@pytest.fixture(params=["web", "bucket"])
+def store(request):
+    return request.getfixturevalue(request.param)
+
+
+def read_batches(dataset, kill=None, **options):
+    """All batches of two epochs. After each, `kill` is sent to a worker."""
+    dataset[0]  # the parent uses obstore before it forks
+    batches = []
+    options = {"num_workers": 2, "persistent_workers": True, **options}
+    with WorkerLoader(dataset, 8, shuffle=True, seed=3, max_restarts=100, **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                batches.append({name: value.clone() for name, value in batch.items()})
+                if kill is not None:
+                    os.kill(multiprocessing.active_children()[0].pid, kill)
+    return batches
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["image"], other["image"]) and torch.equal(one["label"], other["label"])
+
+
+def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monkeypatch):
+    monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
+    faults = Faults(0.03, refused=0.05, cut=0.02, stalled=0.01, seed=1)
+    dataset = WebDataset(True, f"{store(faults)}/{NAMES}", image_size=16)
+    assert_equal(read_batches(dataset), read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16)))
+    assert min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
+    assert faults.most > 4  # in flight at the same time
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kill": signal.SIGKILL},
+        {"kill": signal.SIGTERM},
+        {"worker_method": "thread"},
+        {"num_workers": 0, "persistent_workers": False},
+    ],
+)
+def test_batches_are_those_from_disk_in_any_kind_of_worker_that_may_be_killed(web, folder, options):
+    dataset = WebDataset(True, f"{web(Faults())}/{NAMES}", image_size=16)
+    expected = read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16), num_workers=1)
+    assert_equal(read_batches(dataset, **options), expected)
+
+
+def test_the_files_of_the_next_batch_are_requested_before_this_one_is_complete(web, bound):
+    faults, seen, next_one, waited = Faults(), set(), threading.Event(), []
+    dataset = WebDataset(True, f"{web(faults)}/{NAMES}", image_size=16, attempts=1)
+
+    def hold(*request):
+        seen.add(request)
+        if len(seen) == 8:  # the last file of the first batch
+            waited.append(next_one.wait(bound))
+        elif len(seen) == 9:
+            next_one.set()
+
+    faults.hold = hold
+    subset = Subset(dataset, np.arange(len(dataset)))  # as a training set with data.val_fraction is
+    with WorkerLoader(subset, 8, seed=0, num_workers=1, prefetch_factor=2) as loader:
+        assert len(list(loader)) == SHARDS * IMAGES // 8
+    assert waited == [True]
+
+
+def test_files_for_a_gpu_are_in_the_order_of_their_rows(web, folder):
+    found = []
+    for urls in (f"{web(Faults(0.01))}/{NAMES}", f"{folder}/train-*.tar"):
+        dataset = WebDataset(True, urls, decode_on="device")
+        out, indices = {"label": torch.empty(30, dtype=torch.int64)}, np.arange(30) * 4 % 119
+        dataset.read_batch(indices, out, Random(0, indices))
+        found.append(out["image"])
+    assert torch.equal(found[0].data, found[1].data) and found[0].sizes == found[1].sizes
+
+
+def test_answers_come_as_they_arrive_and_no_more_than_asked_for_are_made_at_a_time(bound):
+    first, lock, now, most = threading.Event(), threading.Lock(), [], []
+
+    def call(number):
+        with lock:
+            now.append(number)
+            most.append(len(now))
+        assert number or first.wait(bound)
+        with lock:
+            now.remove(number)
+        return 10 * number
+
+    answers = object_store.Answers([lambda number=number: call(number) for number in range(20)], 3)
+    found = [next(answers) for _ in range(19)]
+    assert sorted(found) == [(number, 10 * number) for number in range(1, 20)] and max(most) <= 3
+    first.set()
+    assert list(answers) == [(0, 0)]
+
+
+def wds2idx(path, shift=0):
+    """The index that DALI's wds2idx makes of a tar."""
+    samples: dict[str, list[str]] = {}
+    with tarfile.open(path) as tar:
+        for member in tar:
+            stem, _, kind = member.name.partition(".")
+            samples.setdefault(stem, []).append(f"{kind} {member.offset_data + shift} {member.size} {member.name}")
+    return "\n".join([f"v1.2 {len(samples)}", *map(" ".join, samples.values()), ""]).encode()
+
+
+def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(store, folder, tmp_path):
+    faults = Faults()
+    url = store(faults)
+
+    def opened(cached=False):
+        """Opens the shards. Returns how many bytes of what were read."""
+        if not cached:
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        faults.seen.clear()
+        dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
+        assert dataset.labels.tolist() == [number % 5 for number in range(SHARDS * IMAGES)]
+        assert dataset.path(41) == f"{url}/train-1.tar/041.jpg"
+        found: dict[str, int] = {}
+        for (method, path, span), count in faults.seen.items():
+            first, last = map(int, re.findall(r"\d+", span or "0-0"))
+            if method == "GET":
+                found[path.rpartition("/")[2]] = found.get(path.rpartition("/")[2], 0) + count * (last - first + 1)
+        return found
+
+    sizes = {f"train-{number}.tar": (folder / f"train-{number}.tar").stat().st_size for number in range(SHARDS)}
+    whole = opened()
+    assert {name: whole[name] for name in sizes} == sizes  # each was read once
+    assert opened(cached=True) == {}
+    for name in sizes:
+        object_store.request("put", f"{url}/{name.removesuffix('.tar')}.idx", wds2idx(folder / name))
+    labels = opened()
+    assert all(labels[name] == IMAGES * (512 + 1) for name in sizes)  # with the headers before them
+    index_tars.main([f"{url}/{NAMES}"])
+    assert opened().keys() == {f"{name}.index.npz" for name in sizes}
+
+
+def test_a_tar_that_changes_is_an_error_and_never_another_image(store, folder):
+    url = store(Faults())
+    dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
+    dataset[45]
+    content = (folder / "train-1.tar").read_bytes().replace(b"\xff\xd8", b"\xff\xd9")
+    object_store.request("put", f"{url}/train-1.tar", content)
+    dataset[5]
+    words = (
+        rf"{url}/train-1.tar, bytes [\d,]+ to [\d,]+, cannot be read \(.*\); it has changed since its index was read"
+    )
+    with pytest.raises(DataError, match=words):
+        dataset[45]
+    assert len(WebDataset(True, f"{url}/train-1.tar")) == IMAGES  # a new run makes a new index
+
+
+def test_an_index_of_another_tar_is_refused(web, folder, tmp_path):
+    url = web(Faults())
+    index_tars.main([f"{url}/train-0.tar"])
+    shutil.rmtree(tmp_path / "cache")
+    (folder / "train-0.tar.index.npz").rename(folder / "train-1.tar.index.npz")
+    with pytest.raises(
+        DataError, match=r"train-1.tar.index.npz is the index of another tar, .* run `python scripts/ind"
+    ):
+        WebDataset(True, f"{url}/train-1.tar")
+    index_tars.main([f"{url}/train-1.tar"])
+    assert len(WebDataset(True, f"{url}/train-1.tar")) == IMAGES
+    for wrong in (wds2idx(folder / "train-2.tar", 512), wds2idx(folder / "train-2.tar", 1 << 30), b"v1.2 1\nfoo\n"):
+        (folder / "train-2.idx").write_bytes(wrong)
+        with pytest.raises(DataError, match=rf"{url}/train-2.idx is not the index of {url}/train-2.tar \(.*; make it"):
+            WebDataset(True, f"{url}/train-2.tar")
+
+
+def test_after_the_attempts_the_error_names_the_range_and_the_last_reason(web):
+    faults = Faults()
+    dataset = WebDataset(True, f"{web(faults)}/{NAMES}", image_size=16, attempts=3)
+    faults.seen.clear()
+    faults.shares = (1.0, 0, 0)
+    with pytest.raises(
+        DataError, match=r"train-0.tar, bytes 512 to 1,\d+, cannot be read \(.*503.*\); check the network"
+    ):
+        dataset[0]
+    assert sum(faults.seen.values()) == 3
+
+
+def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
+    dataset = WebDataset(True, f"{bucket(Faults())}/{NAMES}", image_size=16)
+    assert SECRET.encode() not in pickle.dumps(dataset)
+    with pytest.raises(DataError) as caught:
+        WebDataset(True, "s3://nowhere/a.tar")
+    report = "".join(traceback.format_exception(caught.value))
+    assert "s3://nowhere/a.tar is not there, or its bucket is not; check the name" in report
+    assert SECRET not in report
+    with pytest.raises(DataError, match="a password or a signature") as caught:
+        WebDataset(True, f"https://host/a.tar?Signature={SECRET}")
+    assert SECRET not in str(caught.value)
+
+
+def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
+    monkeypatch.setattr(object_store, "OPENING_SECONDS", 1)
+    (folder / "compressed.tar").write_bytes(gzip.compress((folder / "train-0.tar").read_bytes()))
+    (folder / "cut.tar").write_bytes((folder / "train-0.tar").read_bytes()[:3000])
+    url = web(Faults())
+    for urls, words in (
+        (f"{url}/none.tar", "none.tar is not there, or its bucket is not; check the name"),
+        (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it, such as AWS_ACCESS_KEY_ID"),
+        (f"{url}/weak.tar", "weak.tar: the server sends no strong ETag"),
+        (f"{url}/compressed.tar", "compressed.tar cannot be read as an uncompressed tar ("),
+        (f"{url}/cut.tar", "cut.tar cannot be read as an uncompressed tar (unexpected end of data)"),
+        (f"{url}/train-*.tar", "wildcards are for local files; write braces"),
+        ("http://127.0.0.1:1/a.tar", "http://127.0.0.1:1/a.tar cannot be read ("),
+        ("http://no-such-host.invalid/a.tar", "check the network"),
+        ("ftp://host/a.tar", "ftp://host/a.tar: use local files or s3://, gs://"),
+    ):
+        with pytest.raises(DataError, match=re.escape(words)):
+            WebDataset(True, urls)
+    with pytest.raises(DataError, match=r"data\.requests=0: give a number from 1"):
+        WebDataset(True, f"{url}/{NAMES}", requests=0)
+
+
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setattr(object_store, "_copies", [])
+    object_store._library.cache_clear()
+    try:
+        with pytest.raises(DataError, match="pip install obstore"):
+            WebDataset(True, "s3://bucket/a.tar")
+    finally:
+        object_store._library.cache_clear()
