@@ -70,8 +70,13 @@ def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) ->
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if not python.exists():
         raise BenchError(f"run `python scripts/bench_peers.py --setup {peer}` first")
-    settings = {"--turn": row, "--data-root": root, "--workers": str(workers), "--seconds": str(seconds)}
-    command = [python, Path(__file__).resolve(), *chain.from_iterable(settings.items())]
+    settings: dict[str, str | Path] = {
+        "--turn": row,
+        "--data-root": root,
+        "--workers": str(workers),
+        "--seconds": str(seconds),
+    }
+    command: list[str | Path] = [python, Path(__file__).resolve(), *chain.from_iterable(settings.items())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise BenchError((done.stderr.splitlines() or ["its process died"])[-1])

@@ -197,6 +197,6 @@ def make_pictures(root: Path) -> None:
 
 
 def make_pack(root: Path, pack: Path, *options: str) -> None:
-    command = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack, *options]
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack, *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")
