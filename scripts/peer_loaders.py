@@ -49,7 +49,7 @@ def dali(dataset: Any, workers: int) -> Any:
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)  # type: ignore[untyped-decorator]  # DALI has no types
+    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)  # type: ignore[untyped-decorator]  # no types
     def pipeline() -> tuple[Any, Any]:
         files, labels = fn.readers.file(file_root=str(dataset.folder), shuffle_after_epoch=True, name="files")
         images = fn.decoders.image_random_crop(files, random_area=(0.08, 1.0), random_aspect_ratio=(3 / 4, 4 / 3))
@@ -67,7 +67,7 @@ def ffcv(dataset: Any, workers: int) -> Any:
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
     from ffcv.writer import DatasetWriter
 
-    class Unchanged(RGBImageField):  # type: ignore[misc]  # FFCV has no types, and's own field would encode the pixels again
+    class Unchanged(RGBImageField):  # type: ignore[misc]  # no types; FFCV's own encodes again
         def encode(self, destination: Any, data: bytes, malloc: Any) -> None:
             destination["mode"] = IMAGE_MODES["jpg"]
             destination["width"], destination["height"] = Image.open(io.BytesIO(data)).size
