@@ -1,7 +1,7 @@
 """Packed: an image folder that scripts/pack_images.py packed into a few large files, which are mapped into memory.
 
 A pack is a folder with
-- train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or unchanged files;
+- train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or image files;
 - train-00000.npy, ...: the index of each shard, an array of `entry_type` with one row per image;
 - the same for val; and pack.json: the classes, and the size and the checksum of each file. It is written last: until
   then the folder has an unfinished.json instead.
@@ -28,7 +28,7 @@ HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
 def entry_type(name_length: int) -> np.dtype:
     """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
 
-    number: the image's index in the folder that was packed. height and width are 0 for an unchanged image file.
+    number: the image's index in the folder that was packed. height and width are 0 for an image file.
     """
     numbers = [(name, "<u4") for name in ("shard", "number", "bytes", "height", "width", "label", "crc32")]
     return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
@@ -41,7 +41,7 @@ def shard_name(split: str, number: int) -> str:
 class Packed(CroppedDataset):
     """The training or the validation images of the pack in `root`.
 
-    For the samples and the arguments in `crops` see CroppedDataset; `decoder` is for packs of unchanged files. Each
+    For the samples and the arguments in `crops` see CroppedDataset; `decoder` is for packs of image files. Each
     process verifies an image's checksum when it reads the image for the first time. Raises DataError if the pack is
     missing, unfinished or damaged.
     """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tabulate import tabulate
 from tqdm import tqdm
 
 from data.errors import DataError, check_choice
@@ -50,25 +51,37 @@ def chosen(option: str, given: str | None, known: Collection[str]) -> list[str]:
     return names
 
 
-def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]]) -> list[Row]:
-    """Calls `measure` with each name in each of three rounds. Returns a row per name with the medians.
+def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]], rounds: int = ROUNDS) -> list[Row]:
+    """Calls `measure` with each name in each round. Returns a row per name with the medians.
 
-    The names take turns, so that whatever else the machine does slows all of them alike.
+    The names take turns, so that whatever else the machine does slows all of them alike. `spread` is half of the first
+    figure's range, as a share of its median.
     """
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name in tqdm(measured, leave=False, disable=None):
             measured[name].append(measure(name))
-    return [
-        {"loader": name, **{key: statistics.median(row[key] for row in rows) for key in rows[0]}}
-        for name, rows in measured.items()
-    ]
+    table: list[Row] = []
+    for name, rows in measured.items():
+        first, medians = next(iter(rows[0])), {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        ends = [choose(row[first] for row in rows) for choose in (max, min)]
+        table.append({"loader": name, **medians, "spread": (ends[0] - ends[1]) / 2 / medians[first]})
+    return table
+
+
+def cells(columns: Columns, rows: list[Row]) -> list[list[str]]:
+    """The columns of a table, each with its heading first."""
+    return [[heading, *(formatted(row[key]) for row in rows)] for key, heading, formatted in columns]
+
+
+def markdown(columns: Columns, rows: list[Row]) -> str:
+    lines = list(zip(*cells(columns, rows), strict=True))
+    return tabulate(lines, headers="firstrow", tablefmt="github", disable_numparse=True)
 
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:
     """Prints the rows of `result` as a table, and writes all of `result` to `path` as JSON if a path is given."""
-    cells = [[heading, *(formatted(row[key]) for row in result["rows"])] for key, heading, formatted in columns]
-    print("\n".join([title, "", *table(cells)]))
+    print("\n".join([title, "", *table(cells(columns, result["rows"]))]))
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -46,6 +46,7 @@ FORK = multiprocessing.get_context("fork")
 COLUMNS: Columns = (
     ("loader", "loader", str),
     ("images_per_second", "images/s", "{:,.0f}".format),
+    ("spread", "±", "{:.0%}".format),
     ("ratio_to_torch", "ratio", lambda ratio: "-" if ratio is None else f"{ratio:.2f}"),
     ("first_batch_seconds", "1st batch", "{:.3f} s".format),
     ("cpu_seconds_per_1000", "CPU s/1000", "{:.3f}".format),
@@ -87,9 +88,9 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
         batches = chain.from_iterable(repeat(loader))
         images = rows(next(batches))
         first = time.perf_counter() - began
-        images += _count(batches, seconds / 4)  # warm-up: fills the queues and makes the slots
+        images += count(batches, seconds / 4)  # warm-up: fills the queues and makes the slots
         began = time.perf_counter()
-        counted = _count(batches, seconds)
+        counted = count(batches, seconds)
         rate = counted / (time.perf_counter() - began)
         if hasattr(loader, "close"):
             loader.close()
@@ -101,7 +102,8 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
         sender.send(f"{type(error).__name__}: {error}")
 
 
-def _count(batches: Iterator[Any], seconds: float) -> int:
+def count(batches: Iterator[Any], seconds: float) -> int:
+    """How many samples `batches` deliver in `seconds`, or in the time of one batch."""
     images, until = 0, time.perf_counter() + seconds
     while not images or time.perf_counter() < until:
         images += rows(next(batches))

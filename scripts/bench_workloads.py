@@ -156,9 +156,7 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
 
 def packed(root: Path, temporary: Path) -> dict[str, Maker]:
     pack = temporary / "pack"
-    command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack]
-    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")
+    make_pack(root, pack)
     from data.packed import Packed  # here, because a fork may have deleted it
 
     return loader_rows(Packed(train=True, root=pack), stock_pictures(root / "train", TRAINING), 64)
@@ -249,3 +247,9 @@ def make_pictures(root: Path) -> None:
     from data import photographs  # here, because a fork may have deleted it
 
     photographs.make(root)
+
+
+def make_pack(root: Path, pack: Path, *options: str) -> None:
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack, *options]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")

@@ -1,17 +1,20 @@
 """Packs an image folder into a few large files for data=packed, which reads them fast in any order from any disk.
 
-    python scripts/pack_images.py IMAGES PACK                 # pixels; each shorter side is resized to 256
-    python scripts/pack_images.py IMAGES PACK --format jpeg   # unchanged files: smaller, but slower to read
-    python scripts/pack_images.py --verify PACK               # compares all images with their checksums
+    python scripts/pack_images.py IMAGES PACK                                  # pixels: the fastest, and the largest
+    python scripts/pack_images.py IMAGES PACK --format jpeg --short-side 256   # smaller JPEGs, of --quality 90
+    python scripts/pack_images.py IMAGES PACK --format jpeg                    # the files as they are
+    python scripts/pack_images.py --verify PACK                                # checks the checksums of all images
 
-IMAGES has the layout of data=image_folder. The script prints how large the pack will be before it writes it. You may
-interrupt it at any time: the same command continues after the last finished shard. If images have changed meanwhile,
-make a new pack. data/packed.py describes the files of a pack.
+IMAGES has the layout of data=image_folder. An image whose shorter side exceeds --short-side is resized, antialiased.
+A smaller one keeps its size, and in a pack of JPEGs its file. The script prints how large the pack will be before it
+writes it. You may interrupt it at any time: the same command continues after the last finished shard. If images have
+changed meanwhile, make a new pack. data/packed.py describes the files of a pack; README.md compares the formats.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -24,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout  # comes with torch
+from PIL import Image
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,14 +41,18 @@ from loaders import WorkerLoader
 from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
+DEFAULT_SIDE = {"raw": 256, "jpeg": None}  # pixels
 SAMPLED = 30  # images of each split from which the size of the pack is estimated
 
 
 class StoredImages:
-    """A dataset of a folder's images as a pack stores them: (bytes, height, width), or the error of a damaged one."""
+    """A dataset of a folder's images as a pack stores them: (bytes, height, width), or the error of a damaged one.
 
-    def __init__(self, images: ImageFolder, form: str, short_side: int) -> None:
-        self._images, self._form, self._short_side = images, form, short_side
+    short_side: pixels; None: images are not resized. quality: 1 to 100, of the JPEGs that are resized.
+    """
+
+    def __init__(self, images: ImageFolder, format: str, short_side: int | None, quality: int | None) -> None:
+        self._images, self._format, self._short_side, self._quality = images, format, short_side, quality
 
     def __len__(self) -> int:
         return len(self._images)
@@ -54,26 +62,30 @@ class StoredImages:
             pixels = self._images.read(index, whole, math.inf)
         except DataError as error:
             return error
-        if self._form == "jpeg":
-            return Path(self._images.path(index)).read_bytes(), 0, 0
         height, width = pixels.shape[1:]
-        width, height = with_shorter_side((width, height), min(self._short_side, width, height))
-        pixels = resized(pixels, (width, height))
-        return pixels.permute(1, 2, 0).contiguous().numpy().tobytes(), height, width
+        shorter = min(height, width, self._short_side or width)
+        if self._format == "jpeg" and shorter == min(height, width):
+            return self._images.encoded(index)[0], 0, 0
+        width, height = with_shorter_side((width, height), shorter)
+        array = resized(pixels, (width, height)).permute(1, 2, 0).contiguous().numpy()
+        if self._format == "raw":
+            return array.tobytes(), height, width
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, "JPEG", quality=self._quality)
+        return file.getvalue(), 0, 0
 
 
 class Packing:
     """A pack that is being written. Its settings are in unfinished.json; a shard is finished once it has its index.
 
-    Raises DataError if the folder has other files in it.
+    settings: the arguments of StoredImages. Raises DataError if the folder has other files in it.
     """
 
-    def __init__(self, splits: dict[str, ImageFolder], folder: Path, form: str, short_side: int) -> None:
-        self.splits, self.folder, self.form, self.short_side = splits, folder, form, short_side
+    def __init__(self, splits: dict[str, ImageFolder], folder: Path, settings: dict[str, Any]) -> None:
+        self.splits, self.folder, self.settings = splits, folder, settings
         about: dict[str, Any] = {
             "version": VERSION,
-            "format": form,
-            "short_side": short_side if form == "raw" else None,
+            **settings,
             "classes": splits["train"].classes,
             "images": {split: fingerprint(data) for split, data in splits.items()},
         }
@@ -94,7 +106,7 @@ class Packing:
         return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
 
     def stored(self, split: str) -> StoredImages:
-        return StoredImages(self.splits[split], self.form, self.short_side)
+        return StoredImages(self.splits[split], **self.settings)
 
     def expected_bytes(self) -> float:
         """Estimates the size of the pack from some images."""
@@ -177,15 +189,24 @@ def verify(folder: Path) -> None:
     print(f"{folder}: the checksums of all {total:,} images are correct")
 
 
+def settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """How a pack stores its images, as StoredImages takes it. Raises DataError for a quality that nothing has."""
+    short_side, quality = given.short_side, given.quality
+    if given.format == "jpeg" and short_side is not None:
+        quality = quality or 90
+    elif quality is not None:
+        raise DataError(f"--quality {quality} is for JPEGs that are resized: add --format jpeg --short-side 256")
+    return {"format": given.format, "short_side": short_side or DEFAULT_SIDE[given.format], "quality": quality}
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
     parser.add_argument("pack", type=Path, help="folder to write")
     parser.add_argument("--verify", action="store_true", help="check a pack, write nothing")
-    parser.add_argument("--format", default="raw", choices=("raw", "jpeg"), help="(raw)")
-    parser.add_argument(
-        "--short-side", type=int, default=256, help="pixels of raw images; smaller images are not resized (256)"
-    )
+    parser.add_argument("--format", default="raw", choices=DEFAULT_SIDE, help="raw pixels, or files (raw)")
+    parser.add_argument("--short-side", type=int, help="pixels; larger images are resized (raw: 256, jpeg: none is)")
+    parser.add_argument("--quality", type=int, help="1 to 100, of the JPEGs that are resized (90)")
     parser.add_argument("--shard-mb", type=float, default=1024, help="megabytes after which a new shard begins (1024)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
@@ -194,11 +215,12 @@ def main(arguments: list[str] | None = None) -> None:
         return verify(given.pack)
     if given.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
+    settings = settings_of(given)
     splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
     given.pack.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(given.pack / ".lock", timeout=0):
-            packing = Packing(splits, given.pack, given.format, given.short_side)
+            packing = Packing(splits, given.pack, settings)
             if not packing.is_finished:
                 free, taken = shutil.disk_usage(given.pack).free, packing.expected_bytes()
                 print(f"{given.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")

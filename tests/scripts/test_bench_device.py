@@ -10,7 +10,7 @@ from later import Later
 bench = Later("scripts.bench_device")
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELDS = {"loader", "steps_per_second", "images_per_second", "ratio_to_limit", "idle"}
+FIELDS = {"loader", "steps_per_second", "images_per_second", "spread", "ratio_to_limit", "idle"}
 
 
 @pytest.fixture(autouse=True)

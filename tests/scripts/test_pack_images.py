@@ -88,14 +88,14 @@ def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(imag
             pack(images, folder)
 
 
-@pytest.mark.parametrize("form", ["raw", "jpeg"])
-def test_the_size_of_the_pack_is_told_before_it_is_written(images, tmp_path, capsys, form):
+@pytest.mark.parametrize("options", [["raw"], ["jpeg"], ["jpeg", "--short-side", "200", "--quality", "80"]])
+def test_the_size_of_the_pack_is_told_before_it_is_written(images, tmp_path, capsys, options):
     Image.effect_noise((300, 201), 50).save(images / "train" / "class 0" / "large.png")
-    folder = pack(images, tmp_path / "pack", "--format", form, "--short-side", "50")
+    folder = pack(images, tmp_path / "pack", "--format", *options)
     size = sum(path.stat().st_size for path in folder.glob("*.bin"))
     assert f"{folder} will take about {size / 1e6:,.1f} MB; " in capsys.readouterr().out
     first = images / "train" / "class 0" / "00.png"
-    assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes()) == (form == "jpeg")
+    assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes()) == (options[0] == "jpeg")
     assert np.load(folder / "train-00000.npy")["name"][0] == b"class 0/00.png"
 
 
@@ -133,6 +133,10 @@ def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path, python):
         ([images, tmp_path / "full"], "full is not empty"),
         ([images, tmp_path / "pack", "--short-side", "64"], "pack is a pack of other images or settings"),
         ([tmp_path / "new"], "give two folders"),
+        (
+            [images, tmp_path / "new", "--format", "jpeg", "--quality", "80"],
+            "--quality 80 is for JPEGs that are resiz",
+        ),
     ):
         with pytest.raises(DataError, match=words):
             pack_images.main([str(argument) for argument in arguments])

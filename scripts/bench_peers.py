@@ -1,0 +1,161 @@
+"""Compares the loaders with SPDL, DALI, FFCV and the stock DataLoader, over the same JPEG files.
+
+    python scripts/bench_peers.py --setup ffcv   # installs a peer (spdl, dali, ffcv) into its own environment
+    python scripts/bench_peers.py                # over made-up photographs; or --data-root DIR: DIR/train/CLASS/*.jpg
+
+Each row delivers shuffled uint8 batches of 64: random crops, resized to 224x224, half of them mirrored, with as many
+workers or threads as the others. FFCV reads its own file, which holds the same JPEGs, unchanged. The rows take turns
+in five rounds, each time in a new process. It first reads all images once: the mean of each color must be that of the
+first row (Pillow), within 2 levels. A row that fails is left out. Writes docs/peers.md and docs/peers.png.
+On Debian, FFCV needs libopencv-dev, libturbojpeg0-dev, pkg-config and g++, and SPDL needs ffmpeg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from itertools import chain, islice
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data.image_folder import ImageFolder
+from scripts.bench_harness import BenchError, Columns, Row, in_turns, markdown, parsed, run
+from scripts.bench_loaders import count
+from scripts.bench_workloads import make_pack, make_pictures
+from scripts.peer_loaders import BATCH, PEERS, batches
+from training.figure import INK, new_figure, png
+
+ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
+PACKS = {"pack of files": ["jpeg"], "pack, short side 256": ["jpeg", "--short-side", "256"], "pack of pixels": ["raw"]}
+NAMES = {"torch": "DataLoader, Pillow", "torch-tv": "DataLoader, torchvision's decoder", "workers": "WorkerLoader"}
+NAMES |= {peer: package.split()[-1] for peer, (package, _) in PEERS.items()}
+FILES = [(loader, "files") for loader in ("torch", "torch-tv", *PEERS, "workers")]
+ROWS = {f"{a}, {b}": (a, b) for a, b in [*FILES, ("ffcv", "pack, short side 256"), *(("workers", b) for b in PACKS)]}
+ROUNDS, COLORS = 5, ("red", "green", "blue")
+COLUMNS: Columns = (
+    ("name", "loader", str),
+    ("reads", "reads", str),
+    ("space", "space", "{:.2f}".format),
+    ("images_per_second", "images/s", "{:,.0f}".format),
+    ("spread", "±", "{:.0%}".format),
+    ("ratio", "ratio", "{:.2f}".format),
+    ("ours", "WorkerLoader to this", "{:.2f}".format),
+)
+
+
+def turn(loader: str, reads: str, root: Path, workers: int, seconds: float) -> dict[str, float]:
+    """Runs in a new process: the mean of each color over all images, then the speed."""
+    torch.set_num_threads(1)  # loaders fork
+    images = batches(loader, reads, root, workers)
+    epoch = islice(images, len(ImageFolder(True, root)) // BATCH)
+    means = [batch.float().mean((0, 1, 2) if batch.shape[3] == 3 else (0, 2, 3)) for batch in epoch]
+    began = time.perf_counter()
+    speed = count(images, seconds) / (time.perf_counter() - began)
+    colors = torch.stack(means).mean(0).tolist()
+    return {"images_per_second": speed, **dict(zip(COLORS, colors, strict=True))}
+
+
+def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) -> dict[str, float]:
+    """Runs a turn in the peer's environment. Raises BenchError with the last line of its output if it fails."""
+    peer = ROWS[row][0]
+    python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
+    if not python.exists():
+        raise BenchError(f"run `python scripts/bench_peers.py --setup {peer}` first")
+    settings: dict[str, str | Path] = {
+        "--turn": row,
+        "--data-root": root,
+        "--workers": str(workers),
+        "--seconds": str(seconds),
+    }
+    command: list[str | Path] = [python, Path(__file__).resolve(), *chain.from_iterable(settings.items())]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise BenchError((done.stderr.splitlines() or ["its process died"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def setup(peer: str) -> None:
+    """Installs a peer into an environment that has the packages of this one, too."""
+    environment = ENVIRONMENTS / peer
+    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    sys.exit(subprocess.run([environment / "bin/python", "-m", "pip", "install", *PEERS[peer][0].split()]).returncode)
+
+
+def compare(root: Path, workers: int, seconds: float, folder: Path) -> tuple[list[Row], dict[str, str]]:
+    """The rows of the table, and for each row that is left out the reason."""
+    space = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}
+    for pack, options in PACKS.items():
+        make_pack(root, folder / pack, "--format", *options)
+        space[pack] = sum(path.stat().st_size for path in Path(folder, pack).glob("train-*"))
+    left: dict[str, str] = {}
+
+    def measured(row: str) -> dict[str, float]:
+        try:
+            return measure(row, root, workers, seconds, folder)
+        except BenchError as error:
+            left[row] = str(error)
+            return dict.fromkeys(("images_per_second", *COLORS), float("nan"))
+
+    first, *others = rows = in_turns(ROWS, measured, ROUNDS)
+    for row in others:
+        if (off := max(abs(row[color] - first[color]) for color in COLORS)) > 2:
+            left[row["loader"]] = f"the mean of a color is {off:.1f} levels from Pillow's"
+    speeds = {row["loader"]: row["images_per_second"] for row in rows}
+    for row in rows:
+        (loader, reads), speed = ROWS[row["loader"]], row["images_per_second"]
+        row |= {"name": NAMES[loader], "reads": reads, "space": space[reads] / space["files"]}
+        row |= {"ratio": speed / first["images_per_second"], "ours": speeds[f"workers, {reads}"] / speed}
+    return [row for row in rows if row["loader"] not in left], left
+
+
+def draw(rows: list[Row], title: str) -> bytes:
+    figure = new_figure(title, 11, 1 + 0.34 * len(rows))
+    axes = figure.subplots()
+    for number, row in enumerate(rows):
+        speed, color = row["images_per_second"], "#08519c" if row["name"] == NAMES["workers"] else "#9ecae1"
+        axes.barh(number, speed, color=color, xerr=row["spread"] * speed, ecolor="#d94801")
+        axes.text(1.01 * (1 + row["spread"]) * speed, number, f"{speed:,.0f}", va="center", color=INK)
+    axes.set_yticks(range(len(rows)), [f"{row['name']}: {row['reads']}" for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)  # from the top down
+    axes.set_xlabel("images per second (more is better), and the spread of the rounds")
+    return png(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", choices=PEERS, help="install a peer")
+    parser.add_argument("--data-root", type=Path, help="a folder of JPEGs (photographs that it makes)")
+    parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
+    parser.add_argument("--seconds", type=float, default=4, help="of measuring in each turn (4)")
+    parser.add_argument("--out", type=Path, default="docs", help="folder of peers.md and peers.png (docs)")
+    parser.add_argument("--turn", help=argparse.SUPPRESS)
+    given = parsed(parser, arguments, positive=("workers", "seconds"))
+    if given.setup:
+        return setup(given.setup)
+    if given.turn:
+        return print(json.dumps(turn(*ROWS[given.turn], given.data_root, given.workers, given.seconds)))
+    with tempfile.TemporaryDirectory() as folder:
+        root = given.data_root or Path(folder, "images")
+        if given.data_root is None:
+            make_pictures(root)
+        rows, left = compare(root.resolve(), given.workers, given.seconds, Path(folder))
+    title = f"JPEG files to batches of 224x224, {given.workers} workers, torch {torch.__version__}"
+    reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
+    print(text := f"{title}\n\n{markdown(COLUMNS, rows)}\n{reasons}")
+    (given.out / "peers.md").write_text(text)
+    (given.out / "peers.png").write_bytes(draw(rows, title))
+
+
+if __name__ == "__main__":
+    run(main)
