@@ -23,10 +23,11 @@ CROP_ATTEMPTS = 10
 DRAWS = 1 + 4 * CROP_ATTEMPTS  # random numbers that a training sample needs, without a policy
 TEST_GAP = 2  # a test image decoded at a fraction of its size keeps at least twice as many pixels a side as needed
 LONGEST_SIDE = 64  # in evaluation, an image's longer side is cut to at most 64 times the shorter one
-# interpolate(antialias=True) calls these operators, but cannot write into given memory. They give Pillow's results.
-RESIZE = {
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+# interpolate(antialias=True) calls these, but cannot write into given memory. They give Pillow's results. The same
+# operators in torch.ops take longer to call.
+RESIZE: dict[str, Callable[..., Any]] = {
+    "bilinear": torch._C._nn._upsample_bilinear2d_aa,
+    "bicubic": torch._C._nn._upsample_bicubic2d_aa,
 }
 
 Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.read for one image
@@ -151,9 +152,9 @@ class CroppedDataset:
             files = [file for _, file in sorted(self.encoded_rows(indices))]
             out["image"] = EncodedImages.from_files(files, draws)
             return
-        images, of_rows = out["image"].permute(0, 3, 1, 2), draws.tolist()
+        images, of_rows = out["image"].permute(0, 3, 1, 2).split(1), draws.tolist()
         for row, read in self.reads(indices):
-            self.write(read, images[row : row + 1], of_rows[row])
+            self.write(read, images[row], of_rows[row])
 
     @classmethod
     def check_run(cls, section: dict[str, Any], device: str, loader: str) -> None:

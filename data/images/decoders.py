@@ -51,7 +51,7 @@ def nvimgcodec(data: bytes, crop: Crop) -> torch.Tensor | None:
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
     with suppress(RuntimeError, ValueError):
         part = codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
-        image = codec.as_image(pixels)
+        image = codec.as_image(pixels, sample_format=codec.SampleFormat.I_RGB, color_spec=codec.ColorSpec.SRGB)
         if _thread_local.decoder.decode(part, image=image, params=_thread_local.parameters) is not None:
             return upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
     return None

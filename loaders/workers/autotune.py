@@ -1,23 +1,27 @@
 """num_workers="auto": chooses how many of a pool's workers get tasks, by the consumer's throughput.
 
-A search starts with one worker, and doubles the number as long as the consumer waits and its throughput grows. Then it
-bisects, for the smallest number with that throughput. It compares the throughput, not the waiting: a worker that takes
-a core from the training step makes the step slower, though the consumer waits less. Workers that compute are never
-more than the cores. Workers that mostly wait, for a disk for example, use little of a core, so there may be more.
+A search starts with a worker per core, which is fast at once in most runs, and often best. While the consumer waits
+and its throughput grows, it uses more: twice as many as should be enough. Then it bisects, for the smallest number
+with that throughput. It compares the throughput, not the waiting: a worker that takes a core from the training step
+makes the step slower, though the consumer waits less. Workers that compute are never more than the cores. Workers that
+mostly wait, for a disk for example, use little of a core, so there may be more.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
 # Shares are of the consumer's time, or of its throughput.
 WAITS = 0.02  # more workers are tried if the consumer waits more than this share
-GAIN, LOSS = 0.03, 0.02  # more workers have to raise the throughput by GAIN; fewer may lower it by LOSS
+# More workers have to raise the throughput by GAIN, and so do fewer if the consumer waits longer, by the share WAITS.
+# Other fewer ones may lower it by LOSS.
+GAIN, LOSS = 0.03, 0.02
 LINEAR = 0.9  # if the throughput per worker is at least this share of what it was with fewer, fewer are not tried
-MOSTLY = 0.75  # if the consumer waits more than this share, the number is quadrupled instead of doubled
+MOSTLY = 0.75  # if the consumer waits more than this share, more workers are tried sooner, and fewer are not tried
 MOST_WAITING = 32  # so many workers may be tried on fewer cores, if they mostly wait
 WINDOW_SECONDS, WINDOW_ROUNDS = 0.2, 2  # a window lasts at least so long, and for so many batches per worker
 TRIAL, LONGEST_TRIAL = 3, 9  # windows of a trial, whose median counts; more are taken until the result is clear
@@ -52,7 +56,7 @@ class Search:
     """
 
     def __init__(self, cores: int, most: int) -> None:
-        self.cores, self.most, self.workers = cores, most, 1
+        self.cores, self.most, self.workers = cores, most, cores
         self.limit = cores  # the largest number, given how much of a core a worker uses
         self._patience, self._found = PATIENCE, 0  # the number that the last search found
         self._begin()
@@ -64,21 +68,27 @@ class Search:
         """
         self._windows.append(window)
         self.limit = max(self.cores, min(self.most, int(self.cores / max(load, 0.01))))
-        if len(self._windows) >= TRIAL:
-            self._look() if self.is_settled else self._judge()
+        if not self.is_settled:
+            self._judge()
+        elif len(self._windows) >= TRIAL:
+            self._look()
 
     def _begin(self) -> None:
         self.is_settled = False
         self._number, self._best = 0, Window(0, 1.0, 1.0)  # the best number so far, and its window
-        self._too_few, self._too_many = 0, self.most + 1  # a smaller number that did worse, a larger one no better
+        self._too_few, self._may_grow = 0, True  # a smaller number that did worse; whether a larger one may do better
         self._windows: list[Window] = []
 
     def _judge(self) -> None:
         """Ends the trial if its result is clear, and chooses the next number to try."""
         number, best, middle = self.workers, self._best, _middle(self._windows)
-        needed = best.rate * (1 + GAIN if number > self._number else 1 - LOSS)
+        has_to_gain = number > self._number or middle.waits > best.waits + WAITS
+        needed = best.rate * (1 + GAIN if has_to_gain else 1 - LOSS)
         spread = max(window.rate for window in self._windows) - min(window.rate for window in self._windows)
-        if best.batches and abs(middle.rate - needed) < spread / 4 and len(self._windows) < LONGEST_TRIAL:
+        margin = abs(middle.rate - needed) if best.batches else GAIN * middle.rate
+        is_clear = margin >= spread / 4 or len(self._windows) == LONGEST_TRIAL
+        is_far_too_few = middle.waits > MOSTLY and middle.rate >= needed and self._number < number < self.limit
+        if not is_far_too_few and (len(self._windows) < TRIAL or not is_clear):
             return
         self._windows = []
         if number > self._number and middle.rate >= needed:
@@ -86,21 +96,20 @@ class Search:
             self._too_few = number - 1 if is_linear else self._number
             self._number, self._best = number, middle
         elif middle.rate >= needed:  # fewer are as good, so more are no better
-            self._number, self._too_many = number, number + 1
+            self._number, self._may_grow = number, False
             self._best = max(best, middle, key=lambda window: window.rate)
         elif number > self._number:
-            self._too_many = number
+            self._may_grow = False
         else:
             self._too_few = number
         self._choose()
 
     def _choose(self) -> None:
         """Chooses the next number to try, or settles."""
-        number, too_many = self._number, min(self._too_many, self.limit + 1)
-        if self._best.waits > WAITS and too_many - number > 1:
-            larger = (4 if self._best.waits > MOSTLY else 2) * number
-            self.workers = min(larger, self.limit) if self._too_many > self.most else (number + too_many) // 2
-        elif number - self._too_few > 1:
+        number, waits = self._number, self._best.waits
+        if waits > WAITS and self._may_grow and number < self.limit:
+            self.workers = min(self.limit, math.ceil(2 * number / max(1 - waits, 0.01)))
+        elif number - self._too_few > 1 and not (waits > MOSTLY and number == self.limit):
             self.workers = (self._too_few + number) // 2
         else:
             self._patience = min(2 * self._patience, MOST_PATIENCE) if number == self._found else PATIENCE
@@ -125,7 +134,7 @@ class Tuner:
     def __init__(self, cores: int) -> None:
         self.most = max(cores, MOST_WAITING)
         self._search = Search(cores, self.most)
-        self.new_workers: set[int] = set()  # that have answered no task since they were added
+        self.new_workers = set(range(cores))  # that have answered no task since they were added
         self.changes = 0  # of the number of workers
         self._settled = 0  # the number that the log was told last
         self._clock = 0.0  # when the last batch was delivered
