@@ -17,7 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.finished.export import FORMATS, describe, export
+from training.config import ConfigError
+from training.finished.export import FORMATS, check_packages, describe, export
 from training.finished.finished_run import FinishedRun, parser, refused_as, run_script
 from training.finished.prepare import Prepare
 from training.trust import check_links
@@ -29,9 +30,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--format", choices=tuple(FORMATS), default="torch", help="default: torch")
-    options.add_argument("--out", type=Path, help="folder for the network and README.md; default: RUN/export")
+    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")
     options.add_argument("--tolerance", type=float, default=1e-3, help="largest difference, as a share of the outputs")
     given = options.parse_intermixed_args(arguments)
+    endings = {Path(file).suffix: name for name, (file, _) in FORMATS.items()}
+    if given.out and (name := endings.get(given.out.suffix)):
+        raise ConfigError(
+            f"--out {given.out}: give a folder, for the network and its README.md: --format {name} --out "
+            f"{given.out.with_suffix('')}"
+        )
+    if given.format == "onnx":
+        check_packages()
 
     run = FinishedRun(given.run, [*given.overrides, "device=cpu"], given.trust)
     run.image_shape("export.py")

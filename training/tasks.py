@@ -187,6 +187,9 @@ class Classification(Task):
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
+        self._check_range(labels)
+
+    def _check_range(self, labels: Tensor) -> None:
         wrong = [] if labels.is_floating_point() else labels[(labels < 0) | (labels >= self.num_outputs)].tolist()
         if wrong:
             raise DataError(
@@ -198,9 +201,12 @@ class Classification(Task):
         if self._weights is not None:
             self._weights = self._weights.to(outputs.device)
         # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
-        return functional.cross_entropy(
-            outputs, labels, self._weights, label_smoothing=self._smoothing, reduction="none"
-        )
+        options: dict[str, Any] = {"label_smoothing": self._smoothing, "reduction": "none"}
+        try:
+            return functional.cross_entropy(outputs, labels, self._weights, **options)
+        except IndexError:  # torch checks labels on the CPU
+            self._check_range(labels)
+            raise
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # floats are shares, of mixed images

@@ -1,7 +1,6 @@
 """scripts/export.py: the exported network computes what the original does, and its folder says how to use it."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -39,16 +38,21 @@ def test_the_program_takes_batches_of_any_size_and_its_folder_says_how_to_use_it
 
 
 def test_onnx_computes_the_same_and_joins_the_readme(trained, tmp_path, capsys):
-    for package in ("onnx", "onnxscript", "onnxruntime"):
+    for package in exporting.PACKAGES:
         pytest.importorskip(package)
     export.main([str(trained), HERE, "--format", "onnx", "--out", str(tmp_path)])
     assert (tmp_path / "model.onnx").exists() and "model.onnx" in (tmp_path / "README.md").read_text()
 
 
-def test_without_onnx_runtime_a_sentence_names_it(trained, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"cannot be exported: ModuleNotFoundError: .*onnxruntime"):
-        export.main([str(trained), HERE, "--format", "onnx", "--out", str(tmp_path)])
+def test_without_onnx_a_sentence_has_the_command(trained, monkeypatch):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ConfigError, match=r"needs onnxscript: pip install onnxscript"):
+        export.main([str(trained), "--format", "onnx"])
+
+
+def test_a_file_in_place_of_a_folder_is_refused_with_the_options_that_work(trained):
+    with pytest.raises(ConfigError, match=r"^--out a/m\.onnx: give a folder, .*: --format onnx --out a/m$"):
+        export.main([str(trained), "--out", "a/m.onnx"])
 
 
 def test_other_outputs_are_refused_and_leave_no_file(tmp_path, monkeypatch):

@@ -79,6 +79,11 @@ def test_a_score_that_is_a_mean_over_samples_is_refused():
         task.scores(torch.zeros(2, 1), torch.zeros(2))
 
 
+def test_a_later_label_that_is_out_of_range_is_named():
+    with pytest.raises(DataError, match="has the label 9: labels go from 0 to 2, as there are 3 classes"):
+        Classification(THREE).loss(LOGITS, torch.tensor([0, 9, 1]))
+
+
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "sentence"),
     [

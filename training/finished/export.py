@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,6 +19,7 @@ from training.data_spec import DataSpec
 from training.files import write_whole
 from training.finished.prepare import Prepare
 
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2 * 10**9  # bytes: ONNX keeps the weights of larger networks in a second file
 
 Predict = Callable[[Tensor], Tensor]  # from normalised images (B, C, H, W) to outputs, on the CPU
@@ -34,7 +36,7 @@ def export_torch(model: nn.Module, images: Tensor, path: Path) -> Predict:
 
 def export_onnx(model: nn.Module, images: Tensor, path: Path) -> Predict:
     """Writes an ONNX file to `path`. Returns the network, loaded from that file by ONNX Runtime."""
-    import onnxruntime  # optional
+    import onnxruntime  # optional: see check_packages
 
     size = sum(weight.nbytes for weight in model.state_dict().values())
     options: dict[str, Any] = {"input_names": ["images"], "output_names": ["outputs"], "verbose": False}
@@ -55,6 +57,13 @@ LOADING = {
         '(outputs,) = model.run(None, {"images": images.numpy()})'
     ),
 }
+
+
+def check_packages() -> None:
+    """Raises ConfigError if a package that ONNX needs is not installed."""
+    missing = [package for package in PACKAGES if find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def export(model: nn.Module, images: Tensor, folder: Path, form: str, tolerance: float) -> str:
