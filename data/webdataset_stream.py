@@ -23,11 +23,19 @@ class WebDatasetStream(CroppedStream):
     """The training images in the shards of `urls`, or the test images in those of `test_urls`, without an index.
 
     Each of torch's workers reads its share of the shards, in training in random order. The arguments are those of
-    WebDataset. Raises DataError for a shard that is compressed or damaged, and for a key without an image or a label.
+    WebDataset; `requests` and `attempts` are for object stores, and not used.
+    Raises DataError for a shard that is compressed or damaged, and for a key without an image or a label.
     """
 
     def __init__(
-        self, train: bool, urls: Urls = None, test_urls: Urls = None, classes: Urls = None, **crops: Any
+        self,
+        train: bool,
+        urls: Urls = None,
+        test_urls: Urls = None,
+        classes: Urls = None,
+        requests: int | None = None,
+        attempts: int | None = None,
+        **crops: Any,
     ) -> None:
         super().__init__(train, classes and read_classes(classes), **crops)
         self.shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)

@@ -12,6 +12,7 @@ from scripts.bench_harness import BenchError
 from tests.configs import composed_by_hydra
 from training.callbacks.report.verdict import CAUSES
 from training.config import checked
+from training.datasets import open_dataset
 from training.targets import build
 
 ALL = parts.cases()
@@ -25,9 +26,8 @@ def test_every_bottleneck_that_a_verdict_can_name_has_a_case():
 def test_a_case_has_a_dataset_and_a_model(name):
     config = checked(composed_by_hydra(*ALL[name][1]))
     cheap = {key: 0.0 for key in ("cost_ms", "open_ms") if key in config.data}
-    options = {key: value for key, value in config.data.items() if key not in ("collate", "val_fraction")}
     for train in (True, False):
-        dataset = build("data", options | cheap, train=train)
+        dataset = open_dataset(config.data | cheap, train)
         assert len(dataset) == config.data["length" if train else "test_length"]
         assert dataset[1]["image"].shape == dataset.image_shape
     build("model", config.model, num_classes=10, in_channels=3)
