@@ -95,7 +95,8 @@ class PreloadedEpoch:
     def is_over(self) -> bool:
         """Returns whether no batch is left. Once the loader's state names another epoch, it waits to see that."""
         epoch = self.position.epoch
-        return (self.state or {}).get("epoch", epoch) != epoch and self._get().is_end
+        may_be = self.length == 0 or (self.state or {}).get("epoch", epoch) != epoch
+        return may_be and self._get().is_end
 
     def next(self) -> Delivery | None:
         """Waits for the next batch, and returns the same one again until it is taken; None at the end of the epoch."""

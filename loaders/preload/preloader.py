@@ -210,7 +210,7 @@ class Preloader(Closeable):
         """Stops the thread. `to_continue`: the loader is used again, so wait until its next() returns."""
         if self._epoch is None:
             return
-        self._last_state = self._epoch.state if self._is_running() else None
+        self._last_state = self._epoch.state if self._is_running() and not self._epoch.is_over() else None
         if not self._epoch.end(None if to_continue else self._close_loader):
             log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
         self._epoch = None
