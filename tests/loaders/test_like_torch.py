@@ -77,6 +77,8 @@ def possible(program: Program) -> Program:
         program = without(program, "conjugate", "negative", "quantized")._replace(seed=None, sampler="sequential")
         if program.num_workers == 0 and program.consumer == "alarm":
             program = program._replace(consumer="keep")  # an exception ends a generator
+        if program.consumer == "leave" and program.collation == "bank":
+            program = program._replace(persistent=False)  # how much of an epoch that is left was collated is a race
     if program.num_workers == 0:
         program = program._replace(**INLINE, in_order=True)
     if program.method == "spawn":
