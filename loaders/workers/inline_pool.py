@@ -54,9 +54,8 @@ class InlinePool(Pool):
         except BaseException as error:
             if _is_from_a_signal(error):
                 raise
-            result = Result(
-                number, error=error, progress=self._reader.newest
-            )  # the dataset's own, such as SystemExit: the epoch goes on
+            # The dataset's own, such as SystemExit: the epoch goes on.
+            result = Result(number, error=error, progress=self._reader.newest)
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
 
