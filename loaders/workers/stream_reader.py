@@ -184,12 +184,13 @@ class _Stream:
     def read(self, count: int, mark: Mark, skipped: list[tuple[Any, str]]) -> list[Any]:
         """Returns the next `count` samples, or fewer at the stream's end."""
         torch_worker._worker_info, samples = self._info, list[Any]()
+        take = self._next if self._reader.shuffle_buffer > 1 else self._draw
         if self.ended:
             self._repeat(mark)
         while not self.ended and (row := len(samples) + len(skipped)) < count:
             mark(row)
             try:
-                sample = self._next()
+                sample = take()
             except StopIteration:
                 self.ended = True
                 if not row:
