@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -70,13 +70,8 @@ def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) ->
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if not python.exists():
         raise BenchError(f"run `python scripts/bench_peers.py --setup {peer}` first")
-    settings: dict[str, str | Path] = {
-        "--turn": row,
-        "--data-root": root,
-        "--workers": str(workers),
-        "--seconds": str(seconds),
-    }
-    command: list[str | Path] = [python, Path(__file__).resolve(), *chain.from_iterable(settings.items())]
+    settings = f"--workers={workers}", f"--seconds={seconds}", f"--turn={row}", f"--data-root={root}"
+    command = [python, Path(__file__).resolve(), *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise BenchError((done.stderr.splitlines() or ["its process died"])[-1])
@@ -128,6 +123,7 @@ def draw(rows: list[Row], title: str) -> bytes:
         axes.text(1.01 * (1 + row["spread"]) * speed, number, f"{speed:,.0f}", va="center", color=INK)
     axes.set_yticks(range(len(rows)), [f"{row['name']}: {row['reads']}" for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # from the top down
+    axes.set_xlim(right=1.15 * max(row["images_per_second"] for row in rows))
     axes.set_xlabel("images per second (more is better), and the spread of the rounds")
     return png(figure)
 
@@ -153,6 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     title = f"JPEG files to batches of 224x224, {given.workers} workers, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
     print(text := f"{title}\n\n{markdown(COLUMNS, rows)}\n{reasons}")
+    if given.json:
+        given.json.write_text(json.dumps({"rows": rows, "left": left}, indent=2) + "\n")
     (given.out / "peers.md").write_text(text)
     (given.out / "peers.png").write_bytes(draw(rows, title))
 
