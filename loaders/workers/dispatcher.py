@@ -88,6 +88,14 @@ class Dispatcher:
 
     def begin(self, tasks: Iterator[Any]) -> None:
         """Drops the tasks in flight, and continues with new ones."""
+        self._drop()
+        self._first, self._has_delivered = self._next, False
+        self._tasks = enumerate(tasks, self._next)
+        self._pool.begin()
+        self._submit()
+
+    def _drop(self) -> None:
+        """Drops the tasks in flight. Those that a worker has got keep their slots until they are answered."""
         self.check_process()
         self._receive(waits=False)
         if self._round_robin and self._has_unsent:  # else the workers' random numbers would not be those of torch's
@@ -98,10 +106,6 @@ class Dispatcher:
                 del self._in_flight[number]
         self._newest = self._tasks_error = None
         self._drawn.clear()
-        self._first, self._has_delivered = self._next, False
-        self._tasks = enumerate(tasks, self._next)
-        self._pool.begin()
-        self._submit()
 
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
@@ -117,7 +121,7 @@ class Dispatcher:
     def next(self, epoch: int | None = None) -> Delivery | None:
         """Waits for the next batch, and returns it or its error, the same again until it is taken.
 
-        Returns None if the epoch has no batch left. Raises EngineError or MachineFull for errors of no batch.
+        None: the epoch has no batch left. Raises EngineError or MachineFull for errors of no batch.
         """
         self.check_process()
         self._forget_newest()
@@ -173,11 +177,9 @@ class Dispatcher:
             self._in_flight.pop(self._newest_number, None)
 
     def _first_in_flight(self) -> InFlight | None:
-        first = self._first_wanted()
-        if first is None or self._has_unsent:
+        if self._has_unsent or self._first_wanted() is None:
             self._submit(least=1)
-            first = self._first_wanted()
-        return first
+        return self._first_wanted()
 
     def _first_wanted(self) -> InFlight | None:
         return next((flight for flight in self._in_flight.values() if flight.is_wanted), None)
@@ -282,11 +284,8 @@ class Dispatcher:
 
     def _retry(self, death: Death) -> None:
         """Queues a dead worker's tasks to be retried. The death counts against the first, which it was reading."""
-        lost = {
-            number: flight
-            for number, flight in self._in_flight.items()
-            if flight.worker == death.worker and flight.sent and flight.result is None
-        }
+        theirs = [item for item in self._in_flight.items() if item[1].worker == death.worker]
+        lost = {number: flight for number, flight in theirs if flight.sent and flight.result is None}
         self._has_unsent = True
         first = next(iter(lost.values()), None)
         for number, flight in lost.items():

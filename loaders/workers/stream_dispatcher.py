@@ -28,6 +28,7 @@ class StreamDispatcher(Dispatcher):
     def begin(self, tasks: Iterator[Any]) -> None:
         """Drops the tasks in flight, and continues with those of a StreamTasks."""
         assert isinstance(tasks, StreamTasks)
+        self._drop()  # what is in flight belongs to the streams before
         self._streams = tasks
         super().begin(tasks)
 
@@ -46,10 +47,10 @@ class StreamDispatcher(Dispatcher):
         flight, progress = self._in_flight.get(result.number), result.progress
         if flight is not None and flight.is_wanted and flight.result is None:
             self._streams.answered(flight.task.stream, progress)
-            if progress is not None:
+            if progress is not None and progress.is_empty:
+                flight.is_wanted, self._has_unsent = False, True
+            if progress is not None and self._streams.epoch is not None:  # with a seed, which `streams` belongs to
                 self._tell(progress)
-                if progress.is_empty:
-                    flight.is_wanted, self._has_unsent = False, True
         super()._note(result)
 
     def _tell(self, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loaders import Preloader, WorkerLoader, merge_states
 from loaders.workers import stream_dispatcher
@@ -183,6 +183,21 @@ class WithLambda(Numbers):
 
 def numbers(batches) -> list[list[int]]:
     return [batch[:, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("prefetch_factor", [1, 3])
+def test_an_epoch_that_was_left_takes_no_sample_from_the_next_one(seed, prefetch_factor):
+    def numbers(batches) -> list:
+        return [[row[0] for row in batch] for batch in seen(batches)]
+
+    expected = numbers(DataLoader(Numbers(), 3, num_workers=3) if seed is None else loader_of(Numbers(), 0, seed=seed))
+    with loader_of(Numbers(), 3, seed=seed, prefetch_factor=prefetch_factor) as loader:
+        for left_after in (0, 1, 2, 5, 1, 9):
+            batches = iter(loader)
+            for _ in range(left_after):
+                next(batches)
+            assert numbers(loader) == expected
 
 
 def test_a_worker_that_hangs_is_restarted_and_no_sample_is_lost(tmp_path):
