@@ -123,7 +123,7 @@ def draw(rows: list[Row], title: str) -> bytes:
         axes.text(1.01 * (1 + row["spread"]) * speed, number, f"{speed:,.0f}", va="center", color=INK)
     axes.set_yticks(range(len(rows)), [f"{row['name']}: {row['reads']}" for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # from the top down
-    axes.set_xlim(right=1.15 * max(row["images_per_second"] for row in rows))
+    axes.set_xlim(right=1.25 * max(row["images_per_second"] for row in rows))
     axes.set_xlabel("images per second (more is better), and the spread of the rounds")
     return png(figure)
 
