@@ -47,28 +47,32 @@ class StreamReader:
     pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
-    newest: Progress | None = None  # after the newest task
 
     def read(
-        self, task: StreamTask, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
-    ) -> Reading:
+        self,
+        task: StreamTask,
+        buffer: BatchBuffer,
+        reading: Reading,
+        mark: Mark = lambda row: None,
+        seeds: bool = True,
+    ) -> None:
         """Reads the stream's next batch; there is none if it has ended. Arguments and errors are those of Reader.
 
         If an exception from a signal handler interrupts it, the next call begins where this one did.
         """
-        if not seeds_globals:
+        if not seeds:
             raise RuntimeError(
                 "a stream with a seed cannot be read in a thread, as get_worker_info() and the random generators are "
                 "global: use num_workers=1 or more, or a Preloader with depth=0 (loader.preload_depth=0)"
             )
-        before, self.newest = torch_worker._worker_info, Progress(task.stream, is_over=True)  # if it cannot be opened
+        before, reading.progress = torch_worker._worker_info, Progress(task.stream, is_over=True)  # if it cannot open
         try:
-            return self._read(task, buffer, mark)
+            self._read(task, buffer, reading, mark)
         finally:
             torch_worker._worker_info = before
 
-    def _read(self, task: StreamTask, buffer: BatchBuffer, mark: Mark) -> Reading:
-        stream, reading = self.open.get(task.stream), Reading()
+    def _read(self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark) -> None:
+        stream = self.open.get(task.stream)
         was_interrupted = stream is not None and stream.task is task and self.seed is not None
         if task.start is not None or stream is None or was_interrupted:
             place = task.start or (Place() if stream is None else stream.before)
@@ -77,13 +81,13 @@ class StreamReader:
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)
         except Exception:
-            self.newest = stream.advance()
+            reading.progress = stream.advance()
             raise
         if stream.ended and self.drop_last and len(samples) < (task.rows or 1):
             samples = []
-        self.newest = stream.advance(is_empty=stream.ended and not samples)
-        if self.newest.is_empty:
-            return reading
+        progress = reading.progress = stream.advance(is_empty=stream.ended and not samples)
+        if progress.is_empty:
+            return
         if not samples:
             reasons = "; ".join(f"sample {sample}: {reason}" for sample, reason in reading.skipped[:3])
             raise RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")
@@ -91,14 +95,13 @@ class StreamReader:
             with suppress(Exception):  # samples that cannot be pickled are not compared
                 file = io.BytesIO()
                 _ValuePickler(file).dump(samples[:4])
-                self.newest = self.newest._replace(digest=hashlib.sha256(file.getvalue()).digest())
+                reading.progress = progress._replace(digest=hashlib.sha256(file.getvalue()).digest())
         began = time.perf_counter()
         try:
             reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
         except StopIteration as error:  # it would silently end the epoch
             raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
         reading.collate_seconds = time.perf_counter() - began
-        return reading
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "open": {}, "dataset": None if self.pickled else self.dataset}
