@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ AT_ONCE = 32  # shards in an object store whose indices are read at the same tim
 BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
 
 Index = tuple[Version, np.ndarray]  # a shard's version; offset, bytes, label and name of each image
-Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content of a label, b"" for an image
+Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if that was not read
 
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
@@ -154,12 +154,12 @@ class RemoteFile(io.RawIOBase):
         return size
 
 
-def scan(file: Any) -> Iterator[Member]:
-    """Reads the headers and the labels of a shard, from its beginning to its end."""
+def scan(file: Any, kinds: Collection[str] = LABELS) -> Iterator[Member]:
+    """Reads the headers of a shard, from where the file is to its end, and the contents of these kinds."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in filter(tarfile.TarInfo.isreg, tar):  # not a folder, or a link to another file
             content = b""
-            if split(member.name)[1] in LABELS:
+            if split(member.name)[1].lower() in kinds:
                 file.seek(member.offset_data)
                 content = file.read(member.size)
             yield member.name, member.offset_data, member.size, content
@@ -197,13 +197,24 @@ def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterat
 
 def split(name: str) -> tuple[str, str]:
     """A member's key, and its name after the first dot."""
-    folder, name = os.path.split(name)
+    folder, slash, name = name.rpartition("/")
     stem, _, kind = name.partition(".")
-    return os.path.join(folder, stem), kind
+    return folder + slash + stem, kind
 
 
 def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
     """The index of a shard that has these members."""
+    if not (samples := pair(shard, members)):
+        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
+    texts = np.array([label for *_, label in samples])
+    names = np.array([os.fsencode(name) for name, *_ in samples])
+    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
+    places = [sample[1:3] for sample in samples]
+    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+
+
+def pair(shard: str, members: Iterable[Member]) -> list[Member]:
+    """The images of a shard that has these members, each with its label as the content."""
     images: dict[str, Member] = {}
     labels: dict[str, Member] = {}
     for member in members:
@@ -217,13 +228,7 @@ def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
     for key in sorted(images.keys() ^ labels.keys()):
         missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
         raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
-    if not images:
-        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
-    texts = np.array([read_label(shard, labels[key]) for key in images])
-    names = np.array([os.fsencode(name) for name, *_ in images.values()])
-    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
-    places = [member[1:3] for member in images.values()]
-    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+    return [(*image[:3], read_label(shard, labels[key])) for key, image in images.items()]
 
 
 def read_label(shard: str, member: Member) -> bytes:

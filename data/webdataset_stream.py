@@ -1,8 +1,8 @@
 """WebDatasetStream: data=webdataset data.streaming=true, which reads each tar file from its start to its end."""
 
-import os
+import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from data.images.stream import CroppedStream
-from data.tar_index import KINDS, arrange, opened, scan, split
+from data.tar_index import KINDS, opened, pair, scan, split
 from data.webdataset import WebDataset, find_shards, read_classes
 
 
@@ -32,7 +32,7 @@ class WebDatasetStream(CroppedStream):
         return options.classes and read_classes(options.classes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is: the order of its shards, its place in it, and the samples read there."""
+        """Where the newest iterator is: the order of its shards, its place in it, and the next byte there."""
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -43,24 +43,22 @@ class WebDatasetStream(CroppedStream):
         info = get_worker_info()
         mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
         order = torch.randperm if self.train else torch.arange  # with a loaded state nothing is drawn, as before
-        state = self._loaded or {"order": order(len(mine)).tolist(), "place": 0, "samples": 0}
+        state = self._loaded or {"order": order(len(mine)).tolist(), "place": 0, "byte": 0}
         self._state, self._loaded = state, {}
         while state["place"] < len(mine):
-            for sample in self.read_shard(mine[state["order"][state["place"]]], state["samples"]):
-                state["samples"] += 1
-                yield sample
-            state |= {"place": state["place"] + 1, "samples": 0}
+            for end, data, name, label in self.read_shard(mine[state["order"][state["place"]]], state["byte"]):
+                state["byte"] = end
+                yield data, name, label
+            state |= {"place": state["place"] + 1, "byte": 0}
 
-    def read_shard(self, shard: str, skip: int) -> Iterator[tuple[bytes, str, str]]:
-        """Yields the image file, its name and the label of each sample but the first `skip`."""
+    def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
+        """Yields where each sample from byte `start` on ends, its image file, the name of that, and its label."""
         with opened(shard, attempts=self.attempts) as file:
-            members = (member for member in scan(file) if split(member[0])[1].lower() in KINDS)
-            for _, sample in islice(groupby(members, lambda member: split(member[0])[0]), skip, None):
-                read, contents = [], {}
-                for member in sample:  # before the next header is read, so that nothing is read twice
-                    name, offset, size, _ = member
-                    file.seek(offset)
-                    read.append(member)
-                    contents[os.fsencode(name)] = file.read(size)
-                ((*_, label, name),) = arrange(shard, read)
-                yield contents[name], f"{shard}/{os.fsdecode(name)}", label.decode()
+            file.seek(start)
+            for _, members in groupby(scan(file, KINDS), lambda member: split(member[0])[0]):
+                sample = list(members)
+                contents = {name: content for name, *_, content in sample}
+                _, offset, size, _ = sample[-1]
+                end = offset + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                for name, *_, label in pair(shard, sample):
+                    yield end, contents[name], f"{shard}/{name}", label.decode()
