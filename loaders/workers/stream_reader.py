@@ -26,7 +26,7 @@ from ..randomness import Random, fold, seed_globals
 from .batch_buffer import BatchBuffer
 from .pool import SET_UP
 from .reader import Mark, Reading
-from .streams import Place, Progress, StreamTask
+from .streams import Place, Progress, StreamError, StreamTask
 
 KEYS = 256  # keys of samples that are computed together
 
@@ -108,13 +108,13 @@ class StreamReader:
 
 
 def stream_reader(loader: Any) -> StreamReader:
-    """Returns the reader of a WorkerLoader's streams. Raises TypeError if a seed is given and pickling fails."""
+    """Returns the reader of a WorkerLoader's streams. Raises StreamError if a seed is given and pickling fails."""
     added, dataset = loader._added, loader.dataset
     how = added.on_error == "skip", added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
     try:
         pickled = b"" if added.seed is None else pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise TypeError(
+        raise StreamError(
             f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
@@ -175,7 +175,7 @@ class _Stream:
             try:
                 self._draw() if self._drawn < place.samples else self._next()
             except StopIteration:
-                raise RuntimeError(
+                raise StreamError(
                     f"stream {self._number} has ended after {self._drawn} samples, before the place to resume: "
                     "its dataset has fewer samples now, or other ones each time that it is read"
                 ) from None
