@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -171,10 +171,9 @@ def _load_copy(name: str, file: str) -> None:
         copy.write(original.read())
         copy.flush()
         path = f"/proc/self/fd/{copy.fileno()}"
-        spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        loader = ExtensionFileLoader(name, path)
+        sys.modules[name] = module_from_spec(ModuleSpec(name, loader, origin=path))
+        loader.exec_module(sys.modules[name])
 
 
 @contextmanager

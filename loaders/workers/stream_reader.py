@@ -139,10 +139,7 @@ class _Stream:
         self._epoch, self._drawn, self.ended = place.epoch, 0, place.ended
         self._block: list[Any] = []  # samples, or failures in their place
         self._taken = 0  # out of the block
-        self._start: tuple[int, Any] = (
-            0,
-            None,
-        )  # how many samples came before the block, and the dataset's state there
+        self._start: tuple[int, Any] = 0, None  # samples before the block, and the dataset's state there
         if place.ended:
             self._drawn = place.samples + place.taken
             return
@@ -233,17 +230,15 @@ class _Stream:
 
     def _fill(self) -> None:
         """Reads a block, and shuffles it. Raises StopIteration at the end."""
-        size, first = max(1, self._reader.shuffle_buffer), self._drawn
-        if size > 1 and first != self._start[0]:
+        first = self._drawn
+        if first != self._start[0]:
             self._start = first, self._own_state()
         block = [self._draw()]
         with suppress(StopIteration):
-            while len(block) < size:
+            while len(block) < self._reader.shuffle_buffer:
                 block.append(self._draw())
-        if size > 1:
-            rows = np.argsort(Random(self._reader.seed or 0, self._epoch, self._number, first).uniform(len(block)))
-            block = [block[row] for row in rows.tolist()]
-        self._block, self._taken = block, 0
+        rows = np.argsort(Random(self._reader.seed or 0, self._epoch, self._number, first).uniform(len(block)))
+        self._block, self._taken = [block[row] for row in rows.tolist()], 0
 
     def _draw(self) -> Any:
         """Returns the dataset's next sample, or its failure. Raises StopIteration at the end."""
