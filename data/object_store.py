@@ -27,10 +27,11 @@ SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
 OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
-    "PermissionDeniedError": "set credentials that allow it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
-    "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "PermissionDeniedError": f"set credentials that allow it: {VARIABLES}",
+    "UnauthenticatedError": f"set credentials: {VARIABLES}",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
     "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
 }

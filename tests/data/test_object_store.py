@@ -332,7 +332,7 @@ def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
     url = web(Faults())
     for urls, words in (
         (f"{url}/none.tar", "none.tar is not there, or its bucket is not; check the name"),
-        (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it, such as AWS_ACCESS_KEY_ID"),
+        (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it: AWS_ACCESS_KEY_ID"),
         (f"{url}/weak.tar", "weak.tar: the server sends no strong ETag"),
         (f"{url}/compressed.tar", "compressed.tar cannot be read as an uncompressed tar ("),
         (f"{url}/cut.tar", "cut.tar cannot be read as an uncompressed tar (unexpected end of data)"),
