@@ -50,7 +50,10 @@ class InlinePool(Pool):
         number, task = numbered
         result = answer(number, partial(self._read, task), None, self._clock, BaseException)
         if _is_from_a_signal(result.error):  # any other, such as the dataset's SystemExit, is the batch's: go on
-            raise result.error
+            try:
+                raise result.error
+            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+                del result
         result = result._replace(overflowed=False)
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
