@@ -1,10 +1,11 @@
 """HuggingFaceStream: data=huggingface data.streaming=true, which neither downloads nor converts files before."""
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from data.errors import DataError
-from data.huggingface import choose_column, encoded_rows, file_of, load
+from data.huggingface import HuggingFace, choose_column, encoded_rows, file_of, load
 from data.images.stream import CroppedStream
 
 SHARDS = 64  # of a dataset that was saved by the package: it can be cut anywhere
@@ -13,34 +14,25 @@ SHARDS = 64  # of a dataset that was saved by the package: it can be cut anywher
 class HuggingFaceStream(CroppedStream):
     """The images of a whole split in the order of its files, of which each of torch's workers reads its share.
 
-    The arguments are those of HuggingFace; `classes` must be given if the feature of the labels has no names.
+    `classes` must be given if the feature of the labels has no names.
     """
 
-    def __init__(
-        self,
-        train: bool,
-        path: str | None = None,
-        name: str | None = None,
-        train_split: str | None = None,
-        test_split: str | None = None,
-        image: str | None = None,
-        label: str | None = None,
-        classes: Sequence[str] | None = None,
-        **crops: Any,
-    ) -> None:
-        splits = load(str(path), name, streaming=True)
-        split = train_split or "train" if train else test_split or ("test" if "test" in splits else "validation")
+    like = HuggingFace
+
+    def open(self, options: SimpleNamespace) -> Sequence[str] | None:
+        splits = load(str(options.path), options.name, streaming=True)
+        key, usual = ("train_split", "train") if self.train else ("test_split", "test")
+        split = getattr(options, key) or (usual if self.train or usual in splits else "validation")
         if split not in splits:
-            key = "data.train_split" if train else "data.test_split"
-            raise DataError(f"{key}={split}: a stream is a whole split; set it to one of {', '.join(splits)}")
-        rows, self._where = splits[split], f"{path}, {split} split"
+            raise DataError(f"data.{key}={split}: a stream is a whole split; set it to one of {', '.join(splits)}")
+        rows, self._where = splits[split], f"{options.path}, {split} split"
         if hasattr(rows, "to_iterable_dataset"):
             rows = rows.to_iterable_dataset(min(SHARDS, len(rows)))
-        image = choose_column(rows.features, "data.image", image, "Image")
-        label = choose_column(rows.features, "data.label", label, "ClassLabel")
-        super().__init__(train, classes or getattr(rows.features[label], "names", None), **crops)
-        self._rows, self._columns = encoded_rows(rows, [image, label], path), (image, label)
+        image = choose_column(rows.features, "data.image", options.image, "Image")
+        label = choose_column(rows.features, "data.label", options.label, "ClassLabel")
+        self._rows, self._columns = encoded_rows(rows, [image, label], options.path), (image, label)
         self._loaded: dict[str, Any] | None = None
+        return options.classes or getattr(rows.features[label], "names", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator is, as the package says it."""

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,10 +27,11 @@ SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
 OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
-    "PermissionDeniedError": "set credentials that allow it, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
-    "UnauthenticatedError": "set credentials, such as AWS_ACCESS_KEY_ID or AWS_PROFILE",
+    "PermissionDeniedError": f"set credentials that allow it: {VARIABLES}",
+    "UnauthenticatedError": f"set credentials: {VARIABLES}",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
     "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
 }
@@ -171,10 +172,9 @@ def _load_copy(name: str, file: str) -> None:
         copy.write(original.read())
         copy.flush()
         path = f"/proc/self/fd/{copy.fileno()}"
-        spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        loader = ExtensionFileLoader(name, path)
+        sys.modules[name] = module_from_spec(ModuleSpec(name, loader, origin=path))
+        loader.exec_module(sys.modules[name])
 
 
 @contextmanager

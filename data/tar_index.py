@@ -11,8 +11,8 @@ import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,15 @@ from tqdm import tqdm
 
 from data import object_store
 from data.errors import DataError
-from data.object_store import Version, is_remote
+from data.object_store import ATTEMPTS, Version, is_remote
 
 IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
+KINDS = (*IMAGES, *LABELS)
 AT_ONCE = 32  # shards in an object store whose indices are read at the same time
 BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
 
 Index = tuple[Version, np.ndarray]  # a shard's version; offset, bytes, label and name of each image
-Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content of a label, b"" for an image
+Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if that was not read
 
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
@@ -69,16 +70,11 @@ def put_index(shard: str) -> int:
 def make_index(shard: str, version: Version) -> np.ndarray:
     """Makes the index of a shard, and keeps it."""
     idx, kept = f"{shard.removesuffix('.tar')}.idx", kept_file(shard)
-    try:
-        if not is_remote(shard):
-            with open(shard, "rb") as file:
-                index = arrange(shard, scan(file))
-        elif lines := object_store.read_object(idx):
-            index = arrange(shard, from_wds2idx(shard, version, idx, lines))
-        else:
-            index = arrange(shard, scan(io.BufferedReader(RemoteFile(shard, version), BLOCK)))
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
+    if is_remote(shard) and (lines := object_store.read_object(idx)):
+        index = arrange(shard, from_wds2idx(shard, version, idx, lines))
+    else:
+        with opened(shard, version) as file:
+            index = arrange(shard, scan(file))
     with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again
         unfinished = Path(f"{kept}.{os.getpid()}")
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +84,23 @@ def make_index(shard: str, version: Version) -> np.ndarray:
         finally:
             unfinished.unlink(missing_ok=True)
     return index
+
+
+@contextmanager
+def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS) -> Iterator[Any]:
+    """The shard as a file; one in an object store is read in blocks, of `version` only (None: the one that it has).
+
+    Raises DataError if it cannot be read, or the block finds that it is not a tar.
+    """
+    try:
+        if is_remote(shard):
+            version = version or object_store.find_version(shard)
+            yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)
+        else:
+            with open(shard, "rb") as file:
+                yield file
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
 
 
 def find_version(shard: str) -> Version:
@@ -121,8 +134,8 @@ def load(file: Any, version: Version) -> np.ndarray | None:
 class RemoteFile(io.RawIOBase):
     """A shard in an object store, as a file."""
 
-    def __init__(self, url: str, version: Version) -> None:
-        self._url, self._version, self._position = url, version, 0
+    def __init__(self, url: str, version: Version, attempts: int) -> None:
+        self._url, self._version, self._attempts, self._position = url, version, attempts, 0
 
     def readable(self) -> bool:
         return True
@@ -135,17 +148,18 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size = max(0, min(len(buffer), self._version.bytes - self._position))
-        buffer[:size] = object_store.range_reader(self._url, self._position, size, self._version)()
+        part = self._url, self._position, size, self._version, self._attempts
+        buffer[:size] = object_store.range_reader(*part)()
         self._position += size
         return size
 
 
-def scan(file: Any) -> Iterator[Member]:
-    """Reads the headers and the labels of a shard, from its beginning to its end."""
+def scan(file: Any, kinds: Collection[str] = LABELS) -> Iterator[Member]:
+    """Reads the headers of a shard, from where the file is to its end, and the contents of these kinds."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in filter(tarfile.TarInfo.isreg, tar):  # not a folder, or a link to another file
             content = b""
-            if split(member.name)[1] in LABELS:
+            if split(member.name)[1].lower() in kinds:
                 file.seek(member.offset_data)
                 content = file.read(member.size)
             yield member.name, member.offset_data, member.size, content
@@ -183,13 +197,24 @@ def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterat
 
 def split(name: str) -> tuple[str, str]:
     """A member's key, and its name after the first dot."""
-    folder, name = os.path.split(name)
+    folder, slash, name = name.rpartition("/")
     stem, _, kind = name.partition(".")
-    return os.path.join(folder, stem), kind
+    return folder + slash + stem, kind
 
 
-def arrange(shard: str, members: Iterator[Member]) -> np.ndarray:
+def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
     """The index of a shard that has these members."""
+    if not (samples := pair(shard, members)):
+        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
+    texts = np.array([label for *_, label in samples])
+    names = np.array([os.fsencode(name) for name, *_ in samples])
+    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
+    places = [sample[1:3] for sample in samples]
+    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+
+
+def pair(shard: str, members: Iterable[Member]) -> list[Member]:
+    """The images of a shard that has these members, each with its label as the content."""
     images: dict[str, Member] = {}
     labels: dict[str, Member] = {}
     for member in members:
@@ -203,13 +228,7 @@ def arrange(shard: str, members: Iterator[Member]) -> np.ndarray:
     for key in sorted(images.keys() ^ labels.keys()):
         missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
         raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
-    if not images:
-        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
-    texts = np.array([read_label(shard, labels[key]) for key in images])
-    names = np.array([os.fsencode(name) for name, *_ in images.values()])
-    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
-    places = [member[1:3] for member in images.values()]
-    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+    return [(*image[:3], read_label(shard, labels[key])) for key, image in images.items()]
 
 
 def read_label(shard: str, member: Member) -> bytes:

@@ -14,6 +14,7 @@ from .worker_loader import WorkerLoader
 from .workers.pool import WorkerFailure
 from .workers.shared_memory import MachineFull
 from .workers.stream_epochs import merge_states
+from .workers.streams import StreamError
 
 __all__ = [
     "LoaderConfig",
@@ -23,6 +24,7 @@ __all__ = [
     "Random",
     "ResidentLoader",
     "StepTimer",
+    "StreamError",
     "Timeline",
     "TorchLoader",
     "WorkerFailure",

@@ -24,7 +24,7 @@ from .nested import move, tensors
 from .preload.accelerator import Accelerator, checked_device
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
-from .workers.reader import Reader, offers, spec_of
+from .workers.reader import Reader, Reading, offers, spec_of
 from .workers.shared_memory import MachineFull
 from .workers.tasks import Task
 
@@ -138,7 +138,8 @@ class ResidentLoader(EpochLoader):
         for start, stop in pairwise([0, *range(1, length, step), length]):
             task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
             with preserved_globals():  # the model's own draws must not change with the loader
-                part = reader.read(task, BatchBuffer()).batch
+                reader.read(task, BatchBuffer(), reading := Reading())
+                part = reading.batch
             if whole is None:
                 whole, layout = self._make_room(part), _layout(part)
                 warn_of_reading_once(type(self.dataset).__name__)

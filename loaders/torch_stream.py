@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .optional_methods import Closeable
+from .workers.streams import StreamError
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class TorchStream(Closeable):
             if (batch := next(self._pass, None)) is None:
                 self._pass = iter(self._loader)
                 if (batch := next(self._pass, None)) is None:
-                    raise ValueError(f"{type(self.dataset).__name__} gave no samples: does its __iter__ begin anew?")
+                    raise StreamError(f"{type(self.dataset).__name__} gave no samples: does its __iter__ begin anew?")
             self._batch += 1
             yield batch
 

@@ -30,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from data.errors import DataError
-from loaders import LoaderConfigError, MachineFull, WorkerFailure
+from loaders import LoaderConfigError, MachineFull, StreamError, WorkerFailure
 from loaders.preload.accelerator import Accelerator, chosen_device
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
@@ -48,6 +48,7 @@ EXPECTED = (
     DataError,
     LoaderConfigError,
     MachineFull,
+    StreamError,
     WorkerFailure,
     WorkerTimeout,
     torch.OutOfMemoryError,

@@ -1,8 +1,10 @@
 """CroppedStream: crops of images that come in the order of their files, instead of a random one."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import IterableDataset
@@ -12,21 +14,31 @@ from data.images.crops import CroppedDataset
 
 
 class CroppedStream(IterableDataset[dict[str, torch.Tensor]]):
-    """The samples that a CroppedDataset with the arguments `crops` makes of the images of `encoded`.
+    """The samples of the class `like`, whose arguments it takes, without their indices and labels.
 
-    classes: their names. A label is one of them, or the number of one.
+    A subclass opens the files in `open`, and reads them in `encoded`. A label is one of the classes, or the number of
+    one. Raises DataError if the classes are not known.
     """
 
+    like: ClassVar[type[CroppedDataset]]
     mean, std = CroppedDataset.mean, CroppedDataset.std
 
-    def __init__(self, train: bool, classes: Sequence[str] | None, **crops: Any) -> None:
-        if not classes:
+    def __init__(self, *arguments: Any, **keys: Any) -> None:
+        given = inspect.signature(self.like).bind(*arguments, **keys)
+        given.apply_defaults()
+        options = SimpleNamespace(**given.arguments)
+        self.train, self.dataset = options.train, CroppedDataset(options.train, **options.crops)
+        if self.dataset.decode_on == "device":
+            raise DataError("data.decode_on=device: workers decode the samples of a stream: set it to workers")
+        self.classes = tuple(map(str, self.open(options) or ()))
+        if not self.classes:
             raise DataError(
                 "data.classes is not set: a stream does not look for the classes; set it to all their names"
             )
-        self.train, self.dataset, self.classes = train, CroppedDataset(train, **crops), tuple(map(str, classes))
-        if self.dataset.decode_on == "device":
-            raise DataError("data.decode_on=device: workers decode the samples of a stream: set it to workers")
+
+    def open(self, options: SimpleNamespace) -> Sequence[str] | None:
+        """Opens the files that the arguments of `like` name. Returns the classes, or None if they are not known."""
+        raise NotImplementedError
 
     def encoded(self) -> Iterator[tuple[bytes, str, Any]]:
         """Yields the bytes of an image file, its name for errors, and its label: the share of torch's worker."""

@@ -97,7 +97,7 @@ class Dispatcher:
     def _drop(self) -> None:
         """Drops the tasks in flight. Those that a worker has got keep their slots until they are answered."""
         self.check_process()
-        self._receive(waits=False)
+        self._receive()
         if self._round_robin and self._has_unsent:  # else the workers' random numbers would not be those of torch's
             self._submit()
         for number, flight in list(self._in_flight.items()):
@@ -110,7 +110,7 @@ class Dispatcher:
     def continues_with(self, epoch: int, number: int) -> bool:
         """Begins the epoch at batch `number` if that is the next one in flight (loaded ahead); else returns False."""
         self.check_process()
-        self._receive(waits=False)
+        self._receive()
         self._forget_newest()
         flight = self._first_in_flight()
         if flight is None or (flight.task.epoch, flight.task.number) != (epoch, number):
@@ -128,7 +128,7 @@ class Dispatcher:
         if self._newest is not None and not self._newest.is_taken:
             return self._newest
         self._newest = None
-        self._receive(waits=False)
+        self._receive()
         began = time.perf_counter()
         first = self._first_in_flight()
         if first is None and self._tasks_error is not None and not self._tasks_error.is_taken:
@@ -249,16 +249,16 @@ class Dispatcher:
                     return number, flight
                 if flight.is_wanted and self._in_order:
                     break
+            if not self._pool.events:
+                self._pool.wait()
             self._receive()
             if self._has_unsent:
                 self._submit(sparing=True)
         return None
 
-    def _receive(self, waits: bool = True) -> None:
-        """Handles events; an interrupted call may have left some, which are not about tasks that are sent now."""
+    def _receive(self) -> None:
+        """Handles the events that have come; those that an interrupted call left are not about tasks sent now."""
         events = self._pool.events
-        if not events and waits:
-            self._pool.wait()
         while events:
             event = events[0]
             if isinstance(event, Death):

@@ -48,30 +48,32 @@ class InlinePool(Pool):
 
     def _answer(self, numbered: tuple[int, Task]) -> Result:
         number, task = numbered
-        try:
-            result = answer(number, partial(self._read, task), None, self._clock)
-            result = result._replace(overflowed=False, progress=self._reader.newest)
-        except BaseException as error:
-            if _is_from_a_signal(error):
-                raise
-            # The dataset's own, such as SystemExit: the epoch goes on.
-            result = Result(number, error=error, progress=self._reader.newest)
+        result = answer(number, partial(self._read, task), None, self._clock, BaseException)
+        if _is_from_a_signal(result.error):  # any other, such as the dataset's SystemExit, is the batch's: go on
+            try:
+                raise result.error
+            finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+                del result
+        result = result._replace(overflowed=False)
         del self._tasks[number]  # no call from here on: until now, an interrupted reading is done again
         return result
 
-    def _read(self, task: Task, buffer: BatchBuffer) -> Reading:
+    def _read(self, task: Task, buffer: BatchBuffer, reading: Reading) -> None:
         reader = self._reader
         if reader.spec is not None or reader.seed is None:
-            return reader.read(task, buffer)
-        if threading.get_ident() == self._thread:
+            reader.read(task, buffer, reading)
+        elif threading.get_ident() == self._thread:
             with preserved_globals():  # the model's own draws must not change with the loader
-                return reader.read(task, buffer)
-        warn_of_unseeded_reading()
-        return reader.read(task, buffer, seeds_globals=False)
+                reader.read(task, buffer, reading)
+        else:
+            warn_of_unseeded_reading()
+            reader.read(task, buffer, reading, seeds=False)
 
 
-def _is_from_a_signal(error: BaseException) -> bool:
+def _is_from_a_signal(error: BaseException | None) -> bool:
     """Returns whether a signal handler raised the error: then the reading was interrupted, and is done again."""
+    if error is None or isinstance(error, Exception):
+        return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) for one in handlers if one}
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -60,20 +60,21 @@ class Death:
 
 def answer(
     number: int,
-    read: Callable[[BatchBuffer], Reading],
+    read: Callable[[BatchBuffer, Reading], None],
     slot: np.ndarray | None,
     clock: WorkClock,
     caught: type[BaseException] = Exception,
 ) -> Result:
     """Reads a batch in this process. If that raises an error of the kind `caught`, the result has it instead."""
-    buffer = BatchBuffer(slot)
+    buffer, reading = BatchBuffer(slot), Reading()
     clock.begin()
     try:
-        reading = read(buffer)
+        read(buffer, reading)
     except caught as error:  # not stored: its traceback refers to this frame, and this frame to the slot
-        return Result(number, None, error, buffer.needed, buffer.overflowed, work=clock.end(0.0))
+        work = clock.end(reading.collate_seconds)
+        return Result(number, None, error, buffer.needed, buffer.overflowed, work=work, progress=reading.progress)
     work = clock.end(reading.collate_seconds)
-    return Result(number, reading, None, buffer.needed, buffer.overflowed, work=work)
+    return Result(number, reading, None, buffer.needed, buffer.overflowed, work=work, progress=reading.progress)
 
 
 class Pool(Protocol):

@@ -27,7 +27,7 @@ from ..timeline import WorkClock
 from .batch_buffer import WorkerBuffer
 from .connection import Connection
 from .pool import NO_ROW, SET_UP, WHOLE_BATCH, Result
-from .reader import Reader, Stopping
+from .reader import Reader, Reading, Stopping
 from .serialize import Payload, dump
 from .shared_memory import ADVICE, MachineFull, SharedMemory, array_on, full_machine_explained, map_memory
 
@@ -91,7 +91,7 @@ class _Worker:
     def _answer(self, descriptors: list[int], error: bytes | None, number: int, task: Any, place: Any) -> None:
         self._clock.begin()
         forks, slot, watched, holds_slot = _Worker.forks, None, None, False
-        payload, overflow, is_odd, needed, collate_seconds, progress = None, None, False, 0, 0.0, None
+        payload, overflow, is_odd, needed, reading = None, None, False, 0, Reading()
         try:
             try:
                 if place is not None:
@@ -102,20 +102,18 @@ class _Worker:
             if error is None:
                 self._mark(WHOLE_BATCH)
                 self._tell_next()
-                try:
-                    payload, overflow, is_odd, needed, collate_seconds = self._make(task, slot)
-                finally:
-                    progress = self._setup.reader.newest
+                payload, overflow, is_odd, needed = self._make(task, slot, reading)
         except Exception:
             error = _pickled_error(self._where)
         self._mark(NO_ROW)
         if place is not None:
             # What the dataset or collate_fn keeps of the batch keeps the slot's array alive. Then the slot may not be
             # written again, nor if a process was forked meanwhile, or if this one could not map it.
-            slot = None
+            slot = reading.batch = None
             holds_slot = watched is None or watched() is not None or _Worker.forks != forks
-        work = self._clock.end(collate_seconds)
-        result = Result(number, payload, error, needed, overflow is not None, is_odd, holds_slot, work, progress)
+        work = self._clock.end(reading.collate_seconds)
+        how = overflow is not None, is_odd, holds_slot, work, reading.progress
+        result = Result(number, payload, error, needed, *how)
         self._connection.send(pickle.dumps(tuple(result)), [] if overflow is None else [overflow.fd])
 
     def _tell_next(self) -> None:
@@ -127,12 +125,14 @@ class _Worker:
             if received := self._connection.receive(socket.MSG_DONTWAIT):
                 reader.dataset.will_read(np.asarray(pickle.loads(received[0])[1].indices, np.int64))
 
-    def _make(self, task: Any, slot: np.ndarray | None) -> tuple[Payload, SharedMemory | None, bool, int, float]:
-        """Returns a batch as `dump` does, how many bytes its tensors need, and the seconds of collating."""
+    def _make(
+        self, task: Any, slot: np.ndarray | None, reading: Reading
+    ) -> tuple[Payload, SharedMemory | None, bool, int]:
+        """Returns a batch as `dump` does, and how many bytes its tensors need."""
         reader: Reader = self._setup.reader
         buffer = WorkerBuffer(slot, as_torch=reader.seed is None)
-        reading = reader.read(task, buffer, self._mark)
-        return *dump((reading.batch, reading.skipped), buffer), buffer.needed, reading.collate_seconds
+        reader.read(task, buffer, reading, self._mark)
+        return *dump((reading.batch, reading.skipped), buffer), buffer.needed
 
     def _slot(self, descriptors: list[int], number: int, retired: list[int]) -> np.ndarray:
         """Returns the bytes, uint8 (capacity,), of a slot, and unmaps the `retired` ones.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import add
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from ..randomness import Random, fold, seed_globals
 from .batch_buffer import ALIGNMENT, BatchBuffer
 from .shared_memory import align
+from .streams import Progress
 from .tasks import Task
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -83,11 +84,12 @@ class Stopping(BaseException):
 
 @dataclass
 class Reading:
-    """A batch, and the samples that are left out because they could not be read: (index, reason)."""
+    """What a reader makes of a task. If it raises an error, `progress` counts nevertheless."""
 
     batch: Any = None
-    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    skipped: list[tuple[Any, str]] = field(default_factory=list)  # (index, reason) of samples that are left out
     collate_seconds: float = 0.0
+    progress: Progress | None = None  # of a stream
 
 
 @dataclass(frozen=True)
@@ -105,28 +107,25 @@ class Reader:
     seed: int | None
     spec: Spec | None  # of one sample, if the dataset offers read_batch and there is a seed
     skips: bool  # samples that raise are left out
-    newest: ClassVar[None] = None  # as a StreamReader has it
 
     def read(
-        self, task: Task, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
-    ) -> Reading:
-        """Reads the task's batch. Its tensors are written into `buffer` where that is possible.
+        self, task: Task, buffer: BatchBuffer, reading: Reading, mark: Mark = lambda row: None, seeds: bool = True
+    ) -> None:
+        """Reads the task's batch into `reading`. Its tensors are written into `buffer` where that is possible.
 
-        `mark(row)` is called before each row that is read on its own. In a thread `seeds_globals` must be False,
+        `mark(row)` is called before each row that is read on its own. In a thread `seeds` must be False,
         because all threads share the global generators.
         Raises the dataset's error, or RuntimeError if the dataset raised StopIteration or no sample is left.
         """
-        reading = Reading()
         indices = None if self.spec is None else _as_integers(task.indices)
         try:
             if indices is not None:
                 reading.batch = self._read_batch(task, indices, buffer, mark, reading.skipped)
-                return reading
-            samples = self._samples(task, mark, reading.skipped, seeds_globals and self.seed is not None)
+                return
+            samples = self._samples(task, mark, reading.skipped, seeds and self.seed is not None)
             began = time.perf_counter()
             reading.batch = buffer.collate(self.collate_fn, samples)
             reading.collate_seconds = time.perf_counter() - began
-            return reading
         except StopIteration as error:  # raised by next(), it would silently end the epoch
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration while reading {task.indices}"

@@ -12,7 +12,7 @@ from ..base import Delivery
 from ..order import Order
 from .dispatcher import Dispatcher
 from .epochs import EngineEpochs, EpochSource, Loader
-from .streams import Place, StreamTasks
+from .streams import Place, StreamError, StreamTasks
 from .tasks import SamplerTasks
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class StreamSource(EpochSource):
         if delivery is None:
             is_alone = self._epochs.order.world_size == 1  # a rank may evaluate none of few files
             if self._steps is not None or (number == 0 and is_alone):
-                raise ValueError(
+                raise StreamError(
                     f"{type(self._loader.dataset).__name__} gave no samples, in none of this rank's streams: are its "
                     "files there, and does its __iter__ begin anew each time?"
                 )

@@ -26,7 +26,7 @@ from ..randomness import Random, fold, seed_globals
 from .batch_buffer import BatchBuffer
 from .pool import SET_UP
 from .reader import Mark, Reading
-from .streams import Place, Progress, StreamTask
+from .streams import Place, Progress, StreamError, StreamTask
 
 KEYS = 256  # keys of samples that are computed together
 
@@ -47,28 +47,32 @@ class StreamReader:
     pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
-    newest: Progress | None = None  # after the newest task
 
     def read(
-        self, task: StreamTask, buffer: BatchBuffer, mark: Mark = lambda row: None, seeds_globals: bool = True
-    ) -> Reading:
+        self,
+        task: StreamTask,
+        buffer: BatchBuffer,
+        reading: Reading,
+        mark: Mark = lambda row: None,
+        seeds: bool = True,
+    ) -> None:
         """Reads the stream's next batch; there is none if it has ended. Arguments and errors are those of Reader.
 
         If an exception from a signal handler interrupts it, the next call begins where this one did.
         """
-        if not seeds_globals:
+        if not seeds:
             raise RuntimeError(
                 "a stream with a seed cannot be read in a thread, as get_worker_info() and the random generators are "
                 "global: use num_workers=1 or more, or a Preloader with depth=0 (loader.preload_depth=0)"
             )
-        before, self.newest = torch_worker._worker_info, Progress(task.stream, is_over=True)  # if it cannot be opened
+        before, reading.progress = torch_worker._worker_info, Progress(task.stream, is_over=True)  # if it cannot open
         try:
-            return self._read(task, buffer, mark)
+            self._read(task, buffer, reading, mark)
         finally:
             torch_worker._worker_info = before
 
-    def _read(self, task: StreamTask, buffer: BatchBuffer, mark: Mark) -> Reading:
-        stream, reading = self.open.get(task.stream), Reading()
+    def _read(self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark) -> None:
+        stream = self.open.get(task.stream)
         was_interrupted = stream is not None and stream.task is task and self.seed is not None
         if task.start is not None or stream is None or was_interrupted:
             place = task.start or (Place() if stream is None else stream.before)
@@ -77,13 +81,13 @@ class StreamReader:
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)
         except Exception:
-            self.newest = stream.advance()
+            reading.progress = stream.advance()
             raise
         if stream.ended and self.drop_last and len(samples) < (task.rows or 1):
             samples = []
-        self.newest = stream.advance(is_empty=stream.ended and not samples)
-        if self.newest.is_empty:
-            return reading
+        progress = reading.progress = stream.advance(is_empty=stream.ended and not samples)
+        if progress.is_empty:
+            return
         if not samples:
             reasons = "; ".join(f"sample {sample}: {reason}" for sample, reason in reading.skipped[:3])
             raise RuntimeError(f"on_error='skip' has left out every sample of a batch ({reasons})")
@@ -91,27 +95,26 @@ class StreamReader:
             with suppress(Exception):  # samples that cannot be pickled are not compared
                 file = io.BytesIO()
                 _ValuePickler(file).dump(samples[:4])
-                self.newest = self.newest._replace(digest=hashlib.sha256(file.getvalue()).digest())
+                reading.progress = progress._replace(digest=hashlib.sha256(file.getvalue()).digest())
         began = time.perf_counter()
         try:
             reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
         except StopIteration as error:  # it would silently end the epoch
             raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
         reading.collate_seconds = time.perf_counter() - began
-        return reading
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "open": {}, "dataset": None if self.pickled else self.dataset}
 
 
 def stream_reader(loader: Any) -> StreamReader:
-    """Returns the reader of a WorkerLoader's streams. Raises TypeError if a seed is given and pickling fails."""
+    """Returns the reader of a WorkerLoader's streams. Raises StreamError if a seed is given and pickling fails."""
     added, dataset = loader._added, loader.dataset
     how = added.on_error == "skip", added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
     try:
         pickled = b"" if added.seed is None else pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise TypeError(
+        raise StreamError(
             f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
@@ -136,10 +139,7 @@ class _Stream:
         self._epoch, self._drawn, self.ended = place.epoch, 0, place.ended
         self._block: list[Any] = []  # samples, or failures in their place
         self._taken = 0  # out of the block
-        self._start: tuple[int, Any] = (
-            0,
-            None,
-        )  # how many samples came before the block, and the dataset's state there
+        self._start: tuple[int, Any] = 0, None  # samples before the block, and the dataset's state there
         if place.ended:
             self._drawn = place.samples + place.taken
             return
@@ -172,7 +172,7 @@ class _Stream:
             try:
                 self._draw() if self._drawn < place.samples else self._next()
             except StopIteration:
-                raise RuntimeError(
+                raise StreamError(
                     f"stream {self._number} has ended after {self._drawn} samples, before the place to resume: "
                     "its dataset has fewer samples now, or other ones each time that it is read"
                 ) from None
@@ -230,17 +230,15 @@ class _Stream:
 
     def _fill(self) -> None:
         """Reads a block, and shuffles it. Raises StopIteration at the end."""
-        size, first = max(1, self._reader.shuffle_buffer), self._drawn
-        if size > 1 and first != self._start[0]:
+        first = self._drawn
+        if first != self._start[0]:
             self._start = first, self._own_state()
         block = [self._draw()]
         with suppress(StopIteration):
-            while len(block) < size:
+            while len(block) < self._reader.shuffle_buffer:
                 block.append(self._draw())
-        if size > 1:
-            rows = np.argsort(Random(self._reader.seed or 0, self._epoch, self._number, first).uniform(len(block)))
-            block = [block[row] for row in rows.tolist()]
-        self._block, self._taken = block, 0
+        rows = np.argsort(Random(self._reader.seed or 0, self._epoch, self._number, first).uniform(len(block)))
+        self._block, self._taken = [block[row] for row in rows.tolist()], 0
 
     def _draw(self) -> Any:
         """Returns the dataset's next sample, or its failure. Raises StopIteration at the end."""

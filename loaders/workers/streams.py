@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 
+class StreamError(ValueError):
+    """The dataset cannot be read as streams: it cannot be pickled, or has no samples, or fewer than before."""
+
+
 class Place(NamedTuple):
     """Where a stream is. The loader's state has one for each stream."""
 

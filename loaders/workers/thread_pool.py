@@ -110,10 +110,10 @@ class ThreadPool(Pool):
             failed_setup = error
         self._began[worker] = None
 
-        def read(task: Task, buffer: BatchBuffer) -> Reading:
+        def read(task: Task, buffer: BatchBuffer, reading: Reading) -> None:
             if failed_setup is not None:
                 raise failed_setup
-            return self._reader.read(task, buffer, self._mark, seeds_globals=False)
+            self._reader.read(task, buffer, reading, self._mark, seeds=False)
 
         clock = WorkClock()
         while (message := self._tasks[worker].get()) is not None and not self._is_stopping:

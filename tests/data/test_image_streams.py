@@ -79,9 +79,9 @@ def test_a_run_over_a_stream_is_resumed_with_another_number_of_workers_to_the_sa
     [
         (
             {"0.jpg": b"", "1.cls": b"cat"},
-            "SHARD cannot be read as an uncompressed tar of samples: the key 0 has jpg,",
+            "SHARD: the key 0 has no label (.cls or .json); add it, or remove the key",
         ),
-        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD cannot be read as an uncompressed tar of samples: 'label'; replace"),
+        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write a number or a name into it"),
         ({"0.jpg": b"", "0.cls": b"cow"}, "SHARD/0.jpg has the label cow, which is not one of the 2 classes"),
         ({"0.jpg": b"", "0.cls": b"1"}, "SHARD/0.jpg cannot be read as an image (the file is empty)"),
     ],
@@ -98,7 +98,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path):
     content = bytearray(shard.read_bytes())
     content[content.index(b"1.cls")] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=r"the header at byte .* is damaged; replace it"):
+    with pytest.raises(DataError, match=r"the header at byte .* is damaged\); unpack or replace it"):
         list(opened("tars", True, urls=str(shard), classes=["cat", "dog"]))
 
 

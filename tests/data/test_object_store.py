@@ -22,10 +22,11 @@ from fakes import write_tar
 from object_server import Faults, serve_folder, serve_through
 from PIL import Image
 
-from data import object_store
+from data import object_store, tar_index
 from data.errors import DataError
 from data.subset import Subset
 from data.webdataset import WebDataset
+from data.webdataset_stream import WebDatasetStream
 from loaders import WorkerLoader
 from loaders.randomness import Random
 from scripts import index_tars
@@ -119,10 +120,11 @@ def store(request):
 
 def read_batches(dataset, kill=None, **options):
     """All batches of two epochs. After each, `kill` is sent to a worker."""
-    dataset[0]  # the parent uses obstore before it forks
+    if hasattr(dataset, "__len__"):
+        dataset[0]  # the parent uses obstore before it forks
     batches = []
-    options = {"num_workers": 2, "persistent_workers": True, **options}
-    with WorkerLoader(dataset, 8, shuffle=True, seed=3, max_restarts=100, **options) as loader:
+    options = {"shuffle": True, "num_workers": 2, "persistent_workers": True, **options}
+    with WorkerLoader(dataset, 8, seed=3, max_restarts=100, **options) as loader:
         for _ in range(2):
             for batch in loader:
                 batches.append({name: value.clone() for name, value in batch.items()})
@@ -144,6 +146,23 @@ def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monke
     assert_equal(read_batches(dataset), read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16)))
     assert min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
     assert faults.most > 4  # in flight at the same time
+
+
+def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(store, folder, monkeypatch):
+    monkeypatch.setattr(tar_index, "BLOCK", 1 << 13)
+    monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
+    faults = Faults(seed=1)
+    keys = {"classes": list("01234"), "image_size": 16}
+    remote = WebDatasetStream(True, f"{store(faults)}/{NAMES}", **keys)
+    local = WebDatasetStream(True, f"{folder}/train-*.tar", **keys)
+    assert len(list(remote)) == SHARDS * IMAGES  # the parent uses obstore before it forks
+    spans = [map(int, span.removeprefix("bytes=").split("-")) for method, _, span in faults.seen if method == "GET"]
+    assert sum(last + 1 - first for first, last in spans) <= sum(path.stat().st_size for path in folder.iterdir())
+    faults.shares = 0.05, 0.05, 0.02
+    expected = read_batches(local, shuffle=False, streams=2, num_workers=1)
+    assert_equal(read_batches(remote, shuffle=False, streams=2), expected)
+    assert min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
+    assert_equal(read_batches(remote, kill=signal.SIGKILL, shuffle=False, streams=2), expected)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +332,7 @@ def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
     url = web(Faults())
     for urls, words in (
         (f"{url}/none.tar", "none.tar is not there, or its bucket is not; check the name"),
-        (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it, such as AWS_ACCESS_KEY_ID"),
+        (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it: AWS_ACCESS_KEY_ID"),
         (f"{url}/weak.tar", "weak.tar: the server sends no strong ETag"),
         (f"{url}/compressed.tar", "compressed.tar cannot be read as an uncompressed tar ("),
         (f"{url}/cut.tar", "cut.tar cannot be read as an uncompressed tar (unexpected end of data)"),
