@@ -143,7 +143,7 @@ def _check_label(found: str, label: Any, num_classes: int) -> None:
 def _check_input(where: str, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "uifb":
         value = torch.from_numpy(np.ascontiguousarray(value))
-    if name != "image" and isinstance(value, int | float | np.number):
+    if name != "image" and isinstance(value, int | float | np.number | str):
         return
     if not isinstance(value, torch.Tensor):
         kind, hint = type(value).__name__, f", such as torch.from_numpy(np.array({name}))"
