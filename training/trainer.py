@@ -142,6 +142,7 @@ class Trainer:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         self.scaler.step(optimizer)
+        torch.clear_autocast_cache()  # else the rest of the step would use copies of the weights from before
         optimizer.zero_grad(set_to_none=True)
 
     def train_step(self, batch: dict[str, Any]) -> None:
