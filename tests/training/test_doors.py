@@ -320,6 +320,14 @@ class Pairs:
         return iter([[2 * number, 2 * number + 1] for number in range(self.batches)])
 
 
+class Uneven(Pairs):
+    """Gives rank 1 a batch less than rank 0."""
+
+    def __init__(self, dataset, seed: int, rank: int, world_size: int) -> None:
+        super().__init__(dataset, seed)
+        self.batches -= rank
+
+
 @pytest.mark.parametrize("loader", ["workers", "threads", "prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     Counted.seen = []
