@@ -124,11 +124,11 @@ def _check_read_batch(samples: Samples) -> None:
                 )
 
 
-def check_network(trainer: Trainer, data: Datasets) -> dict[str, Any]:
-    """Passes the first samples of both sets through the network and the loss. Returns those of the test set.
+def check_trainer(trainer: Trainer, data: Datasets) -> None:
+    """Passes the first samples of both sets through the network, the loss and the scores.
 
     A step that a subclass overrides decides itself what it does with outputs: the default one is not checked then.
-    Raises DataError or ConfigError if something does not fit.
+    Raises DataError or ConfigError if something does not fit, or if there is no score of the name task.metric.
     """
     trainer.model.eval()
     steps = ("training", "training_step", data.first), ("test", "evaluation_step", data.first_tested)
@@ -150,11 +150,6 @@ def check_network(trainer: Trainer, data: Datasets) -> dict[str, Any]:
                     f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
                     "not the mean of its parts' losses, as for a loss over pairs of samples"
                 )
-    return batch
-
-
-def check_scores(trainer: Trainer, batch: dict[str, Any]) -> None:
-    """Evaluates a batch. Raises DataError or ConfigError if that fails, or if no score has the name task.metric."""
     name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from loaders import Preloader, merge_states
 from loaders.nested import rows
 from training.checkpoint import load_others, load_weights
-from training.checks import check_network, check_saved, check_scores
+from training.checks import check_saved, check_trainer
 from training.config import Config, ConfigError, changes
 from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
@@ -88,11 +88,10 @@ class Trainer:
 
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
-        first_tested = check_network(self, data)  # also gives lazy layers their parameters
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
         check_saved(self)
-        check_scores(self, first_tested)
+        check_trainer(self, data)  # after the optimizers: what makes them may also make modules
         if self.config.compile:
             self.model.compile()
         self.parallel = self.processes.parallel(Step(self))
