@@ -65,7 +65,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         eval_split, eval_set = data.evaluated
         eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
-        steps = total_steps(config, data.train, train_loader)
+        steps = total_steps(config, data.train, train_loader, processes)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)

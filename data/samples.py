@@ -36,6 +36,7 @@ class Samples:
     ) -> None:
         self.dataset, self.names, self.num_classes = dataset, tuple(names), num_classes
         self.has_collate, self.has_label = has_collate, has_label
+        self._label = self.names[len(self.names) - has_label :]
         self.name = type(dataset).__name__
         self._first: tuple[str, list[tuple[int, ...]]] | None = None  # the name of the first sample, and its shapes
 
@@ -71,8 +72,8 @@ class Samples:
         where = where or f"a sample of {self.name}"
         sample = self._named(where, sample)
         names = [name for name in self.names if name in sample]
-        for name, value in sample.items():
-            if value is None:
+        for name in names if self.has_collate else sample:  # torch's own collate function refuses None
+            if sample[name] is None:
                 raise DataError(f"{where} has None as {name!r}: return a tensor")
         for name in names[:-1] if self.has_label else names:
             _check_input(where, name, sample[name])
@@ -94,12 +95,12 @@ class Samples:
             if not isinstance(sample, tuple | list) and len(names) > 1:
                 raise DataError(f"{where} is of type {type(sample).__name__}: {wanted}")
             parts = sample if isinstance(sample, tuple | list) else (sample,)
-            if self.has_collate and 1 < len(parts) < len(names):
-                names = *names[: len(parts) - 1], names[-1]
+            if self.has_collate and self.has_label < len(parts) < len(names):
+                names = *names[: len(parts) - self.has_label], *self._label
             if len(parts) != len(names):
                 raise DataError(f"{where} has {len(parts)} parts: {wanted}")
             sample = dict(zip(names, parts, strict=True))
-        for name in self.names[-1:] if self.has_collate else self.names:
+        for name in self._label if self.has_collate else self.names:
             if name not in sample:
                 fields = ", ".join(map(str, sample))
                 remedy = "rename one, or set task.inputs and task.label"
@@ -143,7 +144,7 @@ def _check_label(found: str, label: Any, num_classes: int) -> None:
 def _check_input(where: str, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "uifb":
         value = torch.from_numpy(np.ascontiguousarray(value))
-    if name != "image" and isinstance(value, int | float | np.number):
+    if name != "image" and isinstance(value, int | float | np.number | str):
         return
     if not isinstance(value, torch.Tensor):
         kind, hint = type(value).__name__, f", such as torch.from_numpy(np.array({name}))"

@@ -3,7 +3,8 @@
 This folder imports nothing of the rest of the repository: it can be copied into another project as it is.
 """
 
-from .build import LoaderConfig, LoaderConfigError, build_loader
+from .arguments import LoaderConfigError
+from .build import LoaderConfig, build_loader
 from .preload.preloader import Preloader
 from .randomness import Random
 from .resident_loader import ResidentLoader

@@ -12,6 +12,10 @@ LAST_BATCH = ("keep", "drop", "rollover")
 ON_ERROR = ("raise", "skip")
 
 
+class LoaderConfigError(ValueError):
+    """A loader setting that cannot work. The message names the key, its value, and what to use instead."""
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Returns "did you mean NAME? " with the most similar known name, or "" if none is similar."""
     near = get_close_matches(str(given), list(known), n=1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from .arguments import ON_ERROR, check_choice, checked_last_batch
+from .arguments import ON_ERROR, LoaderConfigError, check_choice, checked_last_batch
 from .cached_loader import CachedLoader
 from .machine import available_cores
 from .preload.accelerator import checked_device
@@ -25,10 +25,6 @@ from .workers.engine import has_pool
 LOADERS = ("cached", "prefetch", "resident", "threads", "torch", "workers")
 AUTO = ("num_workers", "prefetch_factor")  # keys that also take "auto"
 MOST_WORKERS_PER_CORE = 64  # more cannot help, even if they only wait for a network
-
-
-class LoaderConfigError(ValueError):
-    """A loader setting that cannot work. The message names the key, its value, and what to use instead."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from .arguments import LoaderConfigError
 from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
 from .nested import move, tensors
@@ -50,7 +51,7 @@ class ResidentLoader(EpochLoader):
     The other arguments mean what they mean in WorkerLoader.
 
     Raises MachineFull if the dataset needs more memory than is free, RuntimeError for a device that does not exist,
-    ValueError for samples that do not have the same fields. `iter()` raises the dataset's own errors.
+    LoaderConfigError for samples that do not have the same fields. `iter()` raises the dataset's own errors.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ResidentLoader(EpochLoader):
             fields = {name: _as_tensor(array) for name, array in self.dataset.arrays().items()}
         for name, field in fields.items():
             if field.shape[:1] != (length,):
-                raise ValueError(
+                raise LoaderConfigError(
                     f"{kind}.arrays() has {name!r} of shape {tuple(field.shape)}, and {kind} has {length:,} samples: "
                     "give one row per sample"
                 )
@@ -144,7 +145,7 @@ class ResidentLoader(EpochLoader):
                 whole, layout = self._make_room(part), _layout(part)
                 warn_of_reading_once(type(self.dataset).__name__)
             if _layout(part) != layout:
-                raise ValueError(
+                raise LoaderConfigError(
                     f"samples {start} to {stop - 1} are {_layout(part)} where sample 0 is {layout}: "
                     "loader=resident needs samples of the same fields, shapes and dtypes"
                 )
@@ -156,7 +157,7 @@ class ResidentLoader(EpochLoader):
         """Returns a batch like `first`, which has one sample, but with an unwritten row for every sample."""
         other = next(_others(first), None)
         if other is not None:
-            raise ValueError(
+            raise LoaderConfigError(
                 f"loader=resident keeps only tensors, and a sample of {type(self.dataset).__name__} also has a "
                 f"{type(other).__name__} ({other!r}): leave it out of the samples, or use loader=prefetch"
             )

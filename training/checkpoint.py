@@ -225,7 +225,7 @@ def load_others(modules: dict[str, nn.Module], saved: dict[str, dict[str, torch.
     if modules.keys() != saved.keys():
         raise ConfigError(
             f"{path} has {', '.join(saved) or 'no modules'} beside the network, and this run's trainer "
-            f"{', '.join(modules) or 'none'}: make the same modules in its __init__"
+            f"{', '.join(modules) or 'none'}: make the same modules in its __init__ or configure_optimizers"
         )
     for name, module in modules.items():
         load_weights(module, saved[name], path)

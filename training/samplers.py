@@ -57,8 +57,16 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
     return order | {"shuffle": False, key: build(key, section, optional=known)}
 
 
-def total_steps(config: Config, dataset: Any, loader: Preloader) -> int:
-    """The number of optimizer steps in all epochs. Raises ConfigError if an epoch has too few samples for a step."""
+def total_steps(config: Config, dataset: Any, loader: Preloader, processes: Processes) -> int:
+    """The number of optimizer steps in all epochs.
+
+    Raises ConfigError if an epoch has too few samples for a step, or not as many steps in all processes.
+    """
+    if len(set(lengths := processes.gather(len(loader)))) > 1:
+        raise ConfigError(
+            f"batch_sampler: an epoch has {', '.join(map(str, lengths))} batches in the processes of rank 0, 1, ...: "
+            "give all ranks equally many, as all wait for one another in each step"
+        )
     if not len(loader):
         size = config.train.batch_size
         raise ConfigError(f"train.batch_size={size}: there are only {len(dataset)} training samples; lower it")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from training.config import ConfigError
+from training.config import ConfigError, flat
 
 if TYPE_CHECKING:
     from training.trainer import Trainer
@@ -33,13 +33,14 @@ class Step(nn.Module):
 
 
 def split_batch(batch: dict[str, Any], count: int, parts: int) -> list[tuple[dict[str, Any], int]]:
-    """Splits a batch of `count` samples: tensors (B, ...) and lists of B items. Returns parts, and their samples.
+    """Splits a batch of `count` samples: tensors (B, ...) and lists of B items, in dicts too. Returns parts, and their
+    samples.
 
     They are of equal length, but for the last. Raises ConfigError for any other field, which would not fit a part.
     """
     if parts == 1:
         return [(batch, count)]
-    for name, value in batch.items():
+    for name, value in flat(batch).items():
         length = len(value) if isinstance(value, list) or (isinstance(value, Tensor) and value.ndim) else None
         if length != count:
             kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -49,7 +50,8 @@ def split_batch(batch: dict[str, Any], count: int, parts: int) -> list[tuple[dic
                 "per sample"
             )
     size = -(-count // parts)
-    return [
-        ({name: value[at : at + size] for name, value in batch.items()}, min(size, count - at))
-        for at in range(0, count, size)
-    ]
+    return [(_rows(batch, slice(at, at + size)), min(size, count - at)) for at in range(0, count, size)]
+
+
+def _rows(field: Any, part: slice) -> Any:
+    return {name: _rows(value, part) for name, value in field.items()} if isinstance(field, dict) else field[part]

@@ -42,6 +42,7 @@ class Task:
     higher_is_better = False
     num_outputs = 1
     outputs_name = "outputs"  # what the outputs stand for, in an error message
+    needs_label = False  # if True, outputs are (B, num_outputs)
     label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
     def __init__(
@@ -84,8 +85,10 @@ class Task:
 
     def check(self, outputs: Any, labels: Any) -> None:
         """Raises DataError if outputs and labels do not fit the task, or each other."""
-        if labels is None:  # what the outputs mean is up to the task
+        if not self.needs_label:  # what outputs and labels mean is up to the task
             return
+        if labels is None:
+            raise DataError(f"task.label=null: {type(self).__name__} needs labels: name their field, or use task=own")
         if not isinstance(outputs, Tensor) or outputs.ndim < 1:
             raise DataError(f"the network returned a {type(outputs).__name__}: it should return a tensor (B, outputs)")
         wanted = (len(labels), self.num_outputs)
@@ -144,6 +147,7 @@ class Classification(Task):
     metric = "accuracy"
     higher_is_better = True
     outputs_name = "classes"
+    needs_label = True
 
     def __init__(
         self,
@@ -226,6 +230,7 @@ class Multilabel(Task):
     metric = "f1"
     higher_is_better = True
     outputs_name = "classes"
+    needs_label = True
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -265,6 +270,7 @@ class Regression(Task):
     """
 
     metric = "mae"
+    needs_label = True
 
     def __init__(self, dataset: Any, numbers: int = 1, **options: Any) -> None:
         super().__init__(dataset, **options)

@@ -88,12 +88,12 @@ class Trainer:
 
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
-        check_trainer(self, data)
-        if self.config.compile:
-            self.model.compile()
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
         check_saved(self)
+        check_trainer(self, data)  # after the optimizers: what makes them may also make modules
+        if self.config.compile:
+            self.model.compile()
         self.parallel = self.processes.parallel(Step(self))
         warmup = self.config.warmup_epochs * self._steps_per_epoch
         self.schedules = [
@@ -141,6 +141,7 @@ class Trainer:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         self.scaler.step(optimizer)
+        torch.clear_autocast_cache()  # else the rest of the step would use copies of the weights from before
         optimizer.zero_grad(set_to_none=True)
 
     def train_step(self, batch: dict[str, Any]) -> None:

@@ -142,6 +142,12 @@ def test_a_launcher_that_is_not_installed_is_refused_with_the_pip_command(monkey
     check_launcher(["-m", "seed=0,1"])
 
 
+def test_submitting_to_slurm_without_slurm_is_refused(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="there is no srun here: run it on a login node"):
+        check_launcher(["-m", "hydra/launcher=submitit_slurm"])
+
+
 @pytest.mark.parametrize(
     ("preempted", "array", "asked"),
     [

@@ -29,8 +29,8 @@ def test_a_tuple_becomes_a_dict_and_a_dict_stays_as_it_is(image, label):
 
 def test_fields_may_have_other_names_and_a_float_is_float32_as_networks_need_it():
     tokens = torch.zeros(5, dtype=torch.int64)
-    found = samples((tokens, 5, 1), names=("tokens", "length", "class"), num_classes=None)
-    assert found[0] == {"tokens": tokens, "length": 5, "class": 1}
+    found = samples((tokens, "five", 5, 1), names=("tokens", "text", "length", "class"), num_classes=None)
+    assert found[0] == {"tokens": tokens, "text": "five", "length": 5, "class": 1}
     found = samples((tokens, 0.5), names=("tokens", "value"), num_classes=None)
     assert torch.equal(found[0]["value"], torch.tensor(0.5))
 
@@ -40,8 +40,12 @@ def test_an_array_that_is_read_backwards_is_copied():
 
 
 def test_with_a_collate_function_samples_need_not_have_all_inputs():
-    given = Samples(Plankton([(torch.zeros(5), 1)]), ("tokens", "tokens_length", "label"), 3, has_collate=True)
-    assert given[0].keys() == {"tokens", "label"}
+    plankton = Plankton([(torch.zeros(5), 1), {"tokens": torch.zeros(5), "label": 1, "file": None}])
+    given = Samples(plankton, ("tokens", "tokens_length", "label"), 3, has_collate=True)
+    assert given[0].keys() == {"tokens", "label"} and given[1]["file"] is None
+    unlabelled = Plankton([{"tokens": torch.zeros(5)}, (torch.zeros(5),)])
+    given = Samples(unlabelled, ("tokens", "tokens_length"), None, has_collate=True, has_label=False)
+    assert given[0].keys() == given[1].keys() == {"tokens"}
 
 
 def test_what_is_not_augmented_is_that_of_the_dataset():

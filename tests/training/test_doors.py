@@ -109,6 +109,11 @@ def test_a_training_step_of_a_fork_trains_and_its_loss_is_logged(tmp_path):
     assert "accuracy" not in own[0] and "accuracy" in usual[0]
 
 
+def test_a_step_that_uses_the_network_after_its_optimizer_uses_the_new_weights_in_any_precision(tmp_path):
+    step = [f"trainer._target_={HERE}.UsesItAfter", "optim.lr=1", "schedule=constant", "train.max_steps=3"]
+    assert train(tmp_path, *LINEAR, *step, "train.precision=bf16")["epochs"] == 1
+
+
 class Half(Trainer):
     def training_step(self, batch):
         return 0.5
@@ -140,6 +145,20 @@ class Alternating(Trainer):
             self.backward(loss)
             self.optimizer_step(optimizer)
         self.log(second=loss)
+
+
+class UsesItAfter(Trainer):
+    """Uses the network again after its optimizer's step, as a GAN's generator uses the discriminator."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        before = self.model(images)
+        self.backward(self.task.loss(before, labels))
+        self.optimizer_step(self.optimizers[0])
+        after = self.model(images)
+        with torch.autocast("cpu", enabled=False):
+            wanted = self.model(images)
+        assert (after - wanted).abs().max() < 0.1 * (before - wanted).abs().max()
 
 
 class Beside(Trainer):
@@ -201,10 +220,8 @@ WORST = [f"task.metrics={{worst: {{_target_: {HERE}.Confusion}}}}", "task.metric
 
 
 class WithName(Synthetic):
-    """Samples with a field that cannot be split."""
-
     def __getitem__(self, index):
-        return {**super().__getitem__(index), "name": str(index)}
+        return {**super().__getitem__(index), "name": str(index), "about": {"number": index, "source": "web"}}
 
 
 def collate_with_size(samples):
@@ -301,6 +318,14 @@ class Pairs:
 
     def __iter__(self):
         return iter([[2 * number, 2 * number + 1] for number in range(self.batches)])
+
+
+class Uneven(Pairs):
+    """Gives rank 1 a batch less than rank 0."""
+
+    def __init__(self, dataset, seed: int, rank: int, world_size: int) -> None:
+        super().__init__(dataset, seed)
+        self.batches -= rank
 
 
 @pytest.mark.parametrize("loader", ["workers", "threads", "prefetch", "torch", "resident"])

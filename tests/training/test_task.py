@@ -92,6 +92,7 @@ def test_a_later_label_that_is_out_of_range_is_named():
         (Classification(THREE), (LOGITS,), LABELS, r"returned a tuple: it should return a tensor"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, 3]), r"label 3: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, -1]), r"label -1: labels go from 0 to 2"),
+        (Classification(THREE), LOGITS, None, r"task\.label=null: Classification needs labels: name their field, or"),
         (Multilabel(THREE), LOGITS, LABELS, r"labels of shape \(\): task=multilabel needs \(3,\)"),
         (
             Regression(THREE, numbers=2),

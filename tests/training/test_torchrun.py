@@ -266,6 +266,12 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
 
 
+def test_ranks_with_different_numbers_of_batches_are_refused_before_they_wait_for_one_another(python, tmp_path):
+    run = Run(python, tmp_path, f"batch_sampler._target_={DOORS}.Uneven", "train.last_batch=keep")
+    assert all(run.wait())
+    assert "error: batch_sampler: an epoch has 800, 799 batches in the processes of rank 0, 1, ...: give" in run.text()
+
+
 def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10")
     run.wait_for_step(10)

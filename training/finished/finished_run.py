@@ -114,6 +114,8 @@ class FinishedRun:
         finally:
             logging.disable(logging.NOTSET)
         trainer.model.load_state_dict(self.model.state_dict())
+        if trainer.overrides("configure_optimizers"):  # it may make modules; the default one makes none
+            trainer.configure_optimizers()
         load_others(trainer.others, self._others, self.path)
         trainer.epoch, trainer.step = self._epoch, self.step
         self.model, self.batch_size = trainer.model.eval(), self.config.train.batch_size

@@ -33,11 +33,8 @@ class Margins(Trainer):
 class Noise(Trainer):
     """Its score depends on a module beside the network, on dropout there, and on random numbers."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.head = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-
     def configure_optimizers(self):
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
         return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.1)
 
     def training_step(self, batch):

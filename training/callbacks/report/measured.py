@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from loaders import LoaderConfig
 LEAST_LOSS = 0.15  # share of a step; if free data would save less, training counts as compute-bound
 MOST_OTHERS = 0.15  # share of the cores; if other programs use more, nothing can be said about the run
 DISAGREE = 1.3  # how many times as long as the shortest repetition the longest may take
-VARIES = 1.1  # how many times as large as the smallest batch the largest may be
+VARIES = 0.1  # share by which the sizes of batches may differ, on average, from that of the batch for free data
 
 
 class Interval(NamedTuple):
@@ -52,7 +52,7 @@ class Measured:
     # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
     ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
     free: Interval | None = None  # a whole step with free data, while no worker runs; None: not measured
-    sizes: tuple[int, int] = (1, 1)  # numbers in the smallest and in the largest batch, of a few
+    sizes: Sequence[int] = (1,)  # how many numbers a batch has: the one for free data, and then those of the run
     others: float = 0.0  # share of the cores that other programs kept from the run
     num_workers: int = 1  # threads or processes; 1 if the training thread or the preloader's reads
     workers: dict[str, Any] = field(default_factory=dict)  # loader.stats()["workers"]
@@ -89,7 +89,8 @@ class Measured:
     @property
     def obstacle(self) -> str:
         """Why steps with free data say nothing about this run: a key of `reasons` in verdict.py, or ""."""
-        if self.free is not None and self.sizes[1] > VARIES * self.sizes[0]:
+        kept = self.sizes[0]
+        if self.free is not None and statistics.mean(abs(size - kept) for size in self.sizes) > VARIES * kept:
             return "sizes"
         if self.others > MOST_OTHERS:
             return "others"

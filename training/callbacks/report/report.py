@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from loaders.timing import Window
 from loaders.workers.reader import offers
 from training.callbacks.report.load import Load
 from training.callbacks.report.measured import Measured
-from training.callbacks.report.trial import Trials
+from training.callbacks.report.trial import Trials, size_of
 from training.callbacks.report.verdict import Verdict, candidates, diagnose
 from training.clock import FILE_MAKING
 from training.config import Keys, check_least
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 NOT_MEASURED = "the run was stopped before its bottleneck was measured"
 NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
+MOST_SIZES = 1000  # of the newest batches, which are compared with the one for free data
 LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
 
 
@@ -50,11 +52,20 @@ class Report:
     def __init__(self) -> None:
         self._memory, self._active_workers = 0, None  # bytes; number of workers that read
         self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
+        self._size, self._sizes = 0, deque[int](maxlen=MOST_SIZES)  # numbers in the batch of this step, and of others
         self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
     def on_start(self, run: Run) -> None:
         self.run, self._load = run, Load()
+        run.trainer.parallel.register_forward_pre_hook(self._count)
+
+    def _count(self, _: object, batch: Any) -> None:
+        self._size += size_of(batch)  # a batch, or with train.accumulate a part of it
+
+    def on_step(self, run: Run) -> None:
+        self._sizes.append(self._size)
+        self._size = 0
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
@@ -83,7 +94,7 @@ class Report:
         """
         measured, step = self._measured(total, loader), total.seconds / total.steps
         if trials:
-            measured = replace(measured, sizes=trials.keep_batch(loader))
+            measured = replace(measured, sizes=(trials.keep_batch(loader), *self._sizes))
         loader.close()  # its workers would slow down the measurements
         if trials:
             load, free = Load(), trials.free(step)

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 REPETITIONS = 5
 WARM_UP_STEPS, MOST_STEPS = 3, 2000
-MOST_BATCHES = 8  # whose sizes are compared
 NEVER = Interval.of([math.inf])  # the seconds of a step with a loader that cannot be used
 START_SECONDS = 0.5  # steps in the first seconds of a changed loader are not measured
 LONGEST = 10  # a measurement is left out if it would take this many times `seconds`
@@ -45,19 +44,11 @@ class Trials:
         self._run, self._trainer, self._seconds = run, run.trainer, seconds
         self._batch: Any = None
 
-    def keep_batch(self, loader: Preloader) -> tuple[int, int]:
-        """Keeps the loader's next batch for `free`. Returns how many numbers the smallest and the largest batch have.
-
-        They are counted in the next MOST_BATCHES batches, or in fewer if these would take too long.
-        """
-        sizes, began = list[int](), time.perf_counter()
+    def keep_batch(self, loader: Preloader) -> int:
+        """Keeps the loader's next batch for `free`. Returns how many numbers it has; 0 if none will be needed."""
         with self._apart_from_the_run():
-            for batch in islice(loader, MOST_BATCHES if self._seconds else 0):
-                self._batch = batch if self._batch is None else self._batch
-                sizes.append(sum(tensor.numel() for tensor in tensors(batch)))
-                if self._takes_too_long(1, time.perf_counter() - began):
-                    break
-        return min(sizes, default=1), max(sizes, default=1)
+            self._batch = next(iter(loader)) if self._seconds else None
+        return size_of(self._batch)
 
     def free(self, step_seconds: float) -> Interval | None:
         """Returns the seconds per step on free data: on the batch that was kept, which is on the device.
@@ -145,6 +136,11 @@ class Trials:
             if signal or is_late_anywhere:
                 return NEVER if signal else None
         return Interval.of((end - began) / steps for began, end in pairwise(ends))
+
+
+def size_of(batch: Any) -> int:
+    """How many numbers the tensors of a batch have."""
+    return sum(tensor.numel() for tensor in tensors(batch))
 
 
 def changed_config(loader: LoaderConfig, overrides: Iterable[str], workers: int | None = None) -> LoaderConfig:

@@ -162,8 +162,8 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
         )
     reasons = {
         "others": f"other programs kept {run.others:.0%} of the cores busy: run it again on an idle machine",
-        "sizes": f"batches vary in size ({run.sizes[0]:,} to {run.sizes[1]:,} numbers), and free data are one batch: "
-        "compare loaders by a sweep",
+        "sizes": f"batches vary in size ({min(run.sizes):,} to {max(run.sizes):,} numbers), and free data are one "
+        "batch: compare loaders by a sweep",
         "repetitions": f"repetitions of a step with free data disagree, {free:.1f} ms: run it again, or raise "
         "timing.trial_seconds",
         "free": f"a step takes {free:.1f} ms with free data, which is not faster, although it waits for data: "
