@@ -45,6 +45,7 @@ class StreamReader:
     repeats: bool  # a stream that ends begins its next epoch
     init_fn: Callable[[int], None] | None  # with a seed
     pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
+    iterator: Any = None  # over the dataset, if iter(loader) has to make it as torch's does: no seed and no workers
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
     newest: Progress | None = None  # after the newest task
@@ -115,7 +116,9 @@ def stream_reader(loader: Any) -> StreamReader:
             f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
-    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *how, loader.worker_init_fn, pickled)
+    iterator = iter(dataset) if added.seed is None and not loader.num_workers else None
+    how = *how, loader.worker_init_fn, pickled, iterator
+    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *how)
 
 
 class _Stream:
@@ -144,7 +147,7 @@ class _Stream:
             self._drawn = place.samples + place.taken
             return
         if seed is None:
-            self._iterator = iter(self._dataset)
+            self._iterator = iter(self._dataset) if reader.iterator is None else reader.iterator
             return
         began, state, key = time.perf_counter(), place.state or {}, int(fold(seed, self._epoch, self._number))
         self._dataset = pickle.loads(reader.pickled)
