@@ -101,6 +101,11 @@ class StreamReader:
         reading.collate_seconds = time.perf_counter() - began
         return reading
 
+    def close(self) -> None:
+        """Drops the iterators over the dataset: generators run their `finally` now, though streams are in cycles."""
+        self.iterator = None
+        self.open.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "open": {}, "dataset": None if self.pickled else self.dataset}
 

@@ -415,10 +415,11 @@ class Stream(Fresh, IterableDataset):
 
 
 class EagerStream(Stream):
-    """Draws and reads all of its samples when an iterator over it is made."""
+    """Draws when an iterator over it is made, and not when that gives the first sample."""
 
     def __iter__(self) -> Iterator:
-        return iter([(torch.rand(()).item(), sample) for sample in super().__iter__()])
+        number = torch.rand(()).item()
+        return map(lambda sample: (number, sample), super().__iter__())
 
 
 class FailingStream(Stream, Failing):
