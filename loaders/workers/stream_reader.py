@@ -142,6 +142,7 @@ class _Stream:
         """Makes an iterator over the dataset that is at `place`."""
         reader, seed = self._reader, self._reader.seed
         self._epoch, self._drawn, self.ended = place.epoch, 0, place.ended
+        self._is_exhausted = place.ended  # the dataset; it may have filled a block before
         self._block: list[Any] = []  # samples, or failures in their place
         self._taken = 0  # out of the block
         self._start: tuple[int, Any] = (
@@ -258,6 +259,7 @@ class _Stream:
         try:
             sample = next(self._iterator)
         except StopIteration:
+            self._is_exhausted = True
             raise
         except Exception as error:
             sample = _Failure(number, error)
@@ -265,8 +267,11 @@ class _Stream:
         return sample
 
     def _own_state(self) -> dict[str, Any] | None:
-        """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact."""
-        if self._reader.seed is None or self.ended or _drops_its_buffer(self._dataset):
+        """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact.
+
+        At its end a dataset may have reset its state, for its next epoch.
+        """
+        if self._reader.seed is None or self._is_exhausted or _drops_its_buffer(self._dataset):
             return None
         parts = {"iterator": self._iterator}
         if self._iterator is not self._dataset:

@@ -66,6 +66,17 @@ class Stateful(Numbers):
         self.at = state["at"]
 
 
+class Rewinding(Stateful):
+    """At its end its state is that of its beginning."""
+
+    def __next__(self):
+        try:
+            return super().__next__()
+        except StopIteration:
+            self.at = 0
+            raise
+
+
 class Failing(Stateful):
     """Every seventh sample is an error, and the iterator goes on after it."""
 
@@ -143,6 +154,19 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
             if state["epoch"] > epoch:
                 assert got == epochs[epoch]
                 epoch, got = epoch + 1, []
+
+
+def test_an_epoch_resumes_at_any_batch_though_its_dataset_resets_its_state_at_its_end():
+    def rewinding() -> WorkerLoader:
+        return loader_of(Rewinding(), 0, shuffle_buffer=4)
+
+    batches = seen(rewinding())
+    for number in range(len(batches)):
+        interrupted, resumed = rewinding(), rewinding()
+        iterator = iter(interrupted)
+        assert [next(iterator).tolist() for _ in range(number)] == batches[:number]
+        resumed.load_state_dict(interrupted.state_dict())
+        assert seen(resumed) == batches[number:]
 
 
 class Shards(IterableDataset):
