@@ -122,8 +122,8 @@ def stream_reader(loader: Any) -> StreamReader:
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
     iterator = iter(dataset) if added.seed is None and not loader.num_workers else None
-    how = *how, loader.worker_init_fn, pickled, iterator
-    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *how)
+    init_fn, drop_last = loader.worker_init_fn, loader.drop_last
+    return StreamReader(dataset, loader.collate_fn, drop_last, added.seed, *how, init_fn, pickled, iterator)
 
 
 class _Stream:
