@@ -26,7 +26,7 @@ from ..randomness import Random, fold, seed_globals
 from .batch_buffer import BatchBuffer
 from .pool import SET_UP
 from .reader import Mark, Reading
-from .streams import Place, Progress, StreamTask
+from .streams import Place, Progress, StreamTask, drops_its_buffer
 
 KEYS = 256  # keys of samples that are computed together
 
@@ -145,10 +145,7 @@ class _Stream:
         self._is_exhausted = place.ended  # the dataset; it may have filled a block before
         self._block: list[Any] = []  # samples, or failures in their place
         self._taken = 0  # out of the block
-        self._start: tuple[int, Any] = (
-            0,
-            None,
-        )  # how many samples came before the block, and the dataset's state there
+        self._start: tuple[int, Any] = 0, None  # samples before the block, and the dataset's state there
         if place.ended:
             self._drawn = place.samples + place.taken
             return
@@ -239,6 +236,8 @@ class _Stream:
 
     def _fill(self) -> None:
         """Reads a block, and shuffles it. Raises StopIteration at the end."""
+        if self._is_exhausted:  # some iterators begin anew if they are asked again
+            raise StopIteration
         size, first = max(1, self._reader.shuffle_buffer), self._drawn
         if size > 1 and first != self._start[0]:
             self._start = first, self._own_state()
@@ -267,11 +266,8 @@ class _Stream:
         return sample
 
     def _own_state(self) -> dict[str, Any] | None:
-        """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact.
-
-        At its end a dataset may have reset its state, for its next epoch.
-        """
-        if self._reader.seed is None or self._is_exhausted or _drops_its_buffer(self._dataset):
+        """Returns the states of the dataset and its iterator, if resuming from them is exact: none at the end."""
+        if self._reader.seed is None or self._is_exhausted or drops_its_buffer(self._dataset):
             return None
         parts = {"iterator": self._iterator}
         if self._iterator is not self._dataset:
@@ -302,10 +298,3 @@ def _keys(seed: int, epoch: int, stream: int, first: int) -> Iterator[int]:
     while True:
         yield from fold(seed, epoch, stream, np.arange(first, first + KEYS)).tolist()
         first += KEYS
-
-
-def _drops_its_buffer(pipeline: Any) -> bool:
-    """Returns whether it is one of Hugging Face's with a shuffle buffer, whose state lacks the buffer's samples."""
-    inner = [getattr(pipeline, name, None) for name in ("_ex_iterable", "ex_iterable")]
-    inner += getattr(pipeline, "ex_iterables", None) or []
-    return hasattr(pipeline, "buffer_size") or any(_drops_its_buffer(one) for one in inner if one is not None)
