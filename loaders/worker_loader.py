@@ -183,9 +183,11 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         added = self._added
         if added.closed:
             raise RuntimeError("this WorkerLoader is closed: make a new one")
+        if added.epochs is None:
+            return super().__iter__()
         seeded: Any = self  # mypy does not see its methods
         source = StreamSource if isinstance(added.epochs, StreamEpochs) else EpochSource
-        iterator = seeded._start_epoch(partial(source, self)) if added.epochs else super().__iter__()
+        iterator = seeded._start_epoch(partial(source, self))
         added.iterators.add(iterator)
         return iterator
 
@@ -224,13 +226,15 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         vars(self)["_added"] = copy(self._added)  # after copy.copy() it is the other loader's
 
     def _get_iterator(self) -> Any:
-        """Returns an iterator of a loader without a seed; torch's `__iter__` calls this."""
+        """Returns an iterator of a loader without a seed; torch's `__iter__` calls this; a subclass may wrap it."""
         if isinstance(self.dataset, IterDataPipe) or (self.num_workers > 0 and not has_pool(self)):
             if not isinstance(self.dataset, IterDataPipe):
                 warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return TorchIterator(self)
+        iterator = TorchIterator(self)
+        self._added.iterators.add(iterator)
+        return iterator
 
     def _dataset_has_changed(self, before: int, now: int) -> None:
         log.warning(

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from .shared_memory import array_on, map_memory, write_shared
 
@@ -25,8 +25,12 @@ IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor's memory; no 
 class Connection:
     """One end of a pair of sockets. Only the worker's end is `blocking`, because the main process must never block."""
 
+    # Open sockets. The garbage collector would close one before it calls the finalizer that ends the workers.
+    _open: ClassVar[set[socket.socket]] = set()
+
     def __init__(self, end: socket.socket, blocking: bool) -> None:
         self.socket = end
+        self._open.add(end)
         self._arrived: deque[tuple[bytes, list[Any], int, Any]] = deque()  # as recvmsg returns it
         end.setblocking(blocking)
 
@@ -94,6 +98,7 @@ class Connection:
         while self._arrived:
             self.done()
         self.socket.close()
+        self._open.discard(self.socket)
 
 
 def _descriptors(received: tuple[bytes, list[Any], int, Any]) -> list[int]:

@@ -58,7 +58,7 @@ def build_engine(loader: Loader, base_seed: int | None = None) -> Dispatcher:
     Worker process i starts with the seed `base_seed` + i; None: it is computed from the loader's seed.
     """
     added: Added = loader._added
-    is_pool, batched = has_pool(loader), loader.batch_sampler is not None
+    is_pool, batched = has_pool(loader), loader._auto_collation  # a subclass may override it
     spec = spec_of(loader.dataset) if added.seed is not None and batched else None
     skips, is_stream = added.on_error == "skip", isinstance(loader.dataset, IterableDataset)
     reader: Any = Reader(loader.dataset, loader.collate_fn, batched, added.seed, spec, skips)

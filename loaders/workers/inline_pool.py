@@ -45,6 +45,7 @@ class InlinePool(Pool):
 
     def close(self) -> None:
         self._tasks.clear()
+        self._reader.close()
 
     def _answer(self, numbered: tuple[int, Task]) -> Result:
         number, task = numbered

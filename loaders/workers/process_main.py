@@ -59,6 +59,7 @@ def work(setup: Setup, end: socket.socket) -> None:
     threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
     with suppress(OSError, EOFError, Stopping):  # the parent has closed the pool, or has exited
         _Worker(setup, Connection(end, blocking=True)).run()
+    setup.reader.close()
 
 
 class _Worker:

@@ -40,9 +40,10 @@ from .shared_memory import (
 from .slots import Lease
 from .spawning import SpawnedReader, name_unpicklable
 from .tasks import Task
-from .worker_process import BUSY_SECONDS, WorkerProcess, wait_for_exit
+from .worker_process import WorkerProcess, wait_for_exit
 
 LONGEST_SECONDS = 1e6  # poll() accepts no longer timeout
+REAP_SECONDS = 0.3  # how long to wait for the exit code of a worker that has closed its socket
 LOOK_SECONDS = 0.5  # how often to check that workers are alive, where the system has no pidfd
 # How long a worker may take until its set-up begins: one that was forked while another thread held a lock may wait for
 # that lock for ever, one that was not forked has to import modules first. The set-up itself, with worker_init_fn, has
@@ -117,7 +118,7 @@ class ProcessPool(Pool):
             try:
                 wrapper.reraise()  # as torch does: an exception of the same class, with the worker's traceback as text
             except BaseException as error:
-                return error
+                return error.with_traceback(None)  # whose frames refer to the error, and to this pool
         payload, overflow = result.payload
         if result.overflowed and overflow is None:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")
@@ -129,7 +130,7 @@ class ProcessPool(Pool):
         return Reading(*load(Payload(*payload), None if lease is None else lease.array, memory))
 
     def stop(self, deadline: float) -> None:
-        """Ends and reaps all workers, by `deadline`: an idle one may run its exit functions, a busy one is killed.
+        """Ends and reaps all workers. They finish their sample and run their exit functions; `deadline` kills them.
 
         It may be called while another thread is in `wait`, which then raises PoolClosed.
         """
@@ -228,7 +229,7 @@ class ProcessPool(Pool):
         if self._closed:
             raise PoolClosed("the loader was closed")
         if not reason:
-            worker.process.join(BUSY_SECONDS)
+            worker.process.join(REAP_SECONDS)
             code = worker.process.exitcode
             how = f"exited unexpectedly with exit code {code}"
             if code is not None and code < 0:

@@ -131,6 +131,9 @@ class Reader:
                 f"the dataset or collate_fn raised StopIteration while reading {task.indices}"
             ) from error
 
+    def close(self) -> None:
+        """Drops what is open, as a StreamReader has it: here nothing."""
+
     def _read_batch(
         self, task: Task, indices: np.ndarray, buffer: BatchBuffer, mark: Mark, skipped: list[tuple[Any, str]]
     ) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..randomness import Random, fold, seed_globals
 from .batch_buffer import BatchBuffer
 from .pool import SET_UP
 from .reader import Mark, Reading
-from .streams import Place, Progress, StreamError, StreamTask
+from .streams import Place, Progress, StreamError, StreamTask, drops_its_buffer
 
 KEYS = 256  # keys of samples that are computed together
 
@@ -45,6 +45,7 @@ class StreamReader:
     repeats: bool  # a stream that ends begins its next epoch
     init_fn: Callable[[int], None] | None  # with a seed
     pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
+    iterator: Any = None  # over the dataset, if iter(loader) has to make it as torch's does: no seed and no workers
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
 
@@ -103,6 +104,11 @@ class StreamReader:
             raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
         reading.collate_seconds = time.perf_counter() - began
 
+    def close(self) -> None:
+        """Drops the iterators over the dataset: generators run their `finally` now, though streams are in cycles."""
+        self.iterator = None
+        self.open.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "open": {}, "dataset": None if self.pickled else self.dataset}
 
@@ -118,7 +124,9 @@ def stream_reader(loader: Any) -> StreamReader:
             f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
-    return StreamReader(dataset, loader.collate_fn, loader.drop_last, added.seed, *how, loader.worker_init_fn, pickled)
+    iterator = iter(dataset) if added.seed is None and not loader.num_workers else None
+    init_fn, drop_last = loader.worker_init_fn, loader.drop_last
+    return StreamReader(dataset, loader.collate_fn, drop_last, added.seed, *how, init_fn, pickled, iterator)
 
 
 class _Stream:
@@ -137,6 +145,7 @@ class _Stream:
         """Makes an iterator over the dataset that is at `place`."""
         reader, seed = self._reader, self._reader.seed
         self._epoch, self._drawn, self.ended = place.epoch, 0, place.ended
+        self._is_exhausted = place.ended  # the dataset; it may have filled a block before
         self._block: list[Any] = []  # samples, or failures in their place
         self._taken = 0  # out of the block
         self._start: tuple[int, Any] = 0, None  # samples before the block, and the dataset's state there
@@ -144,7 +153,7 @@ class _Stream:
             self._drawn = place.samples + place.taken
             return
         if seed is None:
-            self._iterator = iter(self._dataset)
+            self._iterator = iter(self._dataset) if reader.iterator is None else reader.iterator
             return
         began, state, key = time.perf_counter(), place.state or {}, int(fold(seed, self._epoch, self._number))
         self._dataset = pickle.loads(reader.pickled)
@@ -230,6 +239,8 @@ class _Stream:
 
     def _fill(self) -> None:
         """Reads a block, and shuffles it. Raises StopIteration at the end."""
+        if self._is_exhausted:  # some iterators begin anew if they are asked again
+            raise StopIteration
         first = self._drawn
         if first != self._start[0]:
             self._start = first, self._own_state()
@@ -248,6 +259,7 @@ class _Stream:
         try:
             sample = next(self._iterator)
         except StopIteration:
+            self._is_exhausted = True
             raise
         except Exception as error:
             sample = _Failure(number, error)
@@ -255,8 +267,8 @@ class _Stream:
         return sample
 
     def _own_state(self) -> dict[str, Any] | None:
-        """Returns the states of the dataset and its iterator, if they have any, and resuming from them is exact."""
-        if self._reader.seed is None or self.ended or _drops_its_buffer(self._dataset):
+        """Returns the states of the dataset and its iterator, if resuming from them is exact: none at the end."""
+        if self._reader.seed is None or self._is_exhausted or drops_its_buffer(self._dataset):
             return None
         parts = {"iterator": self._iterator}
         if self._iterator is not self._dataset:
@@ -287,10 +299,3 @@ def _keys(seed: int, epoch: int, stream: int, first: int) -> Iterator[int]:
     while True:
         yield from fold(seed, epoch, stream, np.arange(first, first + KEYS)).tolist()
         first += KEYS
-
-
-def _drops_its_buffer(pipeline: Any) -> bool:
-    """Returns whether it is one of Hugging Face's with a shuffle buffer, whose state lacks the buffer's samples."""
-    inner = [getattr(pipeline, name, None) for name in ("_ex_iterable", "ex_iterable")]
-    inner += getattr(pipeline, "ex_iterables", None) or []
-    return hasattr(pipeline, "buffer_size") or any(_drops_its_buffer(one) for one in inner if one is not None)

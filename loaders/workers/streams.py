@@ -110,3 +110,10 @@ class StreamTasks:
             self.places[stream] = progress.place
         if progress is not None and progress.is_over and stream in self._live:
             self._live.remove(stream)
+
+
+def drops_its_buffer(pipeline: Any) -> bool:
+    """Returns whether it is one of Hugging Face's with a shuffle buffer, whose state lacks the buffer's samples."""
+    inner = [getattr(pipeline, name, None) for name in ("_ex_iterable", "ex_iterable")]
+    inner += getattr(pipeline, "ex_iterables", None) or []
+    return hasattr(pipeline, "buffer_size") or any(drops_its_buffer(one) for one in inner if one is not None)

@@ -23,8 +23,6 @@ from .shared_memory import ADVICE
 from .slots import Slot
 from .tasks import Task
 
-BUSY_SECONDS = 0.3  # after it was told to stop, a worker may go on reading a sample so long before it is killed
-
 
 class WorkerProcess:
     """A worker process, its socket, and its unanswered tasks. Times are those of time.monotonic.
@@ -134,22 +132,21 @@ def _pidfd_open(pid: int) -> int:
 
 
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
-    """Asks workers to exit, and waits: until `deadline` for those that are idle, BUSY_SECONDS for busy ones."""
+    """Asks workers to exit, and waits for them until `deadline`. One that reads a sample finishes it first.
+
+    It must not be killed meanwhile: it may hold a lock that later workers need, or be writing a file.
+    """
     for worker in workers:
         with suppress(OSError):
             worker.connection.socket.shutdown(socket.SHUT_WR)
-    kill_busy_at = min(deadline, time.monotonic() + BUSY_SECONDS)
-    while workers:
+    while workers and time.monotonic() < deadline:
         exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):
                 worker.discard_messages()
-        now = time.monotonic()
         workers = [
             worker
             for worker in workers
             # multiprocessing takes a worker for alive for ever if the program's SIGCHLD handler has reaped it.
-            if worker.process.sentinel not in exited
-            and worker.process.is_alive()
-            and now < (deadline if worker.is_ready and worker.row == NO_ROW else kill_busy_at)
+            if worker.process.sentinel not in exited and worker.process.is_alive()
         ]

@@ -414,6 +414,14 @@ class Stream(Fresh, IterableDataset):
             yield first, step, info is None or info.dataset is self, self[index]
 
 
+class EagerStream(Stream):
+    """Draws when an iterator over it is made, and not when that gives the first sample."""
+
+    def __iter__(self) -> Iterator:
+        number = torch.rand(()).item()
+        return map(lambda sample: (number, sample), super().__iter__())
+
+
 class FailingStream(Stream, Failing):
     """Its generator ends with its error."""
 
@@ -427,6 +435,7 @@ class GoingOn(FailingStream):
 
 DATASETS = {
     "stream": Stream,
+    "eager stream": EagerStream,
     "failing stream": FailingStream,
     "failing iterator": GoingOn,
     "fresh": Fresh,
@@ -635,7 +644,7 @@ def sampling(program: Program, dataset: Fresh) -> dict[str, Any]:
     return batch_size
 
 
-STREAMS = ("stream", "failing stream", "failing iterator")
+STREAMS = ("stream", "eager stream", "failing stream", "failing iterator")
 SAMPLERS = ("sequential", "shuffled", "generator", "sized", "unsized", "weighted", "batches")
 
 
@@ -689,6 +698,15 @@ def words(error: BaseException) -> str:
 
 def drop(loader, note) -> None:
     for batch in take(iter(loader), note):
+        note(describe(batch))
+
+
+def draw(loader, note) -> None:
+    """Draws from torch's generator after iter(), and at each step."""
+    iterator = iter(loader)
+    note(("drawn", torch.rand(()).item()))
+    for batch in take(iterator, note):
+        note(("drawn", torch.rand(()).item()))
         note(describe(batch))
 
 
@@ -915,6 +933,7 @@ def internals(loader, note) -> None:
 
 CONSUMERS: dict[str, Callable[[Any, Callable[[Any], None]], None]] = {
     "drop": drop,
+    "draw": draw,
     "keep": keep,
     "keep views": keep_views,
     "write": write,

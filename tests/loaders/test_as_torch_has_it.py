@@ -109,6 +109,20 @@ def test_torchs_own_iterator_serves_where_worker_processes_are_not_ours_and_that
     assert said.startswith("torch's own workers read on systems other than Linux")
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_subclass_may_override_the_hooks_of_torchs_class(num_workers):
+    def batches(kind) -> list:
+        class Own(kind):
+            _auto_collation = False
+
+            def _get_iterator(self):
+                return map(str, super()._get_iterator())  # which no weak reference can refer to
+
+        return list(Own(Numbers(4), 2, num_workers=num_workers))
+
+    assert batches(WorkerLoader) == batches(DataLoader) == ["0", "1", "2", "3"]
+
+
 def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monkeypatch):
     with WorkerLoader(Numbers(4), 2, num_workers=1, worker_method="thread") as loader:
         checked: list = []

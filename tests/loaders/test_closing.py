@@ -1,5 +1,6 @@
 """close() ends every iterator of a loader, and gives workers and threads the time that they are owed, and no more."""
 
+import gc
 import multiprocessing
 import os
 import select
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Faulty, Numbers, contents
 
 from loaders import Preloader, WorkerLoader
 
@@ -80,19 +81,15 @@ def test_close_waits_for_threads_as_long_as_a_batch_takes_and_leaves_none_behind
 class Exiting(Numbers):
     """A worker's exit work takes most of a second, and then writes a file."""
 
-    def __init__(self, folder: Path, length: int, busy_from: int | None = None) -> None:
+    def __init__(self, folder: Path, length: int) -> None:
         super().__init__(length)
-        self.folder, self.busy_from = folder, length if busy_from is None else busy_from
+        self.folder = folder
         self.is_registered = False
-        self.is_busy = multiprocessing.Event()
 
     def __getitem__(self, index: int) -> int:
         if not self.is_registered:
             self.is_registered = True
             util.Finalize(None, self.finish, exitpriority=1)
-        if index == self.busy_from:
-            self.is_busy.set()
-            threading.Event().wait(3)  # less than idle workers get
         return index
 
     def finish(self) -> None:
@@ -120,15 +117,60 @@ def test_workers_released_at_the_end_of_an_epoch_finish_their_exit_work(seed, tm
     assert {path.name for path in tmp_path.iterdir()} == workers
 
 
-def test_a_busy_worker_does_not_get_the_time_that_an_idle_one_gets(tmp_path, bound):
-    dataset = Exiting(tmp_path, 40, busy_from=8)
-    with WorkerLoader(dataset, 4, num_workers=1, seed=0, persistent_workers=True) as loader:
+class Locking(Numbers):
+    """Each sample is read under a lock, and takes a while."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.lock = multiprocessing.Lock()
+        self.is_locked = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock:
+            if index:
+                self.is_locked.set()
+                threading.Event().wait(0.8)
+            return index
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_worker_finishes_its_sample_before_it_exits_and_so_releases_its_lock(seed, bound):
+    with WorkerLoader(Locking(40), 1, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
-        assert contents([next(iterator), next(iterator)]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        (worker,) = iterator._workers
-        assert dataset.is_busy.wait(bound)
-    assert worker.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
-    assert not list(tmp_path.iterdir())
+        workers = iterator._workers
+        assert next(iterator).tolist() == [0]
+        assert loader.dataset.is_locked.wait(bound)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert loader.dataset.lock.acquire(timeout=bound)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_workers_whose_loader_only_the_garbage_collector_finds_exit_by_themselves(seed):
+    def cycle() -> list:
+        loader = WorkerLoader(Numbers(40), 4, num_workers=1, seed=seed)
+        iterator = iter(loader)
+        workers.extend(iterator._workers)
+        cyclic = [loader, iterator, next(iterator)]
+        cyclic.append(cyclic)
+        return cyclic
+
+    workers: list = []
+    cycles = [cycle(), cycle()]  # the second one's worker inherits the socket of the first one's
+    del cycles
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_an_error_of_a_worker_keeps_no_loader_alive():
+    gc.disable()
+    try:
+        for _ in WorkerLoader(Faulty(40, 6), 4, num_workers=1):
+            pass
+    except ValueError:
+        pass
+    finally:
+        gc.enable()
+    assert not multiprocessing.active_children()
 
 
 class Waiting(Numbers):

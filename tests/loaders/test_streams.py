@@ -1,6 +1,7 @@
 """Iterable datasets: logical streams with a seed, whatever reads them, and torch's own behaviour without one."""
 
 import copy
+import gc
 import json
 import logging
 import os
@@ -63,6 +64,17 @@ class Stateful(Numbers):
 
     def load_state_dict(self, state):
         self.at = state["at"]
+
+
+class Rewinding(Stateful):
+    """At its end its state is that of its beginning."""
+
+    def __next__(self):
+        try:
+            return super().__next__()
+        except StopIteration:
+            self.at = 0
+            raise
 
 
 class Failing(Stateful):
@@ -142,6 +154,19 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
             if state["epoch"] > epoch:
                 assert got == epochs[epoch]
                 epoch, got = epoch + 1, []
+
+
+def test_an_epoch_resumes_at_any_batch_though_its_dataset_resets_its_state_at_its_end():
+    def rewinding() -> WorkerLoader:
+        return loader_of(Rewinding(), 0, shuffle_buffer=4)
+
+    batches = seen(rewinding())
+    for number in range(len(batches)):
+        interrupted, resumed = rewinding(), rewinding()
+        iterator = iter(interrupted)
+        assert [next(iterator).tolist() for _ in range(number)] == batches[:number]
+        resumed.load_state_dict(interrupted.state_dict())
+        assert seen(resumed) == batches[number:]
 
 
 class Shards(IterableDataset):
@@ -312,6 +337,31 @@ def test_an_alarm_inside_next_loses_no_sample():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class CleaningUp(Numbers):
+    """Makes a file when its generator ends."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def __iter__(self):
+        try:
+            yield from super().__iter__()
+        finally:
+            self.file.touch()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_generator_that_is_left_early_runs_its_finally_at_once(num_workers, seed, tmp_path):
+    gc.disable()
+    try:
+        next(iter(WorkerLoader(CleaningUp(tmp_path / "file"), 4, num_workers=num_workers, seed=seed)))
+        assert (tmp_path / "file").exists()
+    finally:
+        gc.enable()
 
 
 def test_without_a_seed_a_worker_that_dies_is_torchs_error_as_it_cannot_be_replayed():
