@@ -71,7 +71,7 @@ def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) ->
     if not python.exists():
         raise BenchError(f"run `python scripts/bench_peers.py --setup {peer}` first")
     settings = f"--workers={workers}", f"--seconds={seconds}", f"--turn={row}", f"--data-root={root}"
-    command = [python, Path(__file__).resolve(), *settings]
+    command: list[str | Path] = [python, Path(__file__).resolve(), *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise BenchError((done.stderr.splitlines() or ["its process died"])[-1])

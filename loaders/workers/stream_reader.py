@@ -274,10 +274,8 @@ class _Stream:
         if self._iterator is not self._dataset:
             parts["dataset"] = self._dataset
         methods = ("state_dict", "load_state_dict")
-        states = {
-            name: part.state_dict() for name, part in parts.items() if all(hasattr(part, one) for one in methods)
-        }
-        return states or None
+        stateful = [name for name, part in parts.items() if all(hasattr(part, method) for method in methods)]
+        return {name: parts[name].state_dict() for name in stateful} or None
 
 
 class _Failure(NamedTuple):

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +23,8 @@ from .process_main import READY, ROWS, Setup, work
 from .shared_memory import ADVICE
 from .slots import Slot
 from .tasks import Task
+
+INTERRUPTED_SECONDS = 0.3  # how long workers may take to exit after a Ctrl-C
 
 
 class WorkerProcess:
@@ -134,8 +137,11 @@ def _pidfd_open(pid: int) -> int:
 def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
     """Asks workers to exit, and waits for them until `deadline`. One that reads a sample finishes it first.
 
-    It must not be killed meanwhile: it may hold a lock that later workers need, or be writing a file.
+    It must not be killed meanwhile: it may hold a lock that later workers need, or be writing a file. After a Ctrl-C
+    it is killed soon all the same, because a user waits for the end of the program.
     """
+    if isinstance(sys.exc_info()[1] or getattr(sys, "last_value", None), KeyboardInterrupt):
+        deadline = min(deadline, time.monotonic() + INTERRUPTED_SECONDS)
     for worker in workers:
         with suppress(OSError):
             worker.connection.socket.shutdown(socket.SHUT_WR)

@@ -120,8 +120,9 @@ def test_workers_released_at_the_end_of_an_epoch_finish_their_exit_work(seed, tm
 class Locking(Numbers):
     """Each sample is read under a lock, and takes a while."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, seconds: float = 0.8) -> None:
         super().__init__(length)
+        self.seconds = seconds
         self.lock = multiprocessing.Lock()
         self.is_locked = multiprocessing.Event()
 
@@ -129,7 +130,7 @@ class Locking(Numbers):
         with self.lock:
             if index:
                 self.is_locked.set()
-                threading.Event().wait(0.8)
+                threading.Event().wait(self.seconds)
             return index
 
 
@@ -142,6 +143,20 @@ def test_a_worker_finishes_its_sample_before_it_exits_and_so_releases_its_lock(s
         assert loader.dataset.is_locked.wait(bound)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert loader.dataset.lock.acquire(timeout=bound)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_after_a_ctrl_c_nobody_waits_for_a_sample(seed, bound):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        WorkerLoader(Locking(40, seconds=60), 1, num_workers=2, seed=seed) as loader,
+    ):
+        iterator = iter(loader)
+        workers = iterator._workers
+        assert next(iterator).tolist() == [0]
+        assert loader.dataset.is_locked.wait(bound)
+        raise KeyboardInterrupt
+    assert -signal.SIGKILL in [worker.exitcode for worker in workers]
 
 
 @pytest.mark.parametrize("seed", [0, None])
