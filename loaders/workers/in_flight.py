@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..base import Delivery
-from .pool import WHOLE_BATCH, Death, Pool, Result, WorkerFailure
+from .pool import NEVER_BEGAN, WHOLE_BATCH, Death, Pool, Result, WorkerFailure
 from .reader import Reading
 from .shared_memory import MachineFull
 from .slots import Lease, SlotRing
@@ -37,7 +37,8 @@ class InFlight:
         self.deaths += 1
         task, next_is_last = self.task, self.deaths >= max_restarts
         self.task = replace(task, singly=task.singly or next_is_last)
-        if self.deaths <= max_restarts or (skips and not task.singly and death.row == WHOLE_BATCH):
+        has_begun = death.row != NEVER_BEGAN  # else the next worker would not begin either
+        if has_begun and (self.deaths <= max_restarts or (skips and not task.singly and death.row == WHOLE_BATCH)):
             return []
         if death.row >= 0 and skips:
             self.task, self.deaths = replace(self.task, without=task.without | {death.row}), 0
@@ -47,8 +48,10 @@ class InFlight:
             moment = f"while reading sample {list(task.indices)[death.row]}"
         elif death.row == WHOLE_BATCH:
             moment = f"while reading {task.indices}"
-        else:
+        elif has_begun:
             moment = "before reading a sample, perhaps in worker_init_fn"
+        else:
+            moment = "before it began: a program whose workers are not forked needs `if __name__ == '__main__':`"
         self.result = Result(-1, error=WorkerFailure(f"{death.reason} {count} died on this batch, {moment}"))
         return []
 

@@ -16,7 +16,8 @@ from .slots import Lease
 from .streams import Progress
 from .tasks import Task
 
-SET_UP, WHOLE_BATCH, NO_ROW = -3, -2, -1  # what a worker is reading, if not a single row of a batch
+# What a worker is reading, if not a single row of a batch. NEVER_BEGAN: it exited by itself before its set-up.
+NEVER_BEGAN, SET_UP, WHOLE_BATCH, NO_ROW = -4, -3, -2, -1
 
 
 class WorkerFailure(RuntimeError):
@@ -55,7 +56,7 @@ class Death:
 
     worker: int
     reason: str  # in torch's words
-    row: int  # what it was reading: a row, WHOLE_BATCH or NO_ROW
+    row: int  # what it was reading: a row, or one of the constants above
 
 
 def answer(

@@ -25,7 +25,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from ..background import EXIT_SECONDS, stop_at_exit
-from .pool import SET_UP, Death, Pool, PoolClosed, Result
+from .pool import NEVER_BEGAN, NO_ROW, SET_UP, Death, Pool, PoolClosed, Result
 from .process_main import READY, Setup
 from .reader import Reader, Reading
 from .serialize import Payload, load
@@ -228,14 +228,17 @@ class ProcessPool(Pool):
         """Reports a worker's death, and ends it. Raises PoolClosed if another thread closes the pool."""
         if self._closed:
             raise PoolClosed("the loader was closed")
+        row = worker.row
         if not reason:
             worker.process.join(REAP_SECONDS)
             code = worker.process.exitcode
             how = f"exited unexpectedly with exit code {code}"
             if code is not None and code < 0:
                 how = f"is killed by signal: {signal.strsignal(-code)}"
+            elif row == NO_ROW and not worker.is_ready:
+                row = NEVER_BEGAN
             reason = f"DataLoader worker (pid {worker.process.pid}) {how}."
-        death = Death(worker.number, reason, worker.row)
+        death = Death(worker.number, reason, row)
         for fd in worker.descriptors():
             self._polled.pop(fd, None)
             with suppress(KeyError, ValueError):  # closed by another thread
