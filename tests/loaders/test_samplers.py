@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 
@@ -157,19 +152,6 @@ def test_a_sampler_changed_between_epochs_gives_the_new_order_in_the_next_one(gi
             assert rows(outer) == [index] * LENGTH
         if outer is not loader:
             outer.close()
-
-
-def test_independent_iterators_over_a_sampler_do_not_disturb_each_other(given, reader):
-    def loader(**reader) -> WorkerLoader:
-        return seeded(**given(RandomSampler(range(LENGTH))), persistent_workers=False, **reader)
-
-    with loader() as one_by_one:
-        expected = [contents(one_by_one), contents(one_by_one)]
-    with loader(**reader) as both:
-        first, second = iter(both), iter(both)
-        pairs = [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
-    assert [list(batches) for batches in zip(*pairs, strict=True)] == expected
-    assert expected[0] != expected[1]
 
 
 # Random samplers

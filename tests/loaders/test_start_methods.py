@@ -68,12 +68,7 @@ def told(python, tmp_path_factory):
         program.communicate()
 
 
-CASES = {
-    ("spawn", ""): NOT_FORKED,
-    ("forkserver", ""): NOT_FORKED,
-    ("none", ""): FORKED,
-    ("spawn", "fork"): FORKED,
-}
+CASES = {("spawn", ""): NOT_FORKED, ("forkserver", ""): NOT_FORKED, ("none", ""): FORKED, ("spawn", "fork"): FORKED}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"set_{case[0]}-context_{case[1] or 'none'}")

@@ -218,11 +218,7 @@ class Endless:
             r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* torch\.uint8 \(8, 8, 3\)",
         ),
         ("Plain", ["+data.fault='no classes'"], "Plain has no `classes`"),
-        (
-            "Plain",
-            [f"model._target_={HERE}.Wide", "~model.size"],
-            r"shape \(2, 1000\), and 2 classes need \(2, 2\)",
-        ),
+        ("Plain", [f"model._target_={HERE}.Wide", "~model.size"], r"shape \(2, 1000\), and 2 classes need \(2, 2\)"),
         (
             "Plain",
             ["+model.in_channels=4"],
