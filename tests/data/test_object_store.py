@@ -150,7 +150,6 @@ def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monke
     "options",
     [
         {"kill": signal.SIGKILL},
-        {"kill": signal.SIGTERM},
         {"worker_method": "thread"},
         {"num_workers": 0, "persistent_workers": False},
     ],

@@ -296,7 +296,7 @@ class Pairs:
         return iter([[2 * number, 2 * number + 1] for number in range(self.batches)])
 
 
-@pytest.mark.parametrize("loader", ["workers", "threads", "prefetch", "torch", "resident"])
+@pytest.mark.parametrize("loader", ["prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     Counted.seen = []
     sampler = [SAMPLER, "train.last_batch=keep", f"trainer._target_={HERE}.Counted"]
@@ -379,10 +379,7 @@ def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("override", "warned"),
     [
-        (
-            "task.loss={_target_: tests.training.test_doors.pairs}",
-            "changes what is trained: the loss of a batch is not",
-        ),
+        (f"task.loss={{_target_: {HERE}.pairs}}", "changes what is trained: the loss of a batch is not"),
         ("task.label_smoothing=0.2", ""),
     ],
 )
@@ -412,25 +409,20 @@ class Error:
         return self.total
 
 
+REGRESSION = ["task=regression", f"data._target_={HERE}.Numbered"]
+WRONG = [f"task.metrics={{wrong: {{_target_: {HERE}.Error}}}}", "task.metric=wrong"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "is_lower"),
     [
         ([], False),
-        (["task.metric=loss"], True),
-        (
-            [
-                "task=regression",
-                "task.metrics={wrong: {_target_: tests.training.test_doors.Error}}",
-                "task.metric=wrong",
-            ],
-            True,
-        ),
-        (["task=regression", "task.metric=mse", "task.higher_is_better=true"], False),
+        ([*REGRESSION, *WRONG], True),
+        ([*REGRESSION, "task.metric=mse", "task.higher_is_better=true"], False),
     ],
 )
 def test_whether_a_higher_score_is_better_follows_from_the_metric(tmp_path, overrides, is_lower):
-    data = [f"data._target_={HERE}.Numbered"] if overrides[:1] == ["task=regression"] else []
-    summary = train(tmp_path, *data, *LINEAR, *overrides, "train.max_steps=2")
+    summary = train(tmp_path, *LINEAR, *overrides, "train.max_steps=2")
     assert summary["lower_is_better"] == is_lower
 
 

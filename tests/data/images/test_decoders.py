@@ -98,8 +98,7 @@ def test_a_decoder_reads_a_box_with_the_pixels_of_the_whole_image(name):
         assert set(read.values()) == {16 * 6}
 
 
-@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("train", "worker_method"), [(True, "thread"), (False, "multiprocessing")])
 def test_batches_depend_neither_on_the_decoder_nor_on_where_it_runs(tmp_path, train, worker_method):
     write_images(tmp_path, ("cat",), count=0)
     generator = np.random.default_rng(3)
