@@ -147,12 +147,7 @@ def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monke
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"kill": signal.SIGKILL},
-        {"worker_method": "thread"},
-        {"num_workers": 0, "persistent_workers": False},
-    ],
+    "options", [{"kill": signal.SIGKILL}, {"worker_method": "thread"}, {"num_workers": 0, "persistent_workers": False}]
 )
 def test_batches_are_those_from_disk_in_any_kind_of_worker_that_may_be_killed(web, folder, options):
     dataset = WebDataset(True, f"{web(Faults())}/{NAMES}", image_size=16)

@@ -1,6 +1,5 @@
 """Whole runs with datasets and networks as users write them: what trains, and what ends in a sentence."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import nn
 from data.errors import DataError
 from data.samples import Samples
 from tests.configs import NO_TRIALS, composed
+from tests.test_train import metrics
 from train import run
 from training.checks import check_dataset
 from training.config import ConfigError, checked
@@ -102,10 +102,6 @@ def train(folder: Path, *overrides: str, dataset: str = "Plain") -> dict:
     kept = {key: config.data[key] for key in ("val_fraction", "collate", "fault") if key in config.data}
     config.data = {"_target_": f"{HERE}.{dataset}", **kept}
     return run(config, folder)
-
-
-def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("loader", ["torch", "prefetch", "resident"])
