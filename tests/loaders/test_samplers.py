@@ -374,28 +374,6 @@ def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
             assert unfinished == [*range(8, length, 8), 0]
 
 
-class Understated:
-    """Says that it has two batches, and has four."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self):
-        yield from ([0, 1], [2, 3], [4, 5], [6, 7])
-
-
-def test_an_epoch_whose_batch_sampler_understates_its_length_is_resumed_and_not_left_out(reader):
-    with WorkerLoader(Numbers(8), batch_sampler=Understated(), seed=0, **reader) as loader:
-        batches = iter(loader)
-        assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-        state = loader.state_dict()
-        assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
-        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
-    with WorkerLoader(Numbers(8), batch_sampler=Understated(), seed=0, **reader) as resumed:
-        resumed.load_state_dict(state)
-        assert [batch.tolist() for batch in resumed] == [[4, 5], [6, 7]]
-
-
 # Samplers of every loader
 
 EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])

@@ -4,7 +4,6 @@ import copy
 import gc
 import itertools
 import logging
-import multiprocessing
 import pickle
 import threading
 import traceback
@@ -491,25 +490,6 @@ def test_close_gives_up_a_thread_that_does_not_come_back_and_says_so(make, block
     with caplog.at_level(logging.WARNING, logger="loaders"):
         loader.close()
     assert "left behind" in caplog.text
-
-
-class Hanging(Numbers):
-    """Samples from 2 on never come."""
-
-    def __getitem__(self, index: int) -> int:
-        if index >= 2:
-            threading.Event().wait()
-        return index
-
-
-@pytest.mark.timeout(60)
-def test_close_ends_workers_that_hang(torch_looks_often, impatient, make, bound):
-    loader = make(TorchLoader(Hanging(8), 2, num_workers=1), depth=1)
-    next(loader)
-    loader.close()
-    for worker in multiprocessing.active_children():
-        worker.join(bound)
-    assert multiprocessing.active_children() == []
 
 
 class OneAtATime:
