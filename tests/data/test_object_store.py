@@ -183,25 +183,6 @@ def test_files_for_a_gpu_are_in_the_order_of_their_rows(web, folder):
     assert torch.equal(found[0].data, found[1].data) and found[0].sizes == found[1].sizes
 
 
-def test_answers_come_as_they_arrive_and_no_more_than_asked_for_are_made_at_a_time(bound):
-    first, lock, now, most = threading.Event(), threading.Lock(), [], []
-
-    def call(number):
-        with lock:
-            now.append(number)
-            most.append(len(now))
-        assert number or first.wait(bound)
-        with lock:
-            now.remove(number)
-        return 10 * number
-
-    answers = object_store.Answers([lambda number=number: call(number) for number in range(20)], 3)
-    found = [next(answers) for _ in range(19)]
-    assert sorted(found) == [(number, 10 * number) for number in range(1, 20)] and max(most) <= 3
-    first.set()
-    assert list(answers) == [(0, 0)]
-
-
 def wds2idx(path, shift=0):
     """The index that DALI's wds2idx makes of a tar."""
     samples: dict[str, list[str]] = {}

@@ -120,10 +120,9 @@ def run(loader, way):
     return seen, deaths
 
 results = []
-for seed, preloads in (0, True), (None, False):
-    for way in ("exit", "collected"):
-        loader = WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=True)
-        results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
+for seed, preloads, way in (0, True, "exit"), (None, False, "collected"):
+    loader = WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=True)
+    results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
 print(json.dumps(results))
 """
 
