@@ -14,7 +14,6 @@ from loaders import timing
 from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError
-from training.launch import is_expected
 from training.stopping import Stopped
 
 SMALL = [
@@ -88,24 +87,11 @@ def two_threads():
 
 def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader_and_another_seed_others(tmp_path, two_threads):
     for name, loader, seed in (("one", "torch", 0), ("two", "prefetch", 0), ("other", "torch", 1)):
-        short = ["loader.num_workers=2", "train.max_steps=2", "data.test_length=8"]
+        short = ["loader.num_workers=1", "train.max_steps=2", "data.test_length=8"]
         train(tmp_path / name, f"loader={loader}", f"seed={seed}", *short)
     assert_equal_weights(tmp_path / "one", tmp_path / "two")
     with pytest.raises(AssertionError):
         assert_equal_weights(tmp_path / "one", tmp_path / "other")
-
-
-def test_a_cached_run_can_be_resumed(tmp_path):
-    train(tmp_path, "loader=cached", "train.epochs=1")
-    summary = train(tmp_path, "loader=cached", f"train.resume={tmp_path}")
-    assert [line["step"] for line in metrics(tmp_path) if "loss" in line][-1] == 16
-    assert summary["loader"] == "cached" and summary["epochs"] == 2
-
-
-def test_a_dataset_that_does_not_fit_into_memory_ends_the_run_with_the_reason(tmp_path):
-    with pytest.raises(RuntimeError, match=r"loader=resident needs .* on cpu for 1,000,000 samples.* free") as caught:
-        train(tmp_path, "loader=resident", "data.length=1000000", "data.image_size=1024")
-    assert is_expected(caught.value), "the run ends with this sentence, not with a traceback"
 
 
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole_batch(tmp_path):
@@ -134,7 +120,7 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint_in_a_folder_that_
 ADAMW = ["optim=adamw", "optim.lr=0.01"]
 
 
-@pytest.mark.parametrize("overrides", [[], ADAMW, ["train.precision=bf16"], ["train.channels_last=false"]], ids=str)
+@pytest.mark.parametrize("overrides", [["train.precision=bf16"], [*ADAMW, "train.channels_last=false"]], ids=str)
 def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path, overrides):
     summary = train(tmp_path, "train.epochs=6", *overrides)
     losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
@@ -169,6 +155,8 @@ def test_best_is_the_best_checkpoint_of_its_folder_after_a_resume_too(tmp_path, 
 def test_a_run_that_has_finished_returns_its_summary_unless_more_is_asked_for(tmp_path, caplog):
     summary = train(tmp_path, "train.epochs=1")
     assert train(tmp_path, "train.epochs=1") == summary
+    (tmp_path / "summary.json").unlink()  # as if it had been killed before
+    assert train(tmp_path, "train.epochs=1")["test_accuracy"] == summary["test_accuracy"]
     with pytest.raises(ConfigError, match=r"this run has finished after 8 steps: raise train\.epochs"):
         train(tmp_path, "train.epochs=1", f"train.resume={tmp_path}")
     with pytest.raises(ConfigError, match=r"finished run with other settings \(optim.lr is 0.5, was .*\): choose"):
@@ -219,8 +207,7 @@ def undisturbed(tmp_path_factory) -> Path:
     ("number", "inside", "name"),
     [
         pytest.param(signal.SIGTERM, timing.StepTimer, "batches", id="before the first step"),
-        pytest.param(signal.SIGINT, train_module.Trainer, "train_step", id="in a step"),
-        pytest.param(signal.SIGTERM, train_module.Trainer, "evaluate", id="in an evaluation"),
+        pytest.param(signal.SIGINT, train_module.Trainer, "evaluate", id="in an evaluation"),
         pytest.param(signal.SIGUSR1, torch, "save", id="while saving"),
     ],
 )

@@ -6,7 +6,7 @@ accelerate = pytest.importorskip("accelerate")
 
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
-from points import BATCH_SIZE, LENGTH, SEED, Points, check_epochs, indices, seeded_epoch
+from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
 
 from loaders import WorkerLoader
 
@@ -52,9 +52,3 @@ def test_the_rest_of_an_epoch_comes_after_its_first_batches_were_skipped():
     rest = skip_first_batches(prepared, 2)
     rest.set_epoch(1)
     assert epoch_of(rest) == seeded_epoch(1)[2:]
-
-
-def test_a_batch_size_that_leaves_nothing_over_and_no_shuffling_come_as_from_a_stock_loader():
-    prepared = prepare(seeded(shuffle=False, drop_last=True))
-    whole = [[*range(start, start + BATCH_SIZE)] for start in range(0, LENGTH - BATCH_SIZE + 1, BATCH_SIZE)]
-    assert [epoch_of(prepared) for _ in range(2)] == [whole, whole]

@@ -8,7 +8,7 @@ import torch
 from points import BATCH_SIZE, LENGTH, SEED, check_epochs, indices, seeded_epoch
 from torch.utils.data import DataLoader
 
-from loaders import LoaderConfig, Preloader, WorkerLoader, build_loader
+from loaders import LoaderConfig, WorkerLoader, build_loader
 
 
 @pytest.fixture
@@ -59,10 +59,3 @@ def test_a_transform_of_the_dataset_runs_in_the_workers_on_batches(points, seed)
     assert torch.cat([batch["x"] for batch in batches])[:, 0].tolist() == [2.0 * index for index in range(LENGTH)]
     if seed is None:  # with one, samples are read one by one, each with its own random numbers
         assert [set(batch["of"].tolist()) for batch in batches] == [{4}, {4}, {4}, {4}, {4}, {2}]
-
-
-def test_a_selected_and_shuffled_dataset_comes_in_its_own_order(points):
-    points = points.shuffle(seed=1).select(range(10))
-    with Preloader(WorkerLoader(points, BATCH_SIZE, num_workers=2, seed=SEED), "cpu") as loader:
-        found = [index for batch in loader for index in indices(batch)]
-    assert found == [int(point["x"][0]) for point in points]

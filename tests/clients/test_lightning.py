@@ -48,18 +48,6 @@ def test_without_a_seed_training_gets_the_batches_of_a_stock_loader(persistent):
     assert ours == trained(DataLoader)
 
 
-def test_a_loader_made_in_the_modules_own_hook_is_trained_on():
-    class WithHook(Recorder):
-        def train_dataloader(self) -> WorkerLoader:
-            self.loader = seeded()
-            return self.loader
-
-    module = WithHook()
-    trainer(max_epochs=2).fit(module)
-    module.loader.close()
-    assert module.trained == {epoch: seeded_epoch(epoch) for epoch in range(2)}
-
-
 def test_validation_between_epochs_leaves_the_training_order_alone():
     module = Recorder()
     with seeded() as train, seeded(shuffle=False, pad=False) as validate:

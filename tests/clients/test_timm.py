@@ -68,13 +68,6 @@ def test_a_prefetch_loader_gives_the_same_batches_over_ours_as_over_a_stock_one(
             same(prefetched, expected)
 
 
-def test_what_a_prefetch_loader_computes_in_place_does_not_reach_batches_that_were_kept():
-    with WorkerLoader(Images(), BATCH_SIZE, num_workers=2, seed=SEED, collate_fn=fast_collate) as loader:
-        kept = list(loader)
-        list(PrefetchLoader(loader, device=CPU))
-        same(kept, DataLoader(Images(), BATCH_SIZE, collate_fn=fast_collate))
-
-
 def test_random_erasing_of_a_prefetch_loader_draws_as_over_a_stock_loader():
     def batches(loader) -> list:
         random.seed(1)  # which pixels

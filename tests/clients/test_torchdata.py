@@ -5,7 +5,7 @@ import pytest
 nodes = pytest.importorskip("torchdata.nodes")
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import SequentialSampler, default_collate
 
 from loaders import Preloader
 
@@ -38,16 +38,6 @@ def test_every_epoch_has_every_batch_once_in_order(settings, depth):
         assert [numbers(loader) for _ in range(3)] == [WHOLE] * 3
 
 
-def test_a_shuffled_pipeline_gives_the_batches_that_it_gives_by_itself():
-    def shuffled() -> "nodes.Loader":
-        return pipeline(RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)))
-
-    alone = shuffled()
-    expected = [numbers(alone) for _ in range(3)]
-    with Preloader(shuffled(), "cpu", 2) as loader:
-        assert [numbers(loader) for _ in range(3)] == expected
-
-
 @SETTINGS
 @pytest.mark.parametrize("received", [0, 3])
 def test_a_state_resumes_after_the_last_batch_that_its_consumer_received(settings, received):
@@ -58,24 +48,3 @@ def test_a_state_resumes_after_the_last_batch_that_its_consumer_received(setting
     with Preloader(pipeline(SequentialSampler(range(LENGTH)), **settings), "cpu", depth=2) as loader:
         loader.load_state_dict(state)
         assert [numbers(loader) for _ in range(2)] == [WHOLE[received:], WHOLE]
-
-
-def test_an_epoch_broken_off_leaves_nothing_of_it_in_the_next():
-    with Preloader(pipeline(SequentialSampler(range(LENGTH)), num_workers=2, method="thread"), "cpu") as loader:
-        for _ in range(3):
-            assert next(iter(loader))["index"].tolist() == WHOLE[0]
-        assert numbers(loader) == WHOLE
-
-
-def test_an_error_of_a_node_comes_out_of_next_with_the_batches_before_it():
-    def failing(indices: list[int]) -> dict[str, torch.Tensor]:
-        if 9 in indices:
-            raise ValueError("sample 9 is bad")
-        return read(indices)
-
-    batches = nodes.Batcher(nodes.IterableWrapper(range(LENGTH)), BATCH_SIZE, drop_last=False)
-    with Preloader(nodes.Loader(nodes.Mapper(batches, failing)), "cpu", depth=2) as loader:
-        batches = iter(loader)
-        assert numbers(next(batches) for _ in range(2)) == WHOLE[:2]
-        with pytest.raises(ValueError, match="sample 9 is bad"):
-            next(batches)

@@ -15,6 +15,12 @@ from PIL import Image
 from data.image_folder import ImageFolder
 
 
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as file:

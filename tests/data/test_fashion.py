@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import write_fashion, write_idx
+from fakes import flip_a_byte, write_fashion, write_idx
 
 from data import fashion
 from data.errors import DataError
@@ -20,12 +20,6 @@ def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs(
         assert dataset.images.mean() / 255 == pytest.approx(dataset.mean[0], abs=0.005)
         assert dataset.images.std() / 255 == pytest.approx(dataset.std[0], abs=0.005)
     assert sum(path.stat().st_size for path in fashion.EMBEDDED.iterdir()) <= 5_000_000
-
-
-def flip_a_byte(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("spoil", [flip_a_byte, Path.unlink])

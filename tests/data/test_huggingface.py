@@ -146,10 +146,7 @@ def test_without_the_package_or_with_an_old_one_the_error_says_what_to_install(m
     ("reason", "remedy"),
     [
         ("Dataset 'a/b' is a gated dataset on the Hub.", "ask for access on its page on the hub, then log in"),
-        (
-            "Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.",
-            "check the name and the network",
-        ),
+        ("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.", "check the name and the network"),
         ("Config name is missing.\nPlease pick one among the available configs: ['x', 'y']", "set data.name"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path
         assert len(list(other)) == 12, "the next pass begins at the start"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS[:2])
 def test_a_run_over_a_stream_is_resumed_with_another_number_of_workers_to_the_same_bits(tmp_path, form):
     keys = [f"data.{key}={value}" for key, value in section(form, tmp_path).items()]
     keys += [f"data={'webdataset' if form == 'tars' else 'huggingface'}", "data.streaming=true", "data.image_size=16"]

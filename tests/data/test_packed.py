@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import write_pack
+from fakes import flip_a_byte, write_pack
 from PIL import Image
 from reading import read_batch
 
@@ -45,12 +45,6 @@ def test_a_packs_images_are_the_files_resized_once(photographs, options, of_all,
         assert of_all((packed.float() - expected).abs()) <= levels
         part = pack.read(index, lambda size: (2, 3, 12, 15), math.inf)
         assert torch.equal(part, packed[:, 3:15, 2:12])
-
-
-def flip_a_byte(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

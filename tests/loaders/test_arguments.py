@@ -66,21 +66,6 @@ def test_arguments_that_make_no_sense_are_refused_in_words(settings, message):
         WorkerLoader(Numbers(8), **{"batch_size": 2, **settings})
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_restarts": 0},
-        {"prefetch_batches": 1},
-        {"prefetch_batches": 3, "prefetch_factor": 2},
-        {"prefetch_factor": 1},
-        {"on_error": "skip"},
-        {"generator": torch.Generator()},
-    ],
-)
-def test_arguments_that_make_sense_are_taken(settings):
-    WorkerLoader(Numbers(8), 2, num_workers=1, **settings).close()
-
-
 def test_libraries_that_rebuild_a_loader_can_read_its_arguments():
     given = {
         "seed": 3,

@@ -31,11 +31,7 @@ class Written(Images):
     """The same through read_batch."""
 
     def sample_spec(self) -> dict:
-        return {
-            "image": ((3, 16, 16), torch.uint8),
-            "mask": ((3, 16, 16), torch.uint8),
-            "label": ((), torch.int64),
-        }
+        return {"image": ((3, 16, 16), torch.uint8), "mask": ((3, 16, 16), torch.uint8), "label": ((), torch.int64)}
 
     def read_batch(self, indices, out, random) -> None:
         out["label"].copy_(torch.from_numpy(indices))

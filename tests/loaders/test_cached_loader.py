@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from example_datasets import Faulty, Numbers, contents
+from example_datasets import Numbers, contents
 
 from loaders import LoaderConfig, TorchLoader, build_loader
 from loaders.cached_loader import COUNT, CachedLoader
@@ -62,23 +62,6 @@ def test_the_dataset_is_read_for_the_first_batches_only(make):
         list(loader)
     assert dataset.reads == 2 * COUNT
     assert loader.stats() == {"cached": {"batches": COUNT}}
-
-
-def test_the_loader_inside_is_closed_once_the_batches_are_there_and_with_the_outer_one(make):
-    loader, unused = make(Numbers(50)), make(Numbers(50))
-    inner = loader._loader
-    next(loader)
-    unused.close()
-    for one in (inner, unused._loader):
-        with pytest.raises(RuntimeError, match="is closed"):
-            iter(one)
-
-
-def test_iter_raises_an_error_of_the_dataset(make):
-    loader = make(Faulty(4, 0, 1, 2, 3))
-    with pytest.raises(ValueError, match="is bad"):
-        iter(loader)
-    assert loader.state_dict()["epoch"] == 0
 
 
 def test_the_warning_that_accuracy_means_nothing_is_logged_once(make, caplog):

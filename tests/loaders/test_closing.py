@@ -53,13 +53,13 @@ def test_close_ends_older_independent_iterators_too(seed, method, bound):
 
 
 class SlowBatches(Numbers):
-    """Each batch takes a second, and cannot be left in its middle."""
+    """Each batch takes half a second, and cannot be left in its middle."""
 
     def sample_spec(self) -> dict:
         return {"index": ((), torch.int64)}
 
     def read_batch(self, indices, out, random) -> None:
-        threading.Event().wait(1.0)
+        threading.Event().wait(0.5)
         out["index"].numpy()[:] = indices
 
 

@@ -52,11 +52,7 @@ LOADERS = [
     Case("preloader-depth-1", preloader(depth=1), seeds_plain_datasets=False),
     Case("workers-0", partial(WorkerLoader, persistent_workers=True), draws_like=WorkerLoader),
     Case("workers-2", partial(WorkerLoader, num_workers=2, persistent_workers=True), draws_like=WorkerLoader),
-    Case(
-        "workers-1-independent",
-        partial(WorkerLoader, num_workers=1, prefetch_factor=1),
-        draws_like=WorkerLoader,
-    ),
+    Case("workers-1-independent", partial(WorkerLoader, num_workers=1, prefetch_factor=1), draws_like=WorkerLoader),
     Case("preloader-over-1-worker", over_workers(depth=2), draws_like=WorkerLoader),
     Case(
         "threads-2",

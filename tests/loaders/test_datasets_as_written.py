@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import default_collate
 
 from loaders import ResidentLoader, TorchLoader, WorkerLoader
 
@@ -136,16 +135,6 @@ class StopsInItem(Numbers):
         return stop() if index == 5 else index
 
 
-class StopsInItems:
-    """The same, in a dataset with __getitems__ only."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitems__(self, indices) -> list[int]:
-        return stop() if 5 in indices else list(indices)
-
-
 class StopsInBatch(Numbers):
     def sample_spec(self) -> dict:
         return {"number": ((), torch.int64)}
@@ -156,19 +145,7 @@ class StopsInBatch(Numbers):
         out["number"].copy_(torch.from_numpy(indices))
 
 
-def collate_or_stop(samples: list):
-    return stop() if 5 in samples else default_collate(samples)
-
-
-STOPPING = {
-    "__getitem__": lambda: {"dataset": StopsInItem(LENGTH)},
-    "__getitems__": lambda: {"dataset": StopsInItems()},
-    "read_batch": lambda: {"dataset": StopsInBatch(LENGTH)},
-    "collate_fn": lambda: {"dataset": Numbers(LENGTH), "collate_fn": collate_or_stop},
-}
-WITH_AND_WITHOUT_SEED = [
-    (where, seed) for where in STOPPING for seed in (None, 0) if (where, seed) != ("read_batch", None)
-]
+STOPPING = [(StopsInItem, None), (StopsInItem, 0), (StopsInBatch, 0)]  # and the seed
 
 
 def numbers_of(batch) -> list[int]:
@@ -185,12 +162,10 @@ def assert_only_the_middle_batch_fails(loader) -> None:
         next(iterator)
 
 
-@pytest.mark.parametrize(("where", "seed"), WITH_AND_WITHOUT_SEED)
-def test_stop_iteration_is_the_error_of_its_batch_and_the_epoch_goes_on(where, seed, reader):
+@pytest.mark.parametrize(("kind", "seed"), STOPPING)
+def test_stop_iteration_is_the_error_of_its_batch_and_the_epoch_goes_on(kind, seed, reader):
     persistent = reader["num_workers"] > 0
-    with WorkerLoader(
-        **STOPPING[where](), batch_size=BATCH_SIZE, seed=seed, persistent_workers=persistent, **reader
-    ) as loader:
+    with WorkerLoader(kind(LENGTH), BATCH_SIZE, seed=seed, persistent_workers=persistent, **reader) as loader:
         for _ in range(2):
             assert_only_the_middle_batch_fails(loader)
 

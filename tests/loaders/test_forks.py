@@ -67,8 +67,9 @@ def undisturbed(kind: str) -> list:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_child_that_asks_for_its_parents_batches_gets_a_sentence_and_the_parent_every_batch(kind, bound):
-    with LOADERS[kind]() as loader:
+def test_a_child_gets_a_sentence_or_an_own_loaders_batches_and_the_parent_every_batch(kind, bound):
+    whole = undisturbed(kind)
+    with LOADERS[kind]() as loader, LOADERS[kind]() as not_started:
         iterator = iter(loader)
         seen = [next(iterator)]
         asks: list[Callable] = [lambda: next(iterator)]
@@ -77,39 +78,20 @@ def test_a_child_that_asks_for_its_parents_batches_gets_a_sentence_and_the_paren
         if hasattr(loader, "__next__"):
             asks.append(lambda: next(loader))
         said = [in_child(ask, bound / 3) for ask in asks]
-        seen += iterator
-        assert contents(seen) == undisturbed(kind)
-    for sentence in said:
-        assert sentence.startswith("RuntimeError: ") and "another process" in sentence
-        assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_child_that_closes_its_parents_loader_leaves_the_parents_alone(kind, bound):
-    with LOADERS[kind]() as loader:
-        iterator = iter(loader)
-        seen = [next(iterator)]
         assert in_child(loader.close, bound / 3) == "returned None"
-        seen += iterator
-        assert contents(seen) == undisturbed(kind)
-        if "workers" in (stats := loader.stats()):
-            assert stats["workers"]["deaths"] == 0
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_loader_that_the_parent_did_not_start_works_in_the_child(kind, bound):
-    with LOADERS[kind]() as loader, LOADERS[kind]() as running:
-        iterator = iter(running)
-        seen = [next(iterator)]
 
         def epoch() -> list:
-            with loader:
-                return contents(loader)
+            with not_started:
+                return contents(not_started)
 
-        whole = undisturbed(kind)
         assert in_child(epoch, bound) == f"returned {whole!r}"
         seen += iterator
         assert contents(seen) == whole
+        if "workers" in (stats := loader.stats()):
+            assert stats["workers"]["deaths"] == 0
+    for sentence in said:
+        assert sentence.startswith("RuntimeError: ") and "another process" in sentence
+        assert "\n" not in sentence
 
 
 EXITING_CHILD = """
@@ -138,10 +120,9 @@ def run(loader, way):
     return seen, deaths
 
 results = []
-for seed, preloads in (0, True), (None, False):
-    for way in ("exit", "collected"):
-        loader = WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=True)
-        results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
+for seed, preloads, way in (0, True, "exit"), (None, False, "collected"):
+    loader = WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=True)
+    results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
 print(json.dumps(results))
 """
 

@@ -1,22 +1,16 @@
 """What programs do with batches and loaders beside reading them: hand on, keep in workers, interrupt, reset."""
 
 import copy
-import multiprocessing
-import os
 import pickle
 import resource
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 
-import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
 
@@ -51,30 +45,6 @@ class Rows:
 # Who may still read a batch
 
 
-@MODES
-def test_a_forked_child_reads_its_batch_though_the_parent_has_dropped_it_and_goes_on(mode, bound):
-    with WorkerLoader(Rows(), 4, **mode) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        batch = next(iterator)
-        asks, asked = os.pipe()
-        answers, answered = os.pipe()
-        if (pid := os.fork()) == 0:
-            os.close(asked)
-            os.read(asks, 1)  # returns when the parent closes its end
-            os.write(answered, pickle.dumps(batch[:, 0].tolist()))
-            os._exit(0)
-        os.close(asks)
-        os.close(answered)
-        del batch
-        rest = contents(iterator)
-        assert len(rest) == 18
-        os.close(asked)
-        with os.fdopen(answers, "rb") as file:
-            assert pickle.loads(file.read()) == [4, 5, 6, 7]
-        os.waitpid(pid, 0)
-
-
 class OverBatch:
     """A dataset of a batch's rows, which says what its workers find there after the batch was dropped elsewhere."""
 
@@ -101,81 +71,7 @@ def test_workers_of_another_loader_read_the_batch_that_it_was_made_from(mode):
             assert contents(other) == [[0], [1000], [2000], [3000]]
 
 
-class Support(Rows):
-    """Keeps what default_collate makes in the worker, and checks that it stays as it is."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        kept = self.__dict__.setdefault("kept", {})
-        for number, batch in list(kept.items()):
-            assert (batch == number).all(), "overwritten"
-        kept[index] = default_collate([super().__getitem__(index)] * 2)
-        return kept[index][0]
-
-
-@MODES
-def test_what_a_dataset_collates_and_keeps_is_not_overwritten(mode):
-    with WorkerLoader(Support(), 4, **mode) as loader:
-        for _ in range(2):
-            assert all((batch == batch[:, :1]).all() for batch in loader)
-
-
-class Bank:
-    """A collate_fn that keeps its batches, and checks that they stay as they are."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
-        assert all((batch == copy).all() for batch, copy in self.kept), "overwritten"
-        batch = default_collate(samples)
-        self.kept.append((batch, batch.clone()))
-        return batch
-
-
-@MODES
-def test_what_a_collate_fn_keeps_is_not_overwritten(mode):
-    with WorkerLoader(Rows(), 4, collate_fn=Bank(), **mode) as loader:
-        for _ in range(2):
-            assert len([batch for batch in loader if (batch == batch[:, :1]).all()]) == 20
-
-
-class Table(Rows):
-    """Each worker divides its array once."""
-
-    def __init__(self) -> None:
-        super().__init__(16)
-        self.table = np.asfortranarray(np.full((500, 500), 255.0))
-
-    def __getitem__(self, index: int) -> tuple[float, bool]:
-        if "divided" not in vars(self):
-            self.divided = True
-            self.table /= 255
-        return float(self.table[index, index]), bool(self.table.flags.f_contiguous)
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_each_worker_that_is_not_forked_has_its_own_copy_of_a_large_array(method):
-    with WorkerLoader(Table(), 4, num_workers=2, multiprocessing_context=method) as loader:
-        for values, is_fortran in loader:
-            assert (values == 1).all() and is_fortran.all()
-
-
 # What a worker may do
-
-
-class Runs(Rows):
-    def __getitem__(self, index: int) -> int:
-        return subprocess.run(["false"], check=False).returncode
-
-
-@SEEDS
-def test_a_dataset_learns_how_its_programs_ended_though_the_parent_handles_sigchld(seed):
-    before = signal.signal(signal.SIGCHLD, lambda *_: None)
-    try:
-        with WorkerLoader(Runs(4), 2, num_workers=1, seed=seed) as loader:
-            assert contents(loader) == [[1, 1], [1, 1]]
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 class TimeLimit(Exception):
@@ -216,17 +112,6 @@ def as_is(samples: list) -> list:
     return samples
 
 
-class Trainable(Rows):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((2,), float(index)).requires_grad_(index % 2 == 1)
-
-
-@SEEDS
-def test_without_workers_some_samples_may_require_a_gradient(seed):
-    with WorkerLoader(Trainable(4), 2, seed=seed) as loader:
-        assert [batch.requires_grad for batch in loader] == [True, True]
-
-
 @SEEDS
 def test_thousands_of_small_tensors_arrive_whole(seed):
     with WorkerLoader(Rows(3000), 3000, num_workers=1, collate_fn=as_is, seed=seed) as loader:
@@ -246,62 +131,6 @@ def test_batches_may_be_as_large_as_a_file_may_be(seed):
 
 
 # What programs do to a loader
-
-
-class Interrupting(Numbers):
-    """Ctrl-C comes while sample 5 is read for the first time."""
-
-    struck = False
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5 and not self.struck:
-            self.struck = True
-            raise KeyboardInterrupt
-        return index
-
-
-@SEEDS
-def test_without_workers_an_iterator_goes_on_after_ctrl_c(seed):
-    with WorkerLoader(Interrupting(12), 4, seed=seed) as loader:
-        iterator, seen = iter(loader), []
-        for _ in range(2):
-            with suppress(KeyboardInterrupt):
-                for batch in iterator:
-                    seen.append(batch.tolist())
-        assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_only_a_loader_with_a_seed_is_an_iterator():
-    assert not isinstance(WorkerLoader(Numbers(4), 2), Iterator)
-    assert isinstance(WorkerLoader(Numbers(4), 2, seed=0), Iterator)
-
-
-class Raised(Numbers):
-    add = 0
-
-    def __getitem__(self, index: int) -> int:
-        return index + self.add
-
-
-@SEEDS
-def test_persistent_workers_are_started_anew_for_a_program_that_sets_iterator_to_none(seed):
-    with WorkerLoader(Raised(4), 2, num_workers=1, persistent_workers=True, seed=seed) as loader:
-        assert contents(loader) == [[0, 1], [2, 3]]
-        loader.dataset.add = 10
-        loader._iterator = None
-        assert contents(loader) == [[10, 11], [12, 13]]
-
-
-@SEEDS
-def test_a_program_may_shut_the_workers_down_by_torchs_private_name(seed):
-    loader = WorkerLoader(Numbers(64), 4, num_workers=1, persistent_workers=True, seed=seed)
-    iterator = iter(loader)
-    next(iterator)
-    loader._iterator._shutdown_workers()
-    with pytest.raises(RuntimeError):
-        next(iterator)
-    loader.close()
-    assert not multiprocessing.active_children()
 
 
 @SEEDS

@@ -360,13 +360,7 @@ def run_many(count: int, number: int) -> dict[str, Any]:
             print(f"#{at} {text[:2500]}", file=sys.stderr, flush=True)
         if time.monotonic() - began > 10:
             print(f"slow {at} {time.monotonic() - began:.0f} s {program}", file=sys.stderr, flush=True)
-    return {
-        "programs": count,
-        "counts": chooser.counts,
-        "excuses": excuses,
-        "hung": len(hung),
-        "failures": failures,
-    }
+    return {"programs": count, "counts": chooser.counts, "excuses": excuses, "hung": len(hung), "failures": failures}
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
             f"{GROUPS}/jobs/memory.max": "max\n",
             f"{GROUPS}/jobs/memory.current": "2500000\n",
             f"{GROUPS}/jobs/memory.stat": "anon 2500000\n",
-        },
+        }
     ],
 )
 def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dropped_count_as_free(machine, limit):

@@ -240,8 +240,11 @@ def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(ma
         "loader=resident needs 0.3 MB on cpu for 20,000 samples, and 0.2 MB are free: use loader=prefetch"
     )
     assert sum(dataset.reads) == 1
-    free(280_000)
-    iter(make(dataset))
+    free(10 * 14)
+    iter(make(Counted(10)))
+    free(10 * 14 - 1)
+    with pytest.raises(MachineFull):
+        iter(make(Counted(10)))
 
 
 def test_arrays_that_have_to_be_copied_to_a_full_device_are_refused_before_that(make, free):

@@ -90,11 +90,7 @@ def over_workers(*args: Any, **settings: Any) -> Preloader:
     return Preloader(WorkerLoader(*args, num_workers=2, persistent_workers=True, **settings), "cpu", 2)
 
 
-LOADERS = {
-    "torch": TorchLoader,
-    "inline": partial(WorkerLoader, persistent_workers=True),
-    "processes": over_workers,
-}
+LOADERS = {"torch": TorchLoader, "inline": partial(WorkerLoader, persistent_workers=True), "processes": over_workers}
 
 
 @pytest.fixture(params=LOADERS.values(), ids=LOADERS)

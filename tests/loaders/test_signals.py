@@ -59,11 +59,21 @@ def handlers():
     ours.close()
 
 
+def assert_untouched(handlers: Handlers) -> None:
+    assert handlers.calls[0] == 0
+    with pytest.raises(BlockingIOError):
+        handlers.wakeups.recv(1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_sigterm_kills_a_worker_without_the_parents_handler_and_the_worker_is_restarted(kind, handlers, bound):
+def test_a_signal_that_the_program_handles_does_nothing_to_a_worker_but_sigterm_which_kills_it(kind, handlers, bound):
     with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
         iterator = iter(loader)
         seen = [next(iterator)]
+        for worker in iterator._workers:
+            os.kill(worker.pid, signal.SIGUSR1)
+        seen += [next(iterator) for _ in range(20)]
+        assert loader.stats()["workers"]["deaths"] == 0
         worker = iterator._workers[0]
         os.kill(worker.pid, signal.SIGTERM)
         happened = connection.wait([worker.sentinel, handlers.wakeups], bound)
@@ -71,24 +81,7 @@ def test_sigterm_kills_a_worker_without_the_parents_handler_and_the_worker_is_re
         assert worker.sentinel in happened, "the worker outlived the signal"
         seen += iterator
     assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
-    assert handlers.calls[0] == 0
-    with pytest.raises(BlockingIOError):
-        handlers.wakeups.recv(1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_that_the_program_handles_does_nothing_to_a_worker(kind, handlers):
-    with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
-        iterator = iter(loader)
-        seen = [next(iterator)]
-        for worker in iterator._workers:
-            os.kill(worker.pid, signal.SIGUSR1)
-        seen += iterator
-        assert loader.stats()["workers"]["deaths"] == 0
-    assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
-    assert handlers.calls[0] == 0
-    with pytest.raises(BlockingIOError):
-        handlers.wakeups.recv(1)
+    assert_untouched(handlers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,9 +89,7 @@ def test_a_signal_at_the_moment_of_the_fork_does_not_run_the_parents_handler(kin
     monkeypatch.setattr(sys.modules[__name__], "raises_in_forks", True)
     with WorkerLoader(Numbers(40), 4, num_workers=2, **KINDS[kind]) as loader:
         assert contents(loader) == [list(range(start, start + 4)) for start in range(0, 40, 4)]
-    assert handlers.calls[0] == 0
-    with pytest.raises(BlockingIOError):
-        handlers.wakeups.recv(1)
+    assert_untouched(handlers)
 
 
 def test_the_parent_keeps_its_handlers_and_its_signal_mask(handlers):

@@ -68,12 +68,7 @@ def told(python, tmp_path_factory):
         program.communicate()
 
 
-CASES = {
-    ("spawn", ""): NOT_FORKED,
-    ("forkserver", ""): NOT_FORKED,
-    ("none", ""): FORKED,
-    ("spawn", "fork"): FORKED,
-}
+CASES = {("spawn", ""): NOT_FORKED, ("forkserver", ""): NOT_FORKED, ("none", ""): FORKED, ("spawn", "fork"): FORKED}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"set_{case[0]}-context_{case[1] or 'none'}")
@@ -84,3 +79,12 @@ def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwis
     assert inherited == [CASES[case]] * (2 if CASES[case] is FORKED else 1)
     assert method == (None if case[0] == "none" else case[0]), "the loader has set the program's start method"
     assert exits == 1 or case != ("spawn", ""), "a worker's exit work was cut off"
+
+
+def test_a_program_without_a_main_guard_fails_with_an_error_that_names_it(python, tmp_path, bound):
+    script = tmp_path / "program.py"
+    settings = "num_workers=1, multiprocessing_context='spawn'"
+    script.write_text(f"from loaders import WorkerLoader\nprint(list(WorkerLoader(range(8), {settings})))\n")
+    program = python.start(script, env={"PYTHONPATH": str(ROOT)})
+    _, errors = program.communicate(timeout=bound)
+    assert program.returncode == 1 and "needs `if __name__ == '__main__':`" in errors

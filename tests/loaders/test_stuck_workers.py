@@ -61,11 +61,10 @@ class Objects(Counted):
         return text
 
 
-@pytest.mark.parametrize("seed", [0, None])
-def test_a_stopped_worker_that_should_receive_a_large_task_is_replaced_after_the_timeout(seed, in_thread, bound):
+def test_a_stopped_worker_that_should_receive_a_large_task_is_replaced_after_the_timeout(in_thread, bound):
     size = 150_000  # indices a batch: more than a megabyte, and than any pipe holds
     dataset = Indices(6 * size)
-    with WorkerLoader(dataset, size, num_workers=1, prefetch_factor=1, seed=seed, timeout=1) as loader:
+    with WorkerLoader(dataset, size, num_workers=1, prefetch_factor=1, seed=0, timeout=1) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
         (worker,) = iterator._workers
@@ -77,10 +76,9 @@ def test_a_stopped_worker_that_should_receive_a_large_task_is_replaced_after_the
         assert torch.equal(batch["index"], torch.arange(number * size, (number + 1) * size))
 
 
-@pytest.mark.parametrize("seed", [0, None])
-def test_a_worker_stopped_in_a_large_answer_is_replaced_after_the_timeout(seed, in_thread, bound):
+def test_a_worker_stopped_in_a_large_answer_is_replaced_after_the_timeout(in_thread, bound):
     dataset = Objects(16)
-    settings = {"num_workers": 1, "prefetch_factor": 1, "seed": seed, "timeout": 1, "collate_fn": list}
+    settings = {"num_workers": 1, "prefetch_factor": 1, "timeout": 1, "collate_fn": list}
     with WorkerLoader(dataset, 4, **settings) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
@@ -88,12 +86,7 @@ def test_a_worker_stopped_in_a_large_answer_is_replaced_after_the_timeout(seed, 
         wait_until(lambda: dataset.batches.value == 2 and is_waiting(worker.pid), bound)
         os.kill(worker.pid, signal.SIGSTOP)  # its answer is larger than what it can send before it is received
         batches += in_thread(list, iterator).result(bound)
-    assert [[int(text[:8]) for text in batch] for batch in batches] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-        [12, 13, 14, 15],
-    ]
+    assert [int(text[:8]) for batch in batches for text in batch] == list(range(16))
     assert all(len(text) == 1 << 20 for batch in batches for text in batch)
 
 

@@ -50,15 +50,6 @@ def make():
         loader.close()
 
 
-def test_samples_that_do_not_fit_together_raise_torchs_own_error(make):
-    class Ragged(Numbers):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.zeros(index)
-
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        next(make(Ragged(4)))
-
-
 @pytest.mark.timeout(60)
 def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, make):
     loader = make(Hanging(4), num_workers=1, timeout=1)

@@ -15,17 +15,6 @@ from loaders import WorkerLoader
 from loaders.randomness import fold
 
 
-class Large(Written):
-    """The same from an array so large that spawned workers get it in shared memory."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.numbers = np.arange(1 << 18)
-
-    def read_batch(self, indices, out, random) -> None:
-        super().read_batch(self.numbers[indices], out, random)
-
-
 def as_list(samples: list) -> list:
     return samples
 
@@ -60,7 +49,6 @@ def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
         (Noisy, {"num_workers": 2, "prefetch_factor": 5}),
         (Written, {"num_workers": 3, "persistent_workers": False}),
         (Noisy, {"num_workers": 2, "prefetch_batches": 1}),
-        (Large, {"num_workers": 1, "multiprocessing_context": "spawn"}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -52,22 +52,12 @@ def offline(*_, **__):
     [
         ("resnt50", None, None, r"no network in timm named 'resnt50': did you mean resnet50\?"),
         ("resnet50.a1_in1000", None, None, r"no network in timm named '.*': did you mean resnet50.a1_in1k\?"),
-        (
-            "local-dir:/nowhere",
-            None,
-            None,
-            "/nowhere cannot be loaded .*config.json.*model.pretrained=false",
-        ),
+        ("local-dir:/nowhere", None, None, "/nowhere cannot be loaded .*config.json.*model.pretrained=false"),
         (
             *("test_vit", "timm.models._builder.load_state_dict_from_hf", offline),
             r"test_vit cannot be loaded \(cannot find .* cache\): .*pretrained=false",
         ),
-        (
-            "test_vit",
-            "timm.__version__",
-            "1.0.25",
-            r"timm 1\.0\.25 could execute code in a file of weights: pip",
-        ),
+        ("test_vit", "timm.__version__", "1.0.25", r"timm 1\.0\.25 could execute code in a file of weights: pip"),
     ],
 )
 def test_what_cannot_be_loaded_is_named_in_a_sentence(monkeypatch, name, place, value, sentence):

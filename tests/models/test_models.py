@@ -20,9 +20,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_images_of_any_size_and_number_of_channels_give_one_logit_per_class(name):
     for channels, height, width in ((1, 28, 28), (3, 8, 8), (2, 17, 40)):
-        model = MODELS[name](num_classes=7, in_channels=channels).eval()
-        with torch.no_grad():
-            logits = model(torch.randn(4, channels, height, width))
+        with torch.device("meta"):  # shapes without arithmetic
+            logits = MODELS[name](num_classes=7, in_channels=channels)(torch.empty(4, channels, height, width))
         assert logits.shape == (4, 7) and logits.dtype == torch.float32
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.configs import NO_TRIALS, composed
 from train import run
@@ -11,6 +12,14 @@ SMALL = [
     *("data=synthetic", "data.length=256", "data.test_length=40", "data.image_size=8", "data.num_classes=6"),
     *("train.batch_size=16", "train.epochs=1", "loader=torch", "loader.num_workers=0", *NO_TRIALS),
 ]
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    """Benches set the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

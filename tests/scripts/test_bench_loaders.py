@@ -14,13 +14,6 @@ bench, bench_workloads = Later("scripts.bench_loaders"), Later("scripts.bench_wo
 FIELDS = {"loader", "images_per_second", "spread", "ratio_to_torch", "first_batch_seconds", "cpu_seconds_per_1000"}
 
 
-@pytest.fixture(autouse=True)
-def as_many_threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_every_row_is_measured_and_listed_in_the_order_that_was_asked_for(tmp_path, capsys):
     path = tmp_path / "rows.json"
     names = ["--loaders", "torch,workers"]

@@ -37,17 +37,6 @@ def test_a_checkpoint_is_read_from_its_file_or_from_its_runs_folder(tmp_path):
     assert names(tmp_path) == {"last.pt", "step-0000003.pt"}
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
-    ours = checkpoints(tmp_path, keep=2)
-    for step in range(1, 7):
-        ours.save(state(step))
-        if step == 2:
-            ours.mark_best(step)
-    assert names(tmp_path) == {"last.pt", "best.pt", "step-0000002.pt", "step-0000005.pt", "step-0000006.pt"}
-    for name, step in (("last.pt", 6), ("best.pt", 2)):
-        assert read_checkpoint(tmp_path / "checkpoints" / name)["step"] == step
-
-
 def test_checkpoints_of_an_earlier_run_that_was_not_continued_do_not_outlive_the_new_ones(tmp_path):
     earlier = checkpoints(tmp_path, keep=2)
     for step in (8, 9):

@@ -176,16 +176,8 @@ def test_a_function_without_a_target_is_refused_with_an_override_that_works(name
     [
         ("data", {"_target_": None}, r"data has no _target_: its file in conf/data/ needs the line '_target_: MOD"),
         ("model", {"_target_": "models.nope.Net"}, r"model: models\.nope\.Net"),
-        (
-            "model",
-            {"_target_": "models.small_cnn.SmallCNN", "width": 0},
-            r"model: .*\(width=0\): width=0: give a",
-        ),
-        (
-            "optim",
-            {"_target_": "torch.optim.SGD", "lr": -1},
-            r"optim: torch\.optim\.SGD\(lr=-1\): Invalid learning",
-        ),
+        ("model", {"_target_": "models.small_cnn.SmallCNN", "width": 0}, r"model: .*\(width=0\): width=0: give a"),
+        ("optim", {"_target_": "torch.optim.SGD", "lr": -1}, r"optim: torch\.optim\.SGD\(lr=-1\): Invalid learning"),
         (
             "data",
             {"_target_": "data.fashion.FashionMini", "mean": [0.5]},

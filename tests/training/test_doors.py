@@ -1,7 +1,6 @@
 """The doors of a run: callbacks, the training step, schedules, metrics of an epoch, samplers. As a fork uses them."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from train import run
 from training.config import ConfigError
 from training.metrics import EpochMetrics, Means
 from training.processes import Processes
-from training.tasks import Task
 from training.trainer import Trainer
 
 HERE = __name__
@@ -28,10 +26,6 @@ def train(folder: Path, *overrides: str) -> dict:
 
 def linear(num_classes: int, in_channels: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
-
-
-def state(folder: Path) -> dict:
-    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
 
 
 # Callbacks
@@ -213,7 +207,6 @@ class Confusion:
 
 
 TWO = [f"trainer._target_={HERE}.Alternating", f"model._target_={HERE}.TwoParts", "~model.width"]
-WORST = [f"task.metrics={{worst: {{_target_: {HERE}.Confusion}}}}", "task.metric=worst"]
 
 
 # Parts of a batch
@@ -328,7 +321,7 @@ class Uneven(Pairs):
         self.batches -= rank
 
 
-@pytest.mark.parametrize("loader", ["workers", "threads", "prefetch", "torch", "resident"])
+@pytest.mark.parametrize("loader", ["prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     Counted.seen = []
     sampler = [SAMPLER, "train.last_batch=keep", f"trainer._target_={HERE}.Counted"]
@@ -369,10 +362,7 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         ([ADDS], r"callbacks\.mine: ReLU needs at least one of the methods on_start, "),
         ([*TWO, "train.accumulate=2"], r"accumulate=2: Alternating\.training_step steps its optimizers itself"),
         ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return a tensor"),
-        (
-            [f"schedule._target_={HERE}.Scale"],
-            r"schedule: .*returned a Scale: return a subclass of torch",
-        ),
+        ([f"schedule._target_={HERE}.Scale"], r"schedule: .*returned a Scale: return a subclass of torch"),
         ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (
@@ -380,10 +370,7 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
             r"task\.metrics\.f: Flatten has no update: it needs update",
         ),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
-        (
-            [SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"],
-            "sampler and batch_sampler are both set",
-        ),
+        ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
     ],
 )
 def test_a_part_of_a_fork_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, overrides, sentence):
@@ -392,36 +379,6 @@ def test_a_part_of_a_fork_that_cannot_be_used_is_refused_in_a_sentence(tmp_path,
 
 
 # Samples without labels, fields of any name
-
-
-class Views(Synthetic):
-    def __getitem__(self, index):
-        image = super().__getitem__(index)["image"]
-        return {"left": image, "right": image.flip(1)}
-
-
-class TwoViews(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int) -> None:
-        super().__init__()
-        self.layers = linear(8, in_channels)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        assert left.is_floating_point() and right.is_floating_point() and left.shape[1:] == (3, 8, 8)
-        return self.layers(left) - self.layers(right) + 1
-
-
-class Same(Task):
-    def _loss(self, outputs, labels):
-        assert labels is None
-        return outputs.square().mean()
-
-
-def test_samples_without_a_label_and_with_images_of_any_name_are_normalised_and_trained(tmp_path):
-    data = [f"data._target_={HERE}.Views", "task=own", f"task._target_={HERE}.Same", "task.inputs=[left,right]"]
-    model = [f"model._target_={HERE}.TwoViews", "~model.width"]
-    summary = train(tmp_path, *data, *model, "optim.lr=0.01")
-    losses = [line["loss"] for line in metrics(tmp_path) if "lr" in line]
-    assert losses[-1] < losses[0] and math.isfinite(summary["test_loss"]) and summary["score"] == "test_loss"
 
 
 def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
@@ -447,10 +404,7 @@ def pairs(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("override", "warned"),
     [
-        (
-            "task.loss={_target_: tests.training.test_doors.pairs}",
-            "changes what is trained: the loss of a batch is not",
-        ),
+        (f"task.loss={{_target_: {HERE}.pairs}}", "changes what is trained: the loss of a batch is not"),
         ("task.label_smoothing=0.2", ""),
     ],
 )
@@ -480,25 +434,20 @@ class Error:
         return self.total
 
 
+REGRESSION = ["task=regression", f"data._target_={HERE}.Numbered"]
+WRONG = [f"task.metrics={{wrong: {{_target_: {HERE}.Error}}}}", "task.metric=wrong"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "is_lower"),
     [
         ([], False),
-        (["task.metric=loss"], True),
-        (
-            [
-                "task=regression",
-                "task.metrics={wrong: {_target_: tests.training.test_doors.Error}}",
-                "task.metric=wrong",
-            ],
-            True,
-        ),
-        (["task=regression", "task.metric=mse", "task.higher_is_better=true"], False),
+        ([*REGRESSION, *WRONG], True),
+        ([*REGRESSION, "task.metric=mse", "task.higher_is_better=true"], False),
     ],
 )
 def test_whether_a_higher_score_is_better_follows_from_the_metric(tmp_path, overrides, is_lower):
-    data = [f"data._target_={HERE}.Numbered"] if overrides[:1] == ["task=regression"] else []
-    summary = train(tmp_path, *data, *LINEAR, *overrides, "train.max_steps=2")
+    summary = train(tmp_path, *LINEAR, *overrides, "train.max_steps=2")
     assert summary["lower_is_better"] == is_lower
 
 

@@ -5,8 +5,9 @@ import pytest
 import yaml
 
 from data.errors import DataError
-from loaders import LoaderConfigError
+from loaders import LoaderConfigError, MachineFull
 from loaders.workers.pool import WorkerTimeout
+from tests.configs import has_part
 from training.launch import sentence_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,13 +27,6 @@ def train(python, tmp_path):
     return run
 
 
-def test_a_run_writes_its_files_and_exits_with_0(train, tmp_path):
-    done = train("hydra.run.dir=out", quick_exit=False)
-    assert done.returncode == 0, done.stderr
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names - {"report.md"} == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
-
-
 def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path):
     done = train("trian.epochs=1")
     assert done.returncode == 1
@@ -44,10 +38,7 @@ def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path)
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        (
-            {"WORLD_SIZE": "2"},
-            "error: WORLD_SIZE=2 is set, but not RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start",
-        ),
+        ({"WORLD_SIZE": "2"}, "error: WORLD_SIZE=2 is set, but not RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start"),
         (
             {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
             "error: rank 1 of 2 could not connect to the others through MASTER_ADDR and MASTER_PORT, localhost:1, "
@@ -66,8 +57,11 @@ def test_a_start_of_several_processes_that_cannot_work_ends_with_a_sentence(
     assert not list(tmp_path.iterdir()), "only the main process writes files"
 
 
-def test_after_a_mistake_in_resuming_the_run_goes_on_with_its_own_settings(train, tmp_path):
-    assert train("model=linear", "train.max_steps=2", "hydra.run.dir=out").returncode == 0
+def test_a_run_writes_its_files_and_after_a_mistake_in_resuming_goes_on_with_its_own_settings(train, tmp_path):
+    done = train("model=linear", "train.max_steps=2", "hydra.run.dir=out", quick_exit=False)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names - {"report.md"} == {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"}
     failed = train("train.resume=out", "model=small_cnn")
     assert failed.returncode == 1 and "does not fit this run's SmallCNN" in failed.stdout
     again = train("train.resume=out", "train.max_steps=3")
@@ -84,7 +78,7 @@ def test_an_expected_error_has_a_traceback_only_on_request(python, tmp_path, mon
     assert "Traceback" in python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True).stderr
 
 
-def test_when_a_job_of_a_sweep_fails_the_others_go_on(train, tmp_path):
+def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_are_in_its_table(train, tmp_path):
     done = train("-m", "loader=torch,prefetch", "seed=0,-1", "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     summaries = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
@@ -92,6 +86,9 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on(train, tmp_path):
     assert (summaries, errors) == ({"0", "2"}, {"1", "3"})
     assert "seed=-1: give an integer from 0" in done.stdout
     assert json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())["loader"] == "torch"
+    if has_part("sweep"):
+        assert "Jobs: 2 done, 2 failed" in done.stdout and "python train.py" in done.stdout
+        assert {"sweep.csv", "sweep.md", "sweep.png"} < {path.name for path in (tmp_path / "sweep").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +101,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on(train, tmp_path):
         ),
         (LoaderConfigError("no loader does this"), "no loader does this"),
         (WorkerTimeout("timed out after 2 seconds"), "timed out after 2 seconds"),
+        (MachineFull("loader=resident needs 2 GB"), "loader=resident needs 2 GB"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError"),
     ],

@@ -92,7 +92,7 @@ def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
         patch.setattr(Trainer, "evaluate", failing)
 
 
-@settings(max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     part=st.sampled_from(list(PARTS)),
     schedule=st.sampled_from(list(SCHEDULES)),

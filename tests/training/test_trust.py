@@ -85,8 +85,7 @@ def test_a_trusted_module_is_allowed_but_not_what_it_imports():
     check_config({"_target_": "fractions.Fraction"}, "a run", ["fractions"])
     check_config({"data": {"url": "${oc.env:MINE}"}}, "a run", ["data.url"])
     with pytest.raises(
-        ConfigError,
-        match=r"fractions\.sys\.exit is not in this repository's data/ .* add --trust fractions\.sys",
+        ConfigError, match=r"fractions\.sys\.exit is not in this repository's data/ .* add --trust fractions\.sys"
     ):
         check_config({"_target_": "fractions.sys.exit"}, "a run", ["fractions"])
     with pytest.raises(ConfigError, match=r"^a run: data\._target_=my\.data\.Flowers is not .* add --trust my\.data$"):

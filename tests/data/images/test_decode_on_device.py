@@ -78,8 +78,7 @@ def assert_equal(ours, theirs):
         assert torch.equal(our["label"], their["label"]) and torch.equal(our["image"], their["image"])
 
 
-@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("train", "worker_method"), [(True, "multiprocessing"), (False, "thread")])
 def test_order_and_pixels_are_those_of_decoding_in_workers(images, train, worker_method, monkeypatch):
     monkeypatch.setattr(decode_on_device, "GROUP", 3)
     crops = {**CROPS, "policy": "trivial"}

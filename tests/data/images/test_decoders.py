@@ -16,7 +16,6 @@ from reading import assert_equal_batches
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decoders, decoding
-from data.images.crops import random_crop
 from data.images.decoding import decode
 from loaders import WorkerLoader
 
@@ -98,8 +97,7 @@ def test_a_decoder_reads_a_box_with_the_pixels_of_the_whole_image(name):
         assert set(read.values()) == {16 * 6}
 
 
-@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("train", "worker_method"), [(True, "thread"), (False, "multiprocessing")])
 def test_batches_depend_neither_on_the_decoder_nor_on_where_it_runs(tmp_path, train, worker_method):
     write_images(tmp_path, ("cat",), count=0)
     generator = np.random.default_rng(3)
@@ -138,21 +136,6 @@ def test_an_orientation_that_does_not_exist_is_ignored(orientation):
     assert decoding.jpeg_header(data) == ((70, 90), 6)
     at = data.index(b"\x01\x12\0\x03\0\0\0\x01\0\x06") + 9
     assert decoding.jpeg_header(data[:at] + orientation + data[at + 1 :]) == ((90, 70), 1)
-
-
-def test_what_a_decoder_cannot_read_goes_to_the_next():
-    data, asked = jpeg(np.random.default_rng(8), "4:2:0 baseline", (90, 70)), []
-    box = partial(random_crop, min_area=0.1, uniforms=[0.4] * 40)
-
-    def none(name, *_):
-        asked.append(name)
-
-    last = torch.zeros((3, 1, 1), dtype=torch.uint8)
-    chain = [partial(none, "first"), partial(none, "second"), lambda *_: last, partial(none, "never")]
-    assert decode(data, box, decoders=chain) is last
-    left, top, right, bottom = box((90, 70))
-    assert decode(data, box, decoders=chain[:2]).shape == (3, bottom - top, right - left)  # Pillow's
-    assert asked == ["first", "second"] * 2
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "None if self._stream is None else done", "early"),
     ],
     "no wait at the end": [
-        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()"),
+        (EPOCH, f"finally:\n            {RELEASE}", "finally:\n            self._copier._copies.clear()")
     ],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no begin": [(COPY, BEGIN, "pass")],
@@ -51,10 +51,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, BEGIN, "pass"),
         (COPY, "batches = iter(loader)", f"_ = self._stream and {BEGIN}; batches = iter(loader)"),
     ],
-    "released before the transform": [
-        (COPY, MOVE, MOVE + EARLY),
-        (COPY, HOLD, HOLD.replace("done", "early or done")),
-    ],
+    "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")

@@ -245,7 +245,8 @@ class Dispatching(RuleBasedStateMachine):
             self.take(1)
         assert self.dispatcher.next() is None
         self.dispatcher.close()
-        gc.collect()  # an exception may hold a lease in a reference cycle
+        if any(lease() is not None for lease in self.pool.leases.values()):
+            gc.collect()  # an exception may hold a lease in a reference cycle
         assert all(lease() is None for lease in self.pool.leases.values())
 
 
@@ -266,15 +267,6 @@ def test_every_batch_comes_once_and_in_its_place_whatever_happens_to_workers():
 # Depth and choice of workers
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 5])
-def test_depth_batches_are_loaded_ahead(depth):
-    pool = ScriptedPool(5)
-    dispatcher = started(pool, tasks(*range(9)), depth=depth)
-    assert pool.batches == [*range(depth)]
-    take(dispatcher)
-    assert pool.batches == [*range(depth + 1)]
-
-
 def test_a_task_goes_to_the_worker_with_the_fewest_tasks_and_retried_ones_count_once(pool):
     dispatcher = started(pool, tasks(*range(6)), depth=4)
     pool.answers(1, 3, 0)
@@ -289,15 +281,6 @@ def test_a_task_goes_to_the_worker_with_the_fewest_tasks_and_retried_ones_count_
     assert rest(dispatcher) == [0, 1, 2, 3, 4, 5]
     assert pool.workers == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4), (0, 2), (0, 4), (1, 5)]
     assert dispatcher.stats.deaths == 1
-
-
-def test_as_with_torch_an_epoch_that_is_left_has_sent_all_its_tasks(pool):
-    """Else the workers, which go on, would have drawn fewer random numbers."""
-    pool.full = {0}
-    dispatcher = started(pool, tasks(0), round_robin=True)
-    pool.full = set()
-    dispatcher.begin(tasks(10))
-    assert pool.batches == [0, 10]
 
 
 def test_the_next_epoch_is_loaded_ahead_and_continues(pool):
@@ -357,19 +340,6 @@ def test_too_many_deaths_are_an_error_that_names_the_sample(pool, row, where, ma
     assert [task.singly for _, task in pool.submitted] == [False] * max_restarts + [max_restarts > 0, False]
 
 
-@pytest.mark.parametrize("max_restarts", [0, 1])
-def test_a_sample_that_kills_workers_is_left_out_and_the_batch_gets_all_attempts_again(pool, max_restarts):
-    dispatcher = started(pool, tasks(3), depth=1, max_restarts=max_restarts, skips=True)
-    pool.dies(0, WHOLE_BATCH)
-    for row in (1, *[2] * (max_restarts + 1)):
-        pool.dies(0, row)
-    assert rest(dispatcher) == [3]
-    attempts = [set(task.without) for _, task in pool.submitted]
-    assert attempts == [set(), set(), *[{1}] * (max_restarts + 1), {1, 2}]
-    assert [task.singly for _, task in pool.submitted] == [False, *[True] * (len(attempts) - 1)]
-    assert dispatcher.stats.skipped == [(31, "Worker 0 was killed."), (32, "Worker 0 was killed.")]
-
-
 @pytest.mark.parametrize("row", [WHOLE_BATCH, NO_ROW])
 def test_with_skips_a_batch_fails_if_no_sample_is_to_blame(pool, row):
     dispatcher = started(pool, tasks(0), depth=1, max_restarts=0, skips=True)
@@ -384,14 +354,6 @@ def test_with_skips_a_batch_fails_if_no_sample_is_to_blame(pool, row):
 # Errors
 
 
-def test_a_full_machine_keeps_the_tasks_of_an_epoch_that_has_begun(pool):
-    dispatcher = started(pool, tasks())
-    pool.error = MachineFull("full")
-    with pytest.raises(MachineFull):
-        dispatcher.begin(tasks(*range(4)))
-    assert rest(dispatcher) == [0, 1, 2, 3]
-
-
 def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error_as_what_was_read_or_opened_is(pool):
     def full(lease):
         raise MachineFull("full")
@@ -404,13 +366,6 @@ def test_a_full_machine_while_a_batch_is_opened_is_that_batchs_error_as_what_was
     *errors, machine, last = rest(dispatcher)
     assert (errors, type(machine), last) == ([read, opened], MachineFull, 3)
     assert dispatcher.stats.batches == 4
-
-
-def test_a_workers_stop_iteration_is_raised_as_a_runtime_error(pool):
-    stop = StopIteration()
-    pool.answers(0, payload=stop)
-    (error,) = rest(started(pool, tasks(0)))
-    assert (type(error), str(error), error.__cause__) == (RuntimeError, "a worker raised StopIteration", stop)
 
 
 # Slots and statistics

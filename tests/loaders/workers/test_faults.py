@@ -335,8 +335,9 @@ def test_no_memory_for_a_batch_is_an_error_in_words(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    with pytest.raises(MachineFull, match=r"providing [\d,]+ bytes for a batch failed: out of memory"):
-        next(iter(loader_over(Written(48))))
+    words = r"providing [\d,]+ bytes for a batch failed: out of memory"
+    with loader_over(Written(48)) as loader, pytest.raises(MachineFull, match=words):
+        next(iter(loader))
 
 
 # A long epoch

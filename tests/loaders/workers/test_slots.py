@@ -135,7 +135,7 @@ def test_leases_never_overlap_and_who_may_be_read_is_retired(shared, monkeypatch
     before = open_descriptors()
     checks = [HealthCheck.too_slow]
     run_state_machine_as_test(
-        Leases, settings=settings(max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+        Leases, settings=settings(max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=checks)
     )
     gc.collect()
     assert open_descriptors() == before

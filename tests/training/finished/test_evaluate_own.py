@@ -156,10 +156,7 @@ def test_a_run_whose_scores_fail_later_ends_in_a_sentence(tmp_path):
             [f"trainer._target_={HERE}.Raw", "task.metric=margin", f"model._target_={HERE}.Embedding", "~model.size"],
             r"returns outputs of shape \(32, 7\), and Classification needs 4 for each image: its predictions would",
         ),
-        (
-            [f"task._target_={HERE}.Wordless"],
-            r"^Sequential of \S+ \(step 2\) cannot be used for predictions: Not",
-        ),
+        ([f"task._target_={HERE}.Wordless"], r"^Sequential of \S+ \(step 2\) cannot be used for predictions: Not"),
     ],
 )
 def test_a_run_that_cannot_predict_ends_in_a_sentence(tmp_path, overrides, sentence):

@@ -1,16 +1,13 @@
-"""The report of a sweep, made of folders such as Hydra's jobs leave; one test runs a sweep."""
+"""The report of a sweep, made of folders such as Hydra's jobs leave; test_launch.py runs one."""
 
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 
 from training.sweeps.sweep import Sweep, write_report
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def add_job(sweep, number, overrides, outcome=None):
@@ -234,13 +231,3 @@ def test_a_folder_that_is_not_a_sweep_is_refused_in_a_sentence(tmp_path):
     for folder in (tmp_path / "missing", tmp_path):
         with pytest.raises(ValueError, match="is not a sweep's folder"):
             write_report(folder)
-
-
-def test_a_sweep_ends_with_its_table_and_the_line_to_copy(python, tmp_path):
-    small = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "train.batch_size=16"]
-    short = ["train.epochs=1", "loader.num_workers=0", "hydra.sweep.dir=sweep"]
-    command = [ROOT / "train.py", "-m", "loader=torch,prefetch", *small, *short]
-    done = python.run(*command, cwd=tmp_path, timeout=100, quick_exit=True)
-    assert done.returncode == 0, done.stderr
-    assert {"sweep.csv", "sweep.md", "sweep.png"} < {path.name for path in (tmp_path / "sweep").iterdir()}
-    assert "Jobs: 2 done" in done.stdout and "python train.py" in done.stdout
