@@ -17,7 +17,8 @@ from .streams import Progress
 from .tasks import Task
 
 # What a worker is reading, if not a single row of a batch. NEVER_BEGAN: it exited by itself before its set-up.
-NEVER_BEGAN, SET_UP, WHOLE_BATCH, NO_ROW = -4, -3, -2, -1
+# Numbers below SET_UP are samples that a stream drops to resume.
+SET_UP, NEVER_BEGAN, WHOLE_BATCH, NO_ROW = -4, -3, -2, -1
 
 
 class WorkerFailure(RuntimeError):
