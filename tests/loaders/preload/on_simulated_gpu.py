@@ -2,6 +2,7 @@
 
 import random
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,7 @@ def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None
     return [(low.cpu().tolist(), high.cpu().tolist(), label.cpu().tolist()) for low, high, label in results]
 
 
+@cache
 def expected(kind: str, **how) -> list:
     """The same on the CPU."""
     loader = LOADERS[kind]() if kind != "resident" else ResidentLoader(Rows(), BATCH, seed=3)
