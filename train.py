@@ -113,7 +113,8 @@ def is_complete(trainer: Trainer, results: Results, summary: dict[str, Any]) -> 
     Raises ConfigError if `train.resume` names the run, or if its settings were changed.
     """
     if trainer.finished:
-        hint = f"this run has finished after {trainer.step} steps: raise train.epochs or train.max_steps to continue"
+        limit = "train.max_steps" if trainer.step == trainer.config.max_steps else "train.epochs"
+        hint = f"this run has finished after {trainer.step} steps: raise {limit} to continue"
     elif summary.get("stopped_early") and not trainer.changed:
         hint = f"this run has stopped early after {trainer.step} steps: change what stopped it, such as "
         hint += "train.early_stop=null, to continue"

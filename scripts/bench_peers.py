@@ -31,7 +31,7 @@ from data.image_folder import ImageFolder
 from scripts.bench_harness import BenchError, Columns, Row, in_turns, markdown, parsed, run
 from scripts.bench_loaders import count
 from scripts.bench_workloads import make_pack, make_pictures
-from scripts.peer_loaders import BATCH, PEERS, batches
+from scripts.peer_loaders import BATCH, PEERS, SIZE, batches
 from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
@@ -40,6 +40,7 @@ NAMES = {"torch": "DataLoader, Pillow", "torch-tv": "DataLoader, torchvision's d
 NAMES |= {peer: package.split()[-1] for peer, (package, _) in PEERS.items()}
 FILES = [(loader, "files") for loader in ("torch", "torch-tv", *PEERS, "workers")]
 ROWS = {f"{a}, {b}": (a, b) for a, b in [*FILES, ("ffcv", "pack, short side 256"), *(("workers", b) for b in PACKS)]}
+NOTES = "space: of the files; ±: half of the rounds' range; ratio: to the first row. FFCV has a file of its own."
 ROUNDS, COLORS = 5, ("red", "green", "blue")
 COLUMNS: Columns = (
     ("name", "loader", str),
@@ -146,9 +147,9 @@ def main(arguments: list[str] | None = None) -> None:
         if given.data_root is None:
             make_pictures(root)
         rows, left = compare(root.resolve(), given.workers, given.seconds, Path(folder))
-    title = f"JPEG files to batches of 224x224, {given.workers} workers, torch {torch.__version__}"
+    title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
-    print(text := f"{title}\n\n{markdown(COLUMNS, rows)}\n{reasons}")
+    print(text := f"{title}\n\n{markdown(COLUMNS, rows)}\n\n{NOTES}\n{reasons}")
     if given.json:
         given.json.write_text(json.dumps({"rows": rows, "left": left}, indent=2) + "\n")
     (given.out / "peers.md").write_text(text)

@@ -136,7 +136,7 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
         try:
             known = with_types(compose(RESUMED if RESUMES in arguments else "config", chosen))
         except (HydraException, ValueError) as error:  # ValueError for the choice null
-            raise ConfigError(one_line(error)) from error
+            raise ConfigError(" ".join(str(error).split("\n")[:2])) from error
         names = [*_names(known), *(group for group in loader.list_groups("") if group != "hydra")]
     for override in overrides:
         if not str(override.input_line).startswith(("+", "~")):

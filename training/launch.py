@@ -155,13 +155,13 @@ def check_launcher(arguments: list[str]) -> None:
     """Raises ConfigError if the plugin of the sweep's launcher is not installed, or if there is no Slurm for it."""
     for name in [text.partition("=")[2] for text in arguments if text.startswith("hydra/launcher=")]:
         package = f"hydra-{name.partition('_')[0]}-launcher"
-        if (CONF / "hydra" / "launcher" / f"{name}.yaml").exists() and not list(distributions(name=package)):
-            raise ConfigError(f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}")
         if name == "submitit_slurm" and shutil.which("srun") is None:
             raise ConfigError(
                 f"hydra/launcher={name} submits to Slurm, and there is no srun here: run it on a login node of the "
                 "cluster, or use hydra/launcher=joblib on this machine"
             )
+        if (CONF / "hydra" / "launcher" / f"{name}.yaml").exists() and not list(distributions(name=package)):
+            raise ConfigError(f"hydra/launcher={name} needs {package}, which is not installed: pip install {package}")
 
 
 def is_expected(error: BaseException) -> bool:

@@ -3,7 +3,8 @@
 A callback is an object with any of these methods. conf/ lists it under `callbacks:` by a name, with its `_target_`:
 
     on_start(run)                     all parts are built, and a checkpoint to resume from is loaded
-    on_step(run)                      after each optimizer step
+    on_step(run)                      after each optimizer step, which has cleared the gradients: to see them, use
+                                      optimizer.register_step_pre_hook
     on_log(run, values)               after each line of metrics.jsonl: `values` has its keys, with `step` and `epoch`
     on_evaluation(run, scores)        after the set that chooses the best checkpoint was evaluated, such as test_loss
     on_epoch_end(run)                 after an epoch and its evaluation

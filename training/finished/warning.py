@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 
 from training.config import ConfigError
 from training.run import Run
@@ -18,8 +19,6 @@ class TrustWarning:
 
     def on_start(self, run: Run) -> None:
         try:
-            names = ("data", "task", "model", "sampler", "batch_sampler")
-            sections = {name: getattr(run.config, name) for name in names}
-            check_config(sections, "this run", option=OPTION)
+            check_config(asdict(run.config), "this run", option=OPTION)
         except ConfigError as error:
             log.warning("%s", error)

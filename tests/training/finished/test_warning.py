@@ -7,9 +7,16 @@ from training.config import checked
 from training.finished.warning import TrustWarning
 
 
-@pytest.mark.parametrize(("loss", "trust"), [("fractions.Fraction", "fractions"), ("torch.nn.L1Loss", "")])
-def test_a_run_says_at_its_start_what_its_finished_network_will_need(loss, trust, caplog):
-    TrustWarning().on_start(SimpleNamespace(config=checked(composed(f"task.loss={{_target_: {loss}}}"))))
+@pytest.mark.parametrize(
+    ("setting", "trust"),
+    [
+        ("task.loss={_target_: fractions.Fraction}", "fractions"),
+        ("schedule._target_=fractions.gcd", "fractions"),
+        ("task.loss={_target_: torch.nn.L1Loss}", ""),
+    ],
+)
+def test_a_run_says_at_its_start_what_its_finished_network_will_need(setting, trust, caplog):
+    TrustWarning().on_start(SimpleNamespace(config=checked(composed(setting))))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == bool(trust)
     if trust:
