@@ -24,7 +24,7 @@ from .shared_memory import ADVICE
 from .slots import Slot
 from .tasks import Task
 
-INTERRUPTED_SECONDS = 0.3  # how long workers may take to exit after a Ctrl-C
+INTERRUPTED_SECONDS = 0.3  # after a Ctrl-C, a worker may go on reading a sample so long before it is killed
 
 
 class WorkerProcess:
@@ -140,12 +140,12 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
     It must not be killed meanwhile: it may hold a lock that later workers need, or be writing a file. After a Ctrl-C
     it is killed soon all the same, because a user waits for the end of the program.
     """
-    if isinstance(sys.exc_info()[1] or getattr(sys, "last_value", None), KeyboardInterrupt):
-        deadline = min(deadline, time.monotonic() + INTERRUPTED_SECONDS)
+    is_interrupted = isinstance(sys.exc_info()[1] or getattr(sys, "last_value", None), KeyboardInterrupt)
+    kill_busy_at = time.monotonic() + INTERRUPTED_SECONDS if is_interrupted else deadline
     for worker in workers:
         with suppress(OSError):
             worker.connection.socket.shutdown(socket.SHUT_WR)
-    while workers and time.monotonic() < deadline:
+    while workers and (now := time.monotonic()) < deadline:
         exited = wait([worker.process.sentinel for worker in workers], timeout=0.02)
         for worker in workers:
             with suppress(EOFError, OSError):
@@ -154,5 +154,7 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
             worker
             for worker in workers
             # multiprocessing takes a worker for alive for ever if the program's SIGCHLD handler has reaped it.
-            if worker.process.sentinel not in exited and worker.process.is_alive()
+            if worker.process.sentinel not in exited
+            and worker.process.is_alive()
+            and (now < kill_busy_at or (worker.is_ready and worker.row == NO_ROW))
         ]
