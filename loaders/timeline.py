@@ -72,9 +72,10 @@ class _SchedulerClock:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def _close(self) -> None:
-        if self._fd >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another file
+        fd, self._fd = self._fd, -1  # first: an exception that interrupts this must not close it twice
+        if fd >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another file
             with suppress(OSError):
-                os.close(self._fd)
+                os.close(fd)
 
     def __reduce__(self) -> Any:
         """Makes a copy open its own file."""

@@ -48,9 +48,8 @@ class SpawnedReader:
 
     def close(self) -> None:
         """Closes the descriptors of the shared arrays."""
-        for _, fd in self._shared.values():
-            os.close(fd)
-        self._shared.clear()
+        while self._shared:  # an exception that interrupts this must not close one twice
+            os.close(self._shared.popitem()[1][1])
 
 
 def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:

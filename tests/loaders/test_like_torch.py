@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -251,6 +252,18 @@ def check(program: Program) -> None:
             (n for n, pair in enumerate(zip(theirs, mine, strict=False)) if pair[0] != pair[1]), min(map(len, found))
         )
         raise AssertionError(f"{program}\nafter {at}\ntorch: {theirs[at : at + 1]}\nours:  {mine[at : at + 1]}")
+
+
+@pytest.fixture(autouse=True)
+def feeders_may_fail(monkeypatch):
+    """The threads that send to torch's workers may fail where its iterators are interrupted. Ours has none."""
+    report = threading.excepthook
+
+    def report_others(failed: threading.ExceptHookArgs) -> None:
+        if failed.thread is None or failed.thread.name != "QueueFeederThread":
+            report(failed)
+
+    monkeypatch.setattr(threading, "excepthook", report_others)
 
 
 @pytest.mark.parametrize("part", range(10))

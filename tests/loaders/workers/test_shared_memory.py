@@ -3,11 +3,13 @@
 import errno
 import os
 import re
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from loaders.timeline import WorkClock
 from loaders.workers import shared_memory
 from loaders.workers.shared_memory import (
     ADVICE,
@@ -20,6 +22,7 @@ from loaders.workers.shared_memory import (
     page_aligned,
     write_shared,
 )
+from loaders.workers.spawning import SpawnedReader
 
 PAGE = page_aligned(1)
 
@@ -116,3 +119,27 @@ def test_without_memfds_an_unlinked_file_serves_where_there_is_more_room(lacks, 
     lacks = OSError(errno.EMFILE, "too many")
     with pytest.raises(OSError, match="too many"):
         create_shared_memory(PAGE)
+
+
+@pytest.mark.parametrize("what", ["memory", "arrays", "clock"])
+def test_a_close_that_is_interrupted_closes_no_descriptor_twice(what, monkeypatch):
+    """Another file may have its number by then."""
+    spawned, clock = SpawnedReader(None), WorkClock()
+    memory = SharedMemory(os.dup(0))
+    spawned._shared = {(number, 1): (np.empty(0), os.dup(0)) for number in range(3)}
+    clock.begin()
+    closes = {"memory": memory.close, "arrays": spawned.close, "clock": clock._scheduler._close}[what]
+    close, closed = os.close, []
+
+    def interrupted(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", interrupted)
+        for _ in range(5):
+            with suppress(KeyboardInterrupt):
+                closes()
+    assert len(closed) == len(set(closed)) == (3 if what == "arrays" else 1)
+    memory.close(), spawned.close()
