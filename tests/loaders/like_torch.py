@@ -18,6 +18,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 import zlib
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -644,6 +645,27 @@ def sampling(program: Program, dataset: Fresh) -> dict[str, Any]:
     return batch_size
 
 
+class TorchsLoader(DataLoader):
+    """Torch's class, whose iterators can be shut down.
+
+    An error keeps its iterator in a cycle. The garbage collector then ends the threads that would tell the workers to
+    exit before the iterator uses them: it waits 5 s for the workers, and a pipe may be closed twice.
+    """
+
+    _iterators: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        if self.num_workers:
+            self._iterators.add(iterator)
+        return iterator
+
+    @classmethod
+    def shut_down(cls) -> None:
+        for iterator in list(cls._iterators):
+            iterator._shutdown_workers()
+
+
 STREAMS = ("stream", "eager stream", "failing stream", "failing iterator")
 SAMPLERS = ("sequential", "shuffled", "generator", "sized", "unsized", "weighted", "batches")
 
@@ -657,7 +679,7 @@ def settings(program: Program, dataset: Fresh, kind: type) -> dict[str, Any]:
             chosen["prefetch_factor"] = program.prefetch
         if program.worker_method == "multiprocessing":
             chosen["multiprocessing_context"] = program.method
-    if kind is not DataLoader and program.seed is not None:
+    if kind is not TorchsLoader and program.seed is not None:
         chosen |= {"seed": program.seed, "worker_method": program.worker_method}
     return chosen
 
@@ -960,7 +982,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     reset_tables()
     earlier = set(multiprocessing.active_children())  # of torch's class, whose workers may not exit
     try:
-        with interrupted_after(5 if kind is DataLoader else 60):
+        with interrupted_after(5 if kind is TorchsLoader else 60):
             try:
                 loader: Any = kind(dataset, **settings(program, dataset, kind))
             except (ValueError, TypeError) as error:
@@ -979,10 +1001,12 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
                     seen.extend(batches if program.in_order else sorted(batches, key=repr))
             if program.seed is None:
                 seen.append(("drawn", random.random(), float(np.random.rand()), torch.rand(()).item()))
+            TorchsLoader.shut_down()
             del loader
             gc.collect()
     except Hung:
         seen.append("hung")
+    TorchsLoader.shut_down()
     seen.append(("children", len(set(multiprocessing.active_children()) - earlier)))
     return seen
 

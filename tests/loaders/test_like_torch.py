@@ -13,7 +13,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -29,9 +28,20 @@ from hypothesis import strategies as st
 
 sys.path[:0] = [str(Path(__file__).parents[level]) for level in (2, 1, 0)]  # as a program, too
 
-from like_torch import COLLATIONS, CONSUMERS, DATASETS, DTYPES, LEAVES, SAMPLERS, STREAMS, STRUCTURES, Program, run
+from like_torch import (
+    COLLATIONS,
+    CONSUMERS,
+    DATASETS,
+    DTYPES,
+    LEAVES,
+    SAMPLERS,
+    STREAMS,
+    STRUCTURES,
+    Program,
+    TorchsLoader,
+    run,
+)
 from pages import use_huge_pages
-from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
 
@@ -205,13 +215,13 @@ def oracles(program: Program, folder: str) -> Iterator[list]:
     torchs = program._replace(error="runtime") if program.error == "stop" else program
     inline = {"num_workers": 0, **INLINE}
     if program.seed is None:
-        yield run(torchs._replace(**inline) if loses_bits(program) else torchs, DataLoader, str(flag), epochs, nests)
+        yield run(torchs._replace(**inline) if loses_bits(program) else torchs, TorchsLoader, str(flag), epochs, nests)
         return
     sends = is_changed_by_sending(program)
     if not sends and ("random" not in program.leaves or program.worker_method == "multiprocessing"):
         yield run(program._replace(**inline), WorkerLoader, str(flag), epochs, nests)
     if program.sampler in ("sequential", "sized", "unsized", "batches") and "random" not in program.leaves:
-        yield run(torchs if sends else torchs._replace(**inline), DataLoader, str(flag), epochs, nests)
+        yield run(torchs if sends else torchs._replace(**inline), TorchsLoader, str(flag), epochs, nests)
 
 
 def comparable(seen: list, program: Program, is_ours: bool = False) -> list:
@@ -252,18 +262,6 @@ def check(program: Program) -> None:
             (n for n, pair in enumerate(zip(theirs, mine, strict=False)) if pair[0] != pair[1]), min(map(len, found))
         )
         raise AssertionError(f"{program}\nafter {at}\ntorch: {theirs[at : at + 1]}\nours:  {mine[at : at + 1]}")
-
-
-@pytest.fixture(autouse=True)
-def feeders_may_fail(monkeypatch):
-    """The threads that send to torch's workers may fail where its iterators are interrupted. Ours has none."""
-    report = threading.excepthook
-
-    def report_others(failed: threading.ExceptHookArgs) -> None:
-        if failed.thread is None or failed.thread.name != "QueueFeederThread":
-            report(failed)
-
-    monkeypatch.setattr(threading, "excepthook", report_others)
 
 
 @pytest.mark.parametrize("part", range(10))
