@@ -135,11 +135,9 @@ class WorkerBuffer(BatchBuffer):
         if kinds == {torch.Tensor} and is_plain(first) and first.dtype in SHAREABLE:
             with suppress(NotImplementedError):  # for a nested tensor among them: torch's words come below
                 return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
-        has_tensors = all(issubclass(kind, torch.Tensor) for kind in kinds)
-        if has_tensors and first.dtype in SHAREABLE and all(map(is_plain, samples)):
-            if any(sample.shape != first.shape for sample in samples):
-                samples = [sample.as_subclass(torch.Tensor) for sample in samples]  # with the same error
-            return torch.stack(samples)
+        if all(issubclass(kind, torch.Tensor) for kind in kinds) and first.dtype in SHAREABLE:
+            if all(is_plain(sample) and sample.shape == first.shape for sample in samples):
+                return torch.stack(samples)
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
 
