@@ -135,9 +135,9 @@ class WorkerBuffer(BatchBuffer):
         if kinds == {torch.Tensor} and is_plain(first) and first.dtype in SHAREABLE:
             with suppress(NotImplementedError):  # for a nested tensor among them: torch's words come below
                 return torch.stack(samples, out=self.empty((len(samples), *first.shape), first.dtype))
-        if all(issubclass(kind, torch.Tensor) for kind in kinds) and first.dtype in SHAREABLE:
-            if all(is_plain(sample) and sample.shape == first.shape for sample in samples):
-                return torch.stack(samples)
+        are_tensors = first.dtype in SHAREABLE and all(issubclass(kind, torch.Tensor) for kind in kinds)
+        if are_tensors and all(is_plain(sample) and sample.shape == first.shape for sample in samples):
+            return torch.stack(samples)
         refused: torch.Tensor = collate_tensor_fn(samples)
         return refused
 

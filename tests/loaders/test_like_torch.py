@@ -267,7 +267,13 @@ def check(program: Program) -> None:
 
 # Programs in which a difference was found.
 FOUND = [
-    SIMPLEST._replace(leaves=("reduced", "stateful", "strided"), collation="shifted", batch_size=None, num_workers=1),
+    SIMPLEST._replace(
+        leaves=("reduced", "stateful", "strided"),
+        structure="tuple",
+        collation="shifted",
+        batch_size=None,
+        num_workers=1,
+    ),
 ]
 
 
