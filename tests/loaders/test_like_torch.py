@@ -68,7 +68,7 @@ AXES: dict[str, tuple] = {
     "seed": (None, 0),
     "worker_method": ("multiprocessing", "thread"),
 }
-SIMPLEST = Program(leaves=("plain",), **{axis: known[0] for axis, known in AXES.items()})
+SIMPLEST = Program(leaves=("plain",), **{axis: known[0] for axis, known in AXES.items()} | {"dataset": "fresh"})
 SHAREABLE = DTYPES[: DTYPES.index("float8_e4m3fn")]  # that torch's workers can collate
 SENDABLE = DTYPES[: DTYPES.index("uint16")]  # of which they can send subclasses
 WEIGHTS = {
