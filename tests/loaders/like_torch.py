@@ -978,6 +978,8 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     seen: list[Any] = []
     dataset: Any = DATASETS[program.dataset](program)
     dataset.flag = flag
+    if "tv_tensor" in program.leaves:
+        tv_tensor(0, "")  # imports torchvision, which each worker would take a second for
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     reset_tables()
     earlier = set(multiprocessing.active_children())  # of torch's class, whose workers may not exit

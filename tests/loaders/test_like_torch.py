@@ -47,7 +47,7 @@ from loaders import WorkerLoader
 
 # Torch's own iterators are interrupted where a program hangs.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-multiprocessing.set_forkserver_preload(["torch", "like_torch", "loaders"])
+multiprocessing.set_forkserver_preload(["torch", "torchvision.tv_tensors", "like_torch", "loaders"])
 
 AXES: dict[str, tuple] = {
     "dtype": DTYPES,
