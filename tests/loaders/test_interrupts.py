@@ -5,6 +5,7 @@ moments, so that all kinds of them are tried in every run; a second test uses re
 next().
 """
 
+import multiprocessing
 import os
 import random
 import signal
@@ -226,3 +227,39 @@ def test_after_real_signals_a_fresh_epoch_is_whole(kind, count, send_after):
             if interrupts and number + 1 >= count:
                 return
     pytest.fail("no signal came inside of loaders/")
+
+
+class Watched(ValueError):
+    """While it is made, the program's watchdog strikes."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        signal.raise_signal(signal.SIGUSR1)
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int):
+        raise Watched(index)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("kind", [Interrupted, TimeoutError])
+def test_a_signal_while_a_workers_error_is_rebuilt_does_not_replace_it(kind, seed):
+    strikes = []
+
+    def strike(*_: object) -> None:
+        if multiprocessing.parent_process() is None and len(strikes) < 3:
+            strikes.append(kind)
+            raise kind
+
+    before, seen = signal.signal(signal.SIGUSR1, strike), []
+    try:
+        with WorkerLoader(Broken(4), 2, num_workers=1, seed=seed) as loader:
+            batches = iter(loader)
+            while seen.count(Watched) < 2:
+                with pytest.raises(BaseException) as error:
+                    next(batches)
+                seen.append(error.type)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [kind] * 3 + [Watched] * 2
