@@ -169,32 +169,40 @@ def train(run: Run, eval_loader: Preloader, split: str) -> dict[str, float]:
 def train_epoch(run: Run) -> None:
     """Trains for one epoch, or for the rest of an interrupted one."""
     trainer, loader, timer = run.trainer, run.train_loader, run.timer
+
+    def state() -> dict[str, Any]:
+        if trainer.finished or loader.state_dict()["samples"] == 0:
+            log_rest(run)  # a run that resumes at the epoch's end does not log its steps
+        return trainer.state_dict(loader)
+
     loader.set_epoch(trainer.epoch)
-    last_logged = trainer.step
     for batch in timer.batches(loader):
         trainer.train_step(batch)
         run.call("on_step")
         if trainer.step % trainer.config.log_interval == 0 or trainer.step == 1:
             log_steps(run)
-            last_logged = trainer.step
         timer.end_step()
         if trainer.by_epoch and loader.state_dict()["samples"] == 0:  # a checkpoint of now is of a complete epoch
             step_all(trainer.schedules)
-        run.checkpoints.after_step(trainer.step, lambda: trainer.state_dict(loader))
+        run.checkpoints.after_step(trainer.step, state)
         if trainer.finished:
             break
-    if trainer.step > last_logged:
-        log_steps(run)
+    log_rest(run)
     trainer.epoch += 1
+
+
+def log_rest(run: Run) -> None:
+    if run.trainer.step > run.logged_step:
+        log_steps(run)
 
 
 def log_steps(run: Run) -> None:
     """Writes the mean loss and scores, and the timing, since the last call to the log and metrics.jsonl."""
     trainer = run.trainer
+    run.logged_step = trainer.step
     means, window = trainer.means.read(), trainer.processes.total(run.timer.window())
     text = run.text_of(window)
     if "loss" in means:
-        trainer.warn_of_nan(means["loss"])
         text = f"loss {means['loss']:.3f}, {text}"
     run.write(
         epoch=trainer.epoch + 1,

@@ -1,7 +1,8 @@
 """Measures how long each step waited for its batch and how long it computed.
 
-A step lasts from the request for its batch to `end_step`, or to the request for the next one. On the CPU both are
-read from the host's clock. On CUDA they are events on the step's stream, so that waiting is the time that the device
+A step lasts from the request for its batch to `end_step`, or to the request for the next one. It waits until its batch
+is ready: loaded, copied and transformed, as far as no thread did that ahead. On the CPU both are read from the host's
+clock. On CUDA they are events on the step's stream, so that waiting is the time that the device
 stood idle between the end of one step and the arrival of the next batch; they are read at log points only, and nothing
 synchronises in between. The time between epochs belongs to no step.
 """

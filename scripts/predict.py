@@ -1,4 +1,4 @@
-"""Predicts the classes or values of images with the network of a run, and writes predictions.csv.
+"""Predicts the classes or values of images with the network of a run, and writes RUN/predictions.csv.
 
     python scripts/predict.py RUN photos/ one.jpg list.txt          # folders and what is below them, images, lists
     python scripts/predict.py RUN data=image_folder data.root=DIR   # a dataset's test images, or --split train
@@ -31,6 +31,7 @@ from training.config import ConfigError
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
 from training.finished.predictions import Predictions
 from training.finished.prepare import Prepare
+from training.trust import check_links
 
 CRASHED = "reading it crashes the process that reads it"
 
@@ -40,14 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
     options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
     options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
-    options.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    options.add_argument("--out", type=Path, help="file to write; default: RUN/predictions.csv")
     given = options.parse_intermixed_args(arguments)
     overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]
     inputs = [text for text in given.inputs if text not in overrides]
 
     run = FinishedRun(given.run, overrides, given.trust)
     shape = run.image_shape("predict.py")
-    out: Path = given.out
+    check_links(run.folder, "predictions*", given.trust)
+    out: Path = given.out or run.folder / "predictions.csv"
     if inputs:
         names = image_files(inputs)
         dataset: Any = ImageFiles(names, Prepare(run.spec.dataset), channels=shape[2])

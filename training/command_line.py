@@ -27,7 +27,7 @@ from data.errors import check_choice, did_you_mean
 from training.checkpoint import find_checkpoint
 from training.config import CONF, RESUME_KEYS, Config, ConfigError, flat, full_errors, one_line, with_types
 from training.processes import is_main_process, started_by_torchrun
-from training.trust import check_config, check_links
+from training.trust import check_config, check_links, to_trust
 
 # Overrides for the processes that are not the main one: they make no folder and no log.
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -107,12 +107,14 @@ def compose_with(settings: dict[str, Any], overrides: Sequence[str]) -> DictConf
         return compose(RESUMED, list(overrides))
 
 
-def resume_command(folder: Path) -> str:
-    """The shell command that continues the run in `folder`."""
+def resume_command(folder: Path, config: dict[str, Any]) -> str:
+    """The shell command that continues the run in `folder`, which has this config."""
     program = "python train.py"
     if started_by_torchrun():
         program = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', os.environ['WORLD_SIZE'])} train.py"
-    return f"{program} {shlex.quote(f'train.resume={_quoted(folder)}')}"
+    names = to_trust(config)
+    overrides = [f"train.resume={_quoted(folder)}", *([TRUST.format(",".join(names))] if names else [])]
+    return f"{program} {shlex.join(overrides)}"
 
 
 def check_overrides(arguments: list[str], conf: Path) -> None:

@@ -28,7 +28,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull, StreamError, WorkerFailure
@@ -71,7 +71,8 @@ def run_job(run: Callable[[DictConfig, Path], object], cfg: DictConfig) -> None:
         run(cfg, folder)
     except Stopped as stop:
         if is_main_process():
-            log.warning("%s; to continue: %s", stop, resume_command(folder))
+            config: Any = OmegaConf.to_container(cfg, resolve=True)
+            log.warning("%s; to continue: %s", stop, resume_command(folder, config))
         if "SUBMITIT_EXECUTOR" not in os.environ:
             raise
         raise SystemExit(stop.exit_code) from None  # submitit would show the traceback of Stopped

@@ -15,27 +15,36 @@ METHODS = ("update", "compute", "reset")
 
 
 class Means:
-    """Means over samples. The sums stay on the device until `read`, which all processes call at the same step."""
+    """Means over samples. The sums stay on the device until `read`, which all processes call at the same step.
+
+    Checkpoints keep the sums of all processes, so that a resumed run reads the means of one that was not stopped.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._sums: dict[str, tuple[Tensor | float, int]] = {}  # the sum and the number of samples, by name
 
-    def add(self, samples: int, values: dict[str, Tensor]) -> None:
+    def add(self, samples: int, values: dict[str, Any]) -> None:
         """Adds the values of `samples` samples by name: one value for each sample (B,), or their mean ()."""
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))
-            value = value.detach()
-            added = value.sum(dtype=torch.float64) if value.ndim else value.double() * samples
-            self._sums[name] = total + added, count + samples
+            value = torch.as_tensor(value, dtype=torch.float64).detach()
+            self._sums[name] = total + (value.sum() if value.ndim else value * samples), count + samples
 
     def read(self) -> dict[str, float]:
         """Returns the means since the last call, over all processes. A process may have added nothing."""
+        sums, self._sums = self.state_dict(), {}
+        return {name: total / max(count, 1) for name, (total, count) in sums.items()}
+
+    def state_dict(self) -> dict[str, tuple[float, int]]:
+        """Returns the sums of all processes and their numbers of samples, by name. All processes have to call it."""
         every = self._processes.gather({name: (float(total), count) for name, (total, count) in self._sums.items()})
-        self._sums = {}
         names = dict.fromkeys(name for sums in every for name in sums)
         pairs = {name: [sums[name] for sums in every if name in sums] for name in names}
-        return {name: sum(t for t, _ in found) / max(sum(n for _, n in found), 1) for name, found in pairs.items()}
+        return {name: (sum(t for t, _ in found), sum(n for _, n in found)) for name, found in pairs.items()}
+
+    def load_state_dict(self, sums: dict[str, tuple[float, int]]) -> None:
+        self._sums = dict(sums) if self._processes.is_main else {}
 
 
 class EpochMetrics:
@@ -97,10 +106,10 @@ class EpochMetrics:
         for metric in self._metrics.values():
             metric.reset()
 
-    def higher_is_better(self, name: str) -> bool | None:
-        """Returns what the metric says of itself, as torchmetrics' do; None if it says nothing."""
+    def higher_is_better(self, name: str, default: bool) -> bool:
+        """Returns what the metric says of itself, as torchmetrics' do; `default` if it says nothing."""
         found = getattr(self._metrics.get(name), "higher_is_better", None)
-        return found if isinstance(found, bool) else None
+        return found if isinstance(found, bool) else default
 
     @property
     def names(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 import subprocess
@@ -17,6 +18,8 @@ import torch
 from training.config import CONF
 from training.files import write_whole
 
+log = logging.getLogger(__name__)
+
 
 class Results:
     """What one run measures, and its files.
@@ -28,7 +31,7 @@ class Results:
 
     def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
-        self._writes = writes
+        self._writes, self._nan_seen = writes, False
         self.score_name, self.sign = "test_accuracy", 1
         self.scores: dict[int, float] = {}
         if writes:
@@ -48,8 +51,12 @@ class Results:
                 self._note(values)
 
     def metrics(self, **values: Any) -> None:
-        """Appends a line to metrics.jsonl."""
+        """Appends a line to metrics.jsonl. Warns once of a loss that is NaN or infinite: training cannot recover."""
         self._note(values)
+        if not math.isfinite(values.get("loss", 0)) and not self._nan_seen:
+            self._nan_seen = True
+            advice = "is there a NaN in the data, or is optim.lr too high? train.clip_norm may help"
+            log.warning("the loss is %g by step %d: %s", values["loss"], values["step"], advice)
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(finite(values), allow_nan=False) + "\n")

@@ -19,8 +19,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from loaders import LoaderConfig, Preloader
 from loaders.timing import StepTimer, Window
 from training.checkpoint import Checkpoints
@@ -43,6 +41,7 @@ class Run:
     config, data, trainer, train_loader, folder, is_main: the settings, the datasets and the task, the network and its
         optimizers, the loader of training batches, the folder for files, and whether this process writes them.
     results, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
+    log, logged_step: Trainer.log, and the step of the last line with the means of steps.
     stops_early: set it to True, and the run ends after the current epoch.
     signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.
     stopped: whether a signal ended the run, at the same step in all processes.
@@ -70,24 +69,14 @@ class Run:
         self.signals, self.make_train_loader = checkpoints.signals, make_train_loader
         self.stops_early = self.stopped = False
         self._started: list[str] = []  # the names of the callbacks that have started, and not ended
-        self._logged: dict[str, tuple[Any, int]] = {}  # sum and count of each value since the last line
-        trainer.log = self.log
-
-    def log(self, **values: float | torch.Tensor) -> None:
-        """Adds numbers to the next line of metrics.jsonl, which loggers and the progress bar get too.
-
-        The line has the mean of the values that a name got since the line before. A tensor of one element stays on its
-        device until then, so that the host does not wait for it.
-        """
-        for name, value in values.items():
-            value = value.detach() if isinstance(value, torch.Tensor) else value
-            total, count = self._logged.get(name, (0.0, 0))
-            self._logged[name] = total + value, count + 1
+        self.log, self.logged_step = trainer.log, trainer.step
 
     def write(self, **values: Any) -> None:
-        """Writes a line to metrics.jsonl, with `step`, `epoch`, `values` and what `log` got; calls on_log."""
-        logged = {name: float(total) / count for name, (total, count) in self._logged.items()}
-        self._logged.clear()
+        """Writes a line to metrics.jsonl, with `step`, `epoch`, `values` and what `log` got; calls on_log.
+
+        All processes have to call it.
+        """
+        logged = self.trainer.logged.read()
         line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values}
         if taken := line.keys() & logged.keys():
             raise ValueError(f"log({', '.join(sorted(taken))}=...): metrics.jsonl has that already: use another name")
@@ -97,7 +86,7 @@ class Run:
 
     def write_rest(self) -> None:
         """Writes what `log` got since the last line, if it got anything."""
-        if self._logged:
+        if self.trainer.logged.state_dict():
             self.write()
 
     def call(self, method: str, *arguments: Any) -> None:

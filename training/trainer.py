@@ -15,8 +15,7 @@ optimizer has their parameters. self.log(name=value) adds to the log.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
@@ -55,8 +54,6 @@ class Trainer:
     Raises ConfigError if the network cannot be built.
     """
 
-    log: Callable[..., None] = staticmethod(lambda **values: None)  # Run sets it
-
     def __init__(self, config: Config, data: Datasets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
         self._optim, self._schedule = config.optim, config.schedule
@@ -65,7 +62,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self._nan_seen = self.is_in_step = self.resumed_at_epoch_end = False
+        self.is_in_step = self.resumed_at_epoch_end = False
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -76,10 +73,10 @@ class Trainer:
         is_fp32 = self.dtype == torch.float32
         self.autocast = nullcontext() if is_fp32 else torch.autocast(self.device.type, self.dtype)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-        self.means, self.metrics = Means(processes), EpochMetrics(config.task.get("metrics"), processes)
-        says = self.metrics.higher_is_better(self.task.metric)
-        if config.task.get("higher_is_better") is None and says is not None:
-            self.task.higher_is_better = says
+        self.means, self.logged = Means(processes), Means(processes)  # of training's scores, and of what `log` got
+        self.metrics = EpochMetrics(config.task.get("metrics"), processes)
+        if config.task.get("higher_is_better") is None:
+            self.task.higher_is_better = self.metrics.higher_is_better(self.task.metric, self.task.higher_is_better)
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
         self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
 
@@ -120,6 +117,13 @@ class Trainer:
     def configure_optimizers(self) -> Optimizer | Sequence[Optimizer]:
         """Returns the optimizer, or several. By default it is the one of conf/optim/, for all of self.model."""
         return build_optimizer(self.model, self._optim)
+
+    def log(self, **values: float | Tensor) -> None:
+        """Adds the mean that each name's values have in all processes to the next line of metrics.jsonl.
+
+        A tensor of one element stays on its device until then, so that the host does not wait for it.
+        """
+        self.logged.add(1, values)
 
     def overrides(self, step: str) -> bool:
         """Whether a subclass defines the step of that name."""
@@ -231,13 +235,6 @@ class Trainer:
             inputs = [field.contiguous() if isinstance(field, Tensor) else field for field in inputs]
         return inputs, None if self.task.label is None else batch[self.task.label]
 
-    def warn_of_nan(self, loss: float) -> None:
-        """Warns once if the loss is NaN or infinite: training cannot recover from it."""
-        if not math.isfinite(loss) and not self._nan_seen:
-            self._nan_seen = True
-            advice = "is there a NaN in the data, or is optim.lr too high? train.clip_norm may help"
-            log.warning("the loss is %g by step %d: %s", loss, self.step, advice)
-
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
         """The content of a checkpoint: what a run needs to continue from here as if it had not been stopped."""
         return {
@@ -250,6 +247,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "loader": merge_states(self.processes.gather(loader.state_dict())),
             "step": self.step,
+            "means": [means.state_dict() for means in (self.means, self.logged)],
             "config": self.settings,
             "data_spec": asdict(self.spec),
         }
@@ -270,6 +268,8 @@ class Trainer:
                 "the same optim="
             )
         self.epoch, self.step = state["loader"]["epoch"], state["step"]
+        for means, sums in zip((self.means, self.logged), state.get("means", ()), strict=False):
+            means.load_state_dict(sums)
         self.changed = changes(self.settings, state["config"])
         has_new_rates = any(change.startswith(SCHEDULING) for change in self.changed)
         try:
@@ -287,6 +287,7 @@ class Trainer:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.resumed_at_epoch_end = state["loader"]["samples"] == 0
+        self.epoch += self.finished and not self.resumed_at_epoch_end  # train.max_steps ended it
         log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))

@@ -44,6 +44,25 @@ UNPICKLES = "torchvision.datasets.lsun"
 LOADS = ("trust_remote_code", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "download", "_args_")
 
 
+class Untrusted(ConfigError):
+    """Something could run code: the user has to trust `name`, or the key of a config, which always suffices."""
+
+    def __init__(self, sentence: str, option: str, name: str, key: str = "") -> None:
+        super().__init__(f"{sentence}; if you trust it, add {option.format(name)}")
+        self.name, self.key = name, key
+
+
+def to_trust(config: dict[str, Any]) -> list[str]:
+    """The names that a user of this config has to trust."""
+    names: list[str] = []
+    while True:
+        try:
+            check_config(config, "", names)
+            return names
+        except Untrusted as error:
+            names.append(error.key if error.name in names else error.name)  # a module may have it from another one
+
+
 def check_config(
     value: Any, source: object, trusted: Sequence[str] = (), option: str = "--trust {}", key: str = ""
 ) -> None:
@@ -53,18 +72,20 @@ def check_config(
     trusted: modules and keys that the user trusts too. option: what the user has to add to trust another one, with {}
     in place of its name. Raises ConfigError for values that could run code, and for types that no config has.
     """
-    name, here, advice = key.rpartition(".")[2], f"{source}: {key}={value}", f"if you trust it, add {option}"
+    name, here = key.rpartition(".")[2], f"{source}: {key}={value}"
     if _lies_in(key, trusted):
         return
     if name == "_target_" and value is not None:
         if not _is_allowed(value, trusted, here):
-            raise ConfigError(
+            raise Untrusted(
                 f"{here} is not in this repository's data/ or models/, nor a class for a config in another of its "
-                "packages or in torch, torchvision or timm: it could run any code; "
-                + advice.format(str(value).rpartition(".")[0] or value)
+                "packages or in torch, torchvision or timm: it could run any code",
+                option,
+                str(value).rpartition(".")[0] or value,
+                key,
             )
     elif (name in LOADS and value) or (key.startswith("callbacks.") and key.count(".") > 2):
-        raise ConfigError(f"{here} could load code, or files that run code: {advice.format(key)}")
+        raise Untrusted(f"{here} could load code, or files that run code", option, key)
     elif isinstance(value, dict):
         for child in value:
             if key and "." in str(child):  # it could look like a key that is trusted
@@ -76,7 +97,7 @@ def check_config(
     elif value is not None and type(value) not in (str, int, float, bool):
         raise ConfigError(f"{source}: {key} is a {type(value).__name__}, which no config has")
     elif isinstance(value, str) and "${" in value:
-        raise ConfigError(f"{here} could read your secrets: {advice.format(key)}")
+        raise Untrusted(f"{here} could read your secrets", option, key)
 
 
 def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option: str = "--trust {}") -> None:
@@ -87,10 +108,8 @@ def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option
     for path in (path for part in run.glob(parts) for path in (part, *part.rglob("*")) if path.is_symlink()):
         name = path.relative_to(run).parts[0]
         if not path.resolve().is_relative_to(run.resolve()) and name not in trusted:
-            raise ConfigError(
-                f"{path} is a link to {path.readlink()}, where files would be written or removed: remove it, "
-                f"or if you trust it, add {option.format(name)}"
-            )
+            text = f"{path} is a link to {path.readlink()}, where files would be written or removed: remove it"
+            raise Untrusted(text, option, name)
 
 
 def _is_allowed(target: Any, trusted: Sequence[str], here: str) -> bool:

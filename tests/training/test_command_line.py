@@ -13,6 +13,7 @@ from tests.configs import CONF, composed
 from training.checkpoint import KEYS
 from training.command_line import RESUMED, check_overrides, complete, resume_command
 from training.config import ConfigError, changes, checked
+from training.trust import check_config
 
 FLAG = f"--config-name={RESUMED}"
 
@@ -118,19 +119,22 @@ def test_what_an_override_changes_is_named_with_both_values():
 
 
 def test_the_command_that_resumes_can_be_pasted_and_starts_as_many_processes(monkeypatch):
-    assert resume_command(Path("/runs/1")) == "python train.py train.resume=/runs/1"
+    assert resume_command(Path("/runs/1"), {}) == "python train.py train.resume=/runs/1"
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert resume_command(Path("/runs/1")) == "torchrun --nproc-per-node=2 train.py train.resume=/runs/1"
+    assert resume_command(Path("/runs/1"), {}) == "torchrun --nproc-per-node=2 train.py train.resume=/runs/1"
 
 
 @pytest.mark.parametrize("name", ["2026-11-21_10-00", "my run", "it's", "a=b,c", "[1]", "back\\slash"])
 def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_run, name):
     folder = earlier_run.rename(earlier_run.with_name(name))
-    python, script, override = shlex.split(resume_command(folder))
+    config = {"model": {"_target_": "subprocess.run"}, "task": {"loss": {"_target_": "os.path.join", "_args_": [1]}}}
+    trusted = ["subprocess", "os.path", "task.loss._target_", "task.loss._args_"]
+    python, script, *overrides = shlex.split(resume_command(folder, config))
     assert (python, script) == ("python", "train.py")
-    arguments = [text for text in complete([override]) if text != FLAG]
+    arguments = [text for text in complete(overrides) if text != FLAG]
     values = [one.value() for one in OverridesParser.create().parse_overrides(arguments)]
-    assert [getattr(value, "text", value) for value in values] == [str(folder)] * 2
+    assert [getattr(value, "text", value) for value in values] == [str(folder), trusted, str(folder)]
+    check_config(config, "", trusted)

@@ -19,7 +19,7 @@ from training.run import Run
 
 PALE = "#8a8a8a"
 ACTIVITIES = {  # their meanings and colors
-    "wait": ("waiting for a batch", "#d62728"),
+    "wait": ("waiting for the loader", "#d62728"),
     "compute": ("training step", "#2c7fb8"),
     "read": ("reading samples", "#a1d99b"),
     "collate": ("collating", "#31a354"),
@@ -151,7 +151,7 @@ def title_of(spans: Sequence[Span]) -> str:
     steps, preparing = sum(span.activity == "compute" for span in spans), seconds["copy"] + seconds["transform"]
     total = seconds["wait"] + seconds["compute"] or 1.0  # preparing is a part of the waiting
     waiting = (seconds["wait"] - preparing) / total
-    shares = f"{seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for batches (red)"
+    shares = f"{seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for the loader (red)"
     return f"{steps} training steps: {shares}" + (
-        f", {preparing / total:.0%} making them ready" if preparing > 0.01 * total else ""
+        f", {preparing / total:.0%} making batches ready" if preparing > 0.01 * total else ""
     )

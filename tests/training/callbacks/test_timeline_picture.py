@@ -49,10 +49,10 @@ def test_arrows_in_the_trace_follow_a_batch_from_its_worker_to_its_step():
 
 def test_the_pictures_title_says_how_much_of_the_time_was_waiting(drawn):
     assert draw_timeline(SPANS).startswith(b"\x89PNG")
-    title = "2 training steps: 33% computing, 50% waiting for batches (red), 17% making them ready"
+    title = "2 training steps: 33% computing, 50% waiting for the loader (red), 17% making batches ready"
     assert drawn[0].get_suptitle() == title
     draw_timeline([span for span in SPANS if span.activity != "wait"])
-    assert "100% computing, 0% waiting for batches" in drawn[1].get_suptitle()
+    assert "100% computing, 0% waiting for the loader" in drawn[1].get_suptitle()
 
 
 def test_the_picture_has_a_lane_each_and_a_line_from_each_batch_to_its_step(drawn):

@@ -46,7 +46,7 @@ class Measured:
     steps: int
     phases: dict[str, float]  # of the whole run: start-up, training, evaluation, checkpoint, rest
     step: float  # the whole step, with waiting
-    waiting: float = 0.0  # in next(), without the copy and the transform of the training thread there
+    waiting: float = 0.0  # for the loader; the copy and the transform below are the rest of a step's waiting
     copy: float = 0.0  # in the training thread
     transform: float = 0.0  # in the training thread
     # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def seen(self) -> float:
-        """What the training thread spends on data."""
+        """All of a step's waiting: until its batch has come, and has been made ready."""
         return self.waiting + self.copy + self.transform
 
     @property

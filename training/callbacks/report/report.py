@@ -168,8 +168,12 @@ class Report:
         lines = [*self._run_table(measured), "", *self._step_table(), "", memory]
         if measured.workers:
             busy, cpu, queued = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued"))
+            is_inline = measured.loader.num_workers == 0
+            readers = (
+                "No workers, the training process reads: it is" if is_inline else f"Workers: {measured.num_workers},"
+            )
             lines.append(
-                f"Workers: {measured.num_workers}, busy {1 - measured.idle:.0%} of the time; {busy:.1f} ms for a "
+                f"{readers} busy {1 - measured.idle:.0%} of the time; {busy:.1f} ms for a "
                 f"batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core"
             )
         return "\n".join([*lines, verdict.sentence])

@@ -154,7 +154,7 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
     ready = copy + 1000 * (run.transform or run.ahead[2] or (0.0 if run.workers else run.waiting))
     seconds, deaths = run.phases.get(bottleneck, 0.0), run.workers.get("deaths")
     if bottleneck == "step" and run.free is None:
-        return f"compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
+        return f"compute-bound: a step takes {step:.1f} ms, and waits for data for {seen:.1f} ms of them"
     if bottleneck == "step" and run.is_slowed:
         return (
             "compute-bound, and slowed down by something else than its data: computing takes "
@@ -176,7 +176,7 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
         f"and in {collate:.1f} collates, and a step takes {free:.1f} ms with free data"
         + (f"; {deaths} workers died (see the log), and their batches were retried" if deaths else ""),
         "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle "
-        f"{run.idle:.0%} of the time, and training waits {waiting:.1f} ms per step",
+        f"{run.idle:.0%} of the time, and training waits for them for {waiting:.1f} ms per step",
         "transform": f"data-bound: making batches ready in the training process takes {ready:.1f} ms per step, "
         f"{copy:.1f} of which for copies to the device",
         "cores": f"short of cores ({run.cores} for workers and training): computing takes {computing:.1f} ms per "
@@ -185,5 +185,5 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
         "evaluation": f"evaluation took {share:.0%} of the run, {seconds:.1f} s",
         "checkpoint": f"saving checkpoints took {share:.0%} of the run, {seconds:.1f} s",
         "not measurable": f"not measurable: {reasons.get(run.obstacle)}. A step takes {step:.1f} ms, {seen:.1f} of "
-        "which it spends on data",
+        "which it waits for data",
     }[bottleneck]

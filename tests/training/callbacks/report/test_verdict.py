@@ -58,7 +58,7 @@ CASES = {  # the measurements; what the sentence says; the first change that is 
     "loader: a few died": (measured(**SLOW, stats={"retry_wait_seconds": 20.0, "deaths": 8}), "passing a batch", "="),
     "loader: one worker": (
         measured(**SLOW, num_workers=1, workers=(0.03, 0.03)),
-        "training waits 60.0 ms per step",
+        "training waits for them for 60.0 ms per step",
         "loader.prefetch_factor=16",
     ),
     "transform": (measured(transform=0.05, free=0.05), "takes 50.0 ms per step, 0.0 of which for copies", ""),
