@@ -25,7 +25,7 @@ from .order import Order
 from .samplers import OrderSampler, own_batch_sampler
 from .workers.added import Added
 from .workers.autotune import Tuner
-from .workers.engine import has_pool, warn_once
+from .workers.engine import has_pool, replaced_part, warn_once
 from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
 from .workers.stream_epochs import StreamEpochs, StreamSource
 from .workers.tasks import choose_tasks
@@ -227,9 +227,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this; a subclass may wrap it."""
-        if isinstance(self.dataset, IterDataPipe) or (self.num_workers > 0 and not has_pool(self)):
-            if not isinstance(self.dataset, IterDataPipe):
-                warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
+        if isinstance(self.dataset, IterDataPipe):
+            return super()._get_iterator()
+        if part := replaced_part():
+            warn_once(f"the program has replaced torch's {part}, so torch's own loader reads, which takes longer")
+            return super()._get_iterator()
+        if self.num_workers > 0 and not has_pool(self):
+            warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()
         iterator = TorchIterator(self)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data._utils import fetch
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 from loaders.workers import engine
@@ -107,6 +108,38 @@ def test_torchs_own_iterator_serves_where_worker_processes_are_not_ours_and_that
             assert list(WorkerLoader(Numbers(4), 2, num_workers=1)) == ["torch's"]
     (said,) = caplog.messages
     assert said.startswith("torch's own workers read on systems other than Linux")
+
+
+class OwnFetcher(fetch._MapDatasetFetcher):
+    """Reads batches of batches: sequences that are packed into one row."""
+
+    def fetch(self, possibly_batched_index):
+        return super().fetch([index for indices in possibly_batched_index for index in indices])
+
+
+def marked(function):
+    return lambda *args: ("marked", function(*args))
+
+
+REPLACED = {
+    "__next__": (dataloader._BaseDataLoaderIter, marked(dataloader._BaseDataLoaderIter.__next__)),
+    "fetch": (fetch._MapDatasetFetcher, marked(fetch._MapDatasetFetcher.fetch)),
+    "create_fetcher": (dataloader._DatasetKind, staticmethod(lambda _, *args: OwnFetcher(*args))),
+    "_MapDatasetFetcher": (fetch, OwnFetcher),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkeypatch):
+    def batches(kind) -> list:
+        return list(map(str, kind(Numbers(4), batch_sampler=batch_sampler, num_workers=num_workers)))
+
+    is_packed = REPLACED[name][1] is OwnFetcher or name == "create_fetcher"
+    batch_sampler = [[[0], [1, 2]], [[3]]] if is_packed else [[0, 1, 2], [3]]
+    monkeypatch.setattr(REPLACED[name][0], name, REPLACED[name][1])
+    assert batches(WorkerLoader) == batches(DataLoader)
+    assert ("tensor([0, 1, 2])" if is_packed else "('marked', tensor([0, 1, 2]))") in batches(WorkerLoader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
