@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+from functools import partialmethod
 from pickle import PicklingError
 
 import numpy as np
@@ -140,6 +141,30 @@ def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkey
     monkeypatch.setattr(REPLACED[name][0], name, REPLACED[name][1])
     assert batches(WorkerLoader) == batches(DataLoader)
     assert ("tensor([0, 1, 2])" if is_packed else "('marked', tensor([0, 1, 2]))") in batches(WorkerLoader)
+
+
+def test_a_program_may_add_arguments_that_were_not_given(monkeypatch):
+    added = partialmethod(DataLoader.__init__, num_workers=1, persistent_workers=True, prefetch_factor=3)
+    monkeypatch.setattr(DataLoader, "__init__", added)
+    with WorkerLoader(Numbers(4), 2) as loader:
+        assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, True, 3)
+        assert contents(loader) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_program_can_ask_whether_an_iterators_workers_have_ended(persistent):
+    def seen(kind) -> list:
+        loader = kind(Numbers(4), 2, num_workers=1, persistent_workers=persistent)
+        states = []
+        for _ in range(2):
+            iterator = iter(loader)
+            states += [iterator._shutdown, len(list(iterator)), iterator._shutdown]
+            iterator._shutdown_workers()
+            states.append(iterator._shutdown)
+            loader._iterator = None
+        return states
+
+    assert seen(WorkerLoader) == seen(DataLoader) == 2 * [False, 2, not persistent, True]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
