@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from copy import copy
 from functools import partial
+from inspect import signature
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,7 +26,7 @@ from .order import Order
 from .samplers import OrderSampler, own_batch_sampler
 from .workers.added import Added
 from .workers.autotune import Tuner
-from .workers.engine import has_pool, warn_once
+from .workers.engine import has_pool, replaced_part, warn_once
 from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
 from .workers.stream_epochs import StreamEpochs, StreamSource
 from .workers.tasks import choose_tasks
@@ -139,25 +140,26 @@ class WorkerLoader(DataLoader[T_co], Closeable):
                 "last_batch='rollover' needs a seed and the loader's own order: give seed=0, or another integer, and "
                 "leave out sampler and batch_sampler"
             )
-        super().__init__(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+            "in_order": in_order,
+        }
+        # Programs replace DataLoader.__init__ by one that adds arguments which were not given.
+        super().__init__(dataset, **{name: value for name, value in settings.items() if value is not USUAL[name]})
         # Lightning makes loaders anew from the arguments that DataLoader.__init__ got. Those of a subclass it only has
         # if it knew the subclass before. Ignite passes all attributes without an underscore to the class.
         if (recorded := vars(self).get("__pl_saved_kwargs")) is not None:
@@ -227,9 +229,13 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this; a subclass may wrap it."""
-        if isinstance(self.dataset, IterDataPipe) or (self.num_workers > 0 and not has_pool(self)):
-            if not isinstance(self.dataset, IterDataPipe):
-                warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
+        if isinstance(self.dataset, IterDataPipe):
+            return super()._get_iterator()
+        if part := replaced_part():
+            warn_once(f"the program has replaced torch's {part}, so torch's own loader reads, which takes longer")
+            return super()._get_iterator()
+        if self.num_workers > 0 and not has_pool(self):
+            warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()
         iterator = TorchIterator(self)
@@ -245,3 +251,6 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         )
         assert self._added.epochs is not None
         self._added.epochs.close()
+
+
+USUAL = {name: parameter.default for name, parameter in signature(WorkerLoader).parameters.items()}

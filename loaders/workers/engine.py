@@ -8,7 +8,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
+import torch.utils.data
+from torch.utils.data import IterableDataset, dataloader
+from torch.utils.data._utils import fetch
+from torch.utils.data._utils import worker as torch_worker
 
 from ..background import default_context
 from ..machine import available_memory
@@ -50,6 +53,22 @@ def uses_threads(loader: Loader) -> bool:
 def pins_batches(loader: Loader) -> bool:
     """Returns whether `next()` copies batches into torch's pinned memory."""
     return loader.pin_memory and not loader.holds_batches_until_copied and can_pin_memory()
+
+
+def replaced_part() -> str | None:
+    """Returns the name of a part of torch's loader that the program has replaced, or None.
+
+    Programs replace `__next__` of its iterators to see each batch, and `fetch` to make batches in another way.
+    """
+    kinds: list[Any] = [dataloader._BaseDataLoaderIter, dataloader._SingleProcessDataLoaderIter]
+    kinds += [dataloader._MultiProcessingDataLoaderIter, dataloader._DatasetKind]
+    kinds += [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
+    parts = [(f"{kind.__name__}.{name}", part) for kind in kinds for name, part in vars(kind).items()]
+    for name, part in [*parts, ("_worker_loop", torch_worker._worker_loop)]:
+        code = getattr(getattr(part, "__func__", part), "__code__", None)
+        if callable(part) and (code is None or not code.co_filename.startswith(torch.utils.data.__path__[0])):
+            return name
+    return None
 
 
 def build_engine(loader: Loader, base_seed: int | None = None) -> Dispatcher:

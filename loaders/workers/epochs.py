@@ -102,6 +102,8 @@ class EpochSource:
 class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  # both return themselves
     """Behaves exactly as torch's iterator over worker processes, on our engine."""
 
+    _shutdown = False  # whether the workers have ended: programs that end them ask for it
+
     def __init__(self, loader: Loader) -> None:
         _BaseDataLoaderIter.__init__(self, loader)
         self.engine: Dispatcher = build_engine(loader, int(self._base_seed))
@@ -136,6 +138,11 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
         """Ends the workers. A later next() raises RuntimeError."""
         super().end()
         self.engine.close()
+        self._shutdown = True
+
+    def _close_source(self) -> None:
+        super()._close_source()
+        self._shutdown |= not self._persistent_workers
 
 
 class TorchSource:

@@ -3,13 +3,15 @@
 import json
 import logging
 import multiprocessing
+from functools import partialmethod
 from pickle import PicklingError
 
 import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data._utils import fetch
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 from loaders.workers import engine
@@ -107,6 +109,62 @@ def test_torchs_own_iterator_serves_where_worker_processes_are_not_ours_and_that
             assert list(WorkerLoader(Numbers(4), 2, num_workers=1)) == ["torch's"]
     (said,) = caplog.messages
     assert said.startswith("torch's own workers read on systems other than Linux")
+
+
+class OwnFetcher(fetch._MapDatasetFetcher):
+    """Reads batches of batches: sequences that are packed into one row."""
+
+    def fetch(self, possibly_batched_index):
+        return super().fetch([index for indices in possibly_batched_index for index in indices])
+
+
+def marked(function):
+    return lambda *args: ("marked", function(*args))
+
+
+REPLACED = {
+    "__next__": (dataloader._BaseDataLoaderIter, marked(dataloader._BaseDataLoaderIter.__next__)),
+    "fetch": (fetch._MapDatasetFetcher, marked(fetch._MapDatasetFetcher.fetch)),
+    "create_fetcher": (dataloader._DatasetKind, staticmethod(lambda _, *args: OwnFetcher(*args))),
+    "_MapDatasetFetcher": (fetch, OwnFetcher),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkeypatch):
+    def batches(kind) -> list:
+        return list(map(str, kind(Numbers(4), batch_sampler=batch_sampler, num_workers=num_workers)))
+
+    is_packed = REPLACED[name][1] is OwnFetcher or name == "create_fetcher"
+    batch_sampler = [[[0], [1, 2]], [[3]]] if is_packed else [[0, 1, 2], [3]]
+    monkeypatch.setattr(REPLACED[name][0], name, REPLACED[name][1])
+    assert batches(WorkerLoader) == batches(DataLoader)
+    assert ("tensor([0, 1, 2])" if is_packed else "('marked', tensor([0, 1, 2]))") in batches(WorkerLoader)
+
+
+def test_a_program_may_add_arguments_that_were_not_given(monkeypatch):
+    added = partialmethod(DataLoader.__init__, num_workers=1, persistent_workers=True, prefetch_factor=3)
+    monkeypatch.setattr(DataLoader, "__init__", added)
+    with WorkerLoader(Numbers(4), 2) as loader:
+        assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, True, 3)
+        assert contents(loader) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_program_can_ask_whether_an_iterators_workers_have_ended(persistent):
+    def seen(kind) -> list:
+        loader = kind(Numbers(4), 2, num_workers=1, persistent_workers=persistent)
+        states = []
+        for _ in range(2):
+            iterator = iter(loader)
+            states += [iterator._shutdown, len(list(iterator)), iterator._shutdown]
+            iterator._shutdown_workers()
+            states.append(iterator._shutdown)
+            loader._iterator = None
+        return states
+
+    assert seen(WorkerLoader) == seen(DataLoader) == 2 * [False, 2, not persistent, True]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
