@@ -118,19 +118,22 @@ def test_workers_released_at_the_end_of_an_epoch_finish_their_exit_work(seed, tm
 
 
 class Locking(Numbers):
-    """Each sample is read under a lock, and takes a while."""
+    """Each sample is read under a lock, and takes a while; but the first, before all others."""
 
     def __init__(self, length: int, seconds: float = 0.8) -> None:
         super().__init__(length)
         self.seconds = seconds
         self.lock = multiprocessing.Lock()
-        self.is_locked = multiprocessing.Event()
+        self.is_locked, self.has_begun = multiprocessing.Event(), multiprocessing.Event()
 
     def __getitem__(self, index: int) -> int:
+        if index == 0:
+            self.has_begun.set()
+            return index
+        self.has_begun.wait()
         with self.lock:
-            if index:
-                self.is_locked.set()
-                threading.Event().wait(self.seconds)
+            self.is_locked.set()
+            threading.Event().wait(self.seconds)
             return index
 
 
