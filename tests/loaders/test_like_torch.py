@@ -344,7 +344,10 @@ class Chooser:
 
         while True:
             rarest = min(self.random.sample(self._wanted, 200), key=lambda pair: self.counts[key(pair)])
-            drawn_ones = [drawn(self.random, **dict(rarest)) for _ in range(6)]
+            fixed = dict(rarest)
+            if "error" in fixed:
+                fixed.setdefault("dataset", "errors")
+            drawn_ones = [drawn(self.random, **fixed) for _ in range(6)]
             with_it = [program for program in drawn_ones if key(rarest) in pairs(program)]
             if with_it:
                 break
