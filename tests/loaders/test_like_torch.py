@@ -177,7 +177,8 @@ def excuse(program: Program) -> str:
 
 def loses_bits(program: Program) -> bool:
     """Whether torch's workers deliver other values than the dataset's: they forget scales, and what is conjugated."""
-    sends_samples = program.collation == "as is" or program.batch_size is None
+    as_they_are = ("default", "not tensors")  # of what is not batched
+    sends_samples = program.collation == "as is" or (program.batch_size is None and program.collation in as_they_are)
     changed = {"conjugate", "negative", "quantized"} & {*program.leaves}
     return program.num_workers > 0 and sends_samples and bool(changed)
 
