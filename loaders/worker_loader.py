@@ -159,7 +159,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             "in_order": in_order,
         }
         # Programs replace DataLoader.__init__ by one that adds arguments which were not given.
-        super().__init__(dataset, **{name: value for name, value in settings.items() if value is not USUAL[name]})
+        super().__init__(dataset, **{name: value for name, value in settings.items() if value is not DEFAULTS[name]})
         # Lightning makes loaders anew from the arguments that DataLoader.__init__ got. Those of a subclass it only has
         # if it knew the subclass before. Ignite passes all attributes without an underscore to the class.
         if (recorded := vars(self).get("__pl_saved_kwargs")) is not None:
@@ -253,4 +253,4 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         self._added.epochs.close()
 
 
-USUAL = {name: parameter.default for name, parameter in signature(WorkerLoader).parameters.items()}
+DEFAULTS = {name: parameter.default for name, parameter in signature(WorkerLoader).parameters.items()}
