@@ -42,7 +42,7 @@ def open_descriptors() -> int:
 @pytest.mark.parametrize("size", [1, LARGEST, LARGEST + 1, 40 * LARGEST])
 def test_messages_of_any_size_arrive_whole_again_and_again_until_they_are_done(ends, pipe, size):
     ours, theirs = ends
-    before, messages = open_descriptors(), [os.urandom(size), b"between", os.urandom(size)]
+    before, messages = open_descriptors(), [b"x" + os.urandom(size - 1), b"between", b"y" + os.urandom(size - 1)]
     for message in messages:
         assert ours.send(message, [pipe])
     for message in messages:
