@@ -27,7 +27,7 @@ from .samplers import OrderSampler, own_batch_sampler
 from .workers.added import Added
 from .workers.autotune import Tuner
 from .workers.engine import has_pool, replaced_part, warn_once
-from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchIterator
+from .workers.epochs import EngineEpochs, EpochSource, SeededMethods, TorchInlineIterator, TorchWorkersIterator
 from .workers.stream_epochs import StreamEpochs, StreamSource
 from .workers.tasks import choose_tasks
 
@@ -187,6 +187,8 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             raise RuntimeError("this WorkerLoader is closed: make a new one")
         if added.epochs is None:
             return super().__iter__()
+        if part := replaced_part():
+            warn_once(f"the program has replaced torch's {part}, which is not used here: leave out the seed")
         seeded: Any = self  # mypy does not see its methods
         source = StreamSource if isinstance(added.epochs, StreamEpochs) else EpochSource
         iterator = seeded._start_epoch(partial(source, self))
@@ -238,7 +240,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
             warn_once("torch's own workers read on systems other than Linux; with a seed, threads read")
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        iterator = TorchIterator(self)
+        iterator = (TorchWorkersIterator if self.num_workers > 0 else TorchInlineIterator)(self)
         self._added.iterators.add(iterator)
         return iterator
 

@@ -64,7 +64,9 @@ def replaced_part() -> str | None:
     kinds += [dataloader._MultiProcessingDataLoaderIter, dataloader._DatasetKind]
     kinds += [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
     parts = [(f"{kind.__name__}.{name}", part) for kind in kinds for name, part in vars(kind).items()]
-    for name, part in [*parts, ("_worker_loop", torch_worker._worker_loop)]:
+    parts += [("_worker_loop", torch_worker._worker_loop)]
+    parts += [("DataLoader._get_iterator", dataloader.DataLoader._get_iterator)]
+    for name, part in parts:
         code = getattr(getattr(part, "__func__", part), "__code__", None)
         if callable(part) and (code is None or not code.co_filename.startswith(torch.utils.data.__path__[0])):
             return name

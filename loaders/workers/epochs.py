@@ -8,7 +8,11 @@ from typing import Any
 
 from torch.autograd.profiler import record_function
 from torch.utils.data import IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from ..base import Delivery, EpochIterator, Epochs, Position
 from ..epoch_loader import EpochMethods
@@ -100,15 +104,16 @@ class EpochSource:
 
 
 class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  # both return themselves
-    """Behaves exactly as torch's iterator over worker processes, on our engine."""
+    """Behaves exactly as torch's iterators, on our engine."""
+
+    _torchs_class: type = _SingleProcessDataLoaderIter
 
     _shutdown = False  # whether the workers have ended: programs that end them ask for it
 
     def __init__(self, loader: Loader) -> None:
         _BaseDataLoaderIter.__init__(self, loader)
         self.engine: Dispatcher = build_engine(loader, int(self._base_seed))
-        kind = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
-        self._profile_name = f"enumerate(DataLoader)#{kind}.__next__"  # as people look for it in a profile
+        self._profile_name = f"enumerate(DataLoader)#{self._torchs_class.__name__}.__next__"  # where people look
         self._reset(loader, first_iter=True)
 
     __len__ = _BaseDataLoaderIter.__len__
@@ -143,6 +148,19 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
     def _close_source(self) -> None:
         super()._close_source()
         self._shutdown |= not self._persistent_workers
+
+    def __del__(self) -> None:
+        """Does nothing: the engine ends its workers itself."""
+
+
+class TorchInlineIterator(TorchIterator, _SingleProcessDataLoaderIter):  # type: ignore[misc]
+    """An instance of what torch has without workers."""
+
+
+class TorchWorkersIterator(TorchIterator, _MultiProcessingDataLoaderIter):  # type: ignore[misc, override]
+    """An instance of what torch has with workers."""
+
+    _torchs_class = _MultiProcessingDataLoaderIter
 
 
 class TorchSource:

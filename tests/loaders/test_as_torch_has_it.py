@@ -98,7 +98,7 @@ def test_what_cannot_be_pickled_for_spawned_workers_is_named(what, seed):
 
 def test_torchs_own_iterator_serves_where_worker_processes_are_not_ours_and_that_is_said_once(monkeypatch, caplog):
     monkeypatch.setattr(engine, "HAS_PROCESSES", False)
-    monkeypatch.setattr(DataLoader, "_get_iterator", lambda loader: (batch for batch in ["torch's"]))
+    monkeypatch.setattr(dataloader, "_MultiProcessingDataLoaderIter", lambda loader: iter(["torch's"]))
     engine.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="loaders"):
         for settings in ({}, {"num_workers": 1, "worker_method": "thread"}):
@@ -127,12 +127,13 @@ REPLACED = {
     "fetch": (fetch._MapDatasetFetcher, marked(fetch._MapDatasetFetcher.fetch)),
     "create_fetcher": (dataloader._DatasetKind, staticmethod(lambda _, *args: OwnFetcher(*args))),
     "_MapDatasetFetcher": (fetch, OwnFetcher),
+    "_get_iterator": (DataLoader, lambda loader: iter([("marked", torch.tensor([0, 1, 2]))])),
 }
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("name", REPLACED)
-def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkeypatch):
+def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkeypatch, caplog):
     def batches(kind) -> list:
         return list(map(str, kind(Numbers(4), batch_sampler=batch_sampler, num_workers=num_workers)))
 
@@ -141,6 +142,20 @@ def test_a_program_may_replace_a_part_of_torchs_loader(name, num_workers, monkey
     monkeypatch.setattr(REPLACED[name][0], name, REPLACED[name][1])
     assert batches(WorkerLoader) == batches(DataLoader)
     assert ("tensor([0, 1, 2])" if is_packed else "('marked', tensor([0, 1, 2]))") in batches(WorkerLoader)
+    engine.warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="loaders"), WorkerLoader(Numbers(4), 2, seed=0) as loader:
+        assert contents(loader) == [[0, 1], [2, 3]]
+    assert "leave out the seed" in caplog.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_is_one_of_torchs(num_workers):
+    def classes(kind) -> list[bool]:
+        iterator = iter(kind(Numbers(4), 2, num_workers=num_workers))
+        torchs = dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
+        return [isinstance(iterator, one) for one in (*torchs, dataloader._BaseDataLoaderIter)]
+
+    assert classes(WorkerLoader) == classes(DataLoader) == [not num_workers, bool(num_workers), True]
 
 
 def test_a_program_may_add_arguments_that_were_not_given(monkeypatch):
