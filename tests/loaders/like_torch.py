@@ -1009,7 +1009,11 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     except Hung:
         seen.append("hung")
     TorchsLoader.shut_down()
-    seen.append(("children", len(set(multiprocessing.active_children()) - earlier)))
+    left = set(multiprocessing.active_children()) - earlier
+    if kind is TorchsLoader:  # an iterator that was interrupted while it started its workers has ended none
+        for process in left:
+            process.kill()
+    seen.append(("children", len(left)))
     return seen
 
 
