@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
     options, overrides = parser(__doc__), "settings to replace, such as data.root=DIR or device=cpu"
     options.add_argument("overrides", nargs="*", default=[], help=overrides)
-    options.add_argument("--split", choices=SPLITS, default="test", help="which images; default: test")
+    options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
     given = options.parse_intermixed_args(arguments)
 
@@ -42,9 +42,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     check_links(run.folder, "evaluation", given.trust)
     dataset = run.dataset(given.split)
     with refused_as(f"{run} cannot be evaluated"):
-        images, scores, evaluation = evaluate(run, dataset)
-    result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "images": images}
-    result |= {"skipped": None if is_stream(dataset) else len(dataset) - images, **scores}
+        samples, scores, evaluation = evaluate(run, dataset)
+    result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "samples": samples}
+    result |= {"skipped": None if is_stream(dataset) else len(dataset) - samples, **scores}
 
     out: Path = given.out or run.folder / "evaluation" / given.split
     out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
     print(run)
     text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    print(f"{text} of {images:,} images ({given.split})")
+    print(f"{text} of {samples:,} {'images' if run.spec.images else 'samples'} ({given.split})")
     return result
 
 
@@ -67,12 +67,12 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     has_classes = not trainer.overrides("evaluation_step") and run.spec.mean and run.task.label_below
     label = str(run.task.label)
     evaluation = Evaluation(run.spec) if has_classes else None
-    step, images, outputs = trainer.evaluation_step, 0, list[Tensor]()
+    step, samples, outputs = trainer.evaluation_step, 0, list[Tensor]()
     trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
 
     def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
-        nonlocal images
-        images, scores = images + rows(batch), step(batch)
+        nonlocal samples
+        samples, scores = samples + rows(batch), step(batch)
         if evaluation is not None:
             evaluation.add(batch["image"], batch[label].flatten(), run.task.predictions(outputs[-1]))
         outputs.clear()
@@ -83,7 +83,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
         scores, _ = trainer.evaluate(loader, StopSignals())
     if not run.has_loss:
         scores.pop("loss", None)
-    return images, scores, evaluation
+    return samples, scores, evaluation
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def parts() -> dict[str, list[str]]:
     """The files and folders of each part in the table that has not been deleted."""
     section = re.search(SECTION, (ROOT / "README.md").read_text(), re.DOTALL)
     rows = [line.split("|")[1:-1] for line in section[1].splitlines() if line.startswith("| ")]
-    found = {name.strip(): re.findall(r"`([^`]+)`", paths) for name, paths in rows if "`" in paths}
+    named = [pair for names, paths in rows for pair in zip(names.split(";"), paths.split(";"), strict=True)]
+    found = {name.strip(): re.findall(r"`([^`]+)`", paths) for name, paths in named if "`" in paths}
     return {name: paths for name, paths in found.items() if any(any(ROOT.glob(path)) for path in paths)}
 
 

@@ -8,7 +8,7 @@ data.image_folder.os.system is refused. A module is imported only if it belongs 
 
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,9 @@ class Untrusted(ConfigError):
 
 
 def to_trust(config: dict[str, Any]) -> list[str]:
-    """The names that a user of this config has to trust."""
-    names: list[str] = []
-    while True:
-        try:
-            check_config(config, "", names)
-            return names
-        except Untrusted as error:
-            names.append(error.key if error.name in names else error.name)  # a module may have it from another one
+    """The names that a user of this config has to trust. Raises ConfigError for what cannot be trusted at all."""
+    names = list(dict.fromkeys(refusal.name for refusal in refusals(config, "")))
+    return names + [refusal.key for refusal in refusals(config, "", names)]  # a module may have it from another one
 
 
 def check_config(
@@ -72,12 +67,20 @@ def check_config(
     trusted: modules and keys that the user trusts too. option: what the user has to add to trust another one, with {}
     in place of its name. Raises ConfigError for values that could run code, and for types that no config has.
     """
+    for refusal in refusals(value, source, trusted, option, key):
+        raise refusal
+
+
+def refusals(
+    value: Any, source: object, trusted: Sequence[str] = (), option: str = "--trust {}", key: str = ""
+) -> Iterator[Untrusted]:
+    """Finds all that could run code; the arguments and errors are those of check_config."""
     name, here = key.rpartition(".")[2], f"{source}: {key}={value}"
     if _lies_in(key, trusted):
         return
     if name == "_target_" and value is not None:
         if not _is_allowed(value, trusted, here):
-            raise Untrusted(
+            yield Untrusted(
                 f"{here} is not in this repository's data/ or models/, nor a class for a config in another of its "
                 "packages or in torch, torchvision or timm: it could run any code",
                 option,
@@ -85,19 +88,19 @@ def check_config(
                 key,
             )
     elif (name in LOADS and value) or (key.startswith("callbacks.") and key.count(".") > 2):
-        raise Untrusted(f"{here} could load code, or files that run code", option, key)
+        yield Untrusted(f"{here} could load code, or files that run code", option, key)
     elif isinstance(value, dict):
         for child in value:
             if key and "." in str(child):  # it could look like a key that is trusted
                 raise ConfigError(f"{source}: {key} has the key {child!r}, with a dot, which no config has")
-            check_config(value[child], source, trusted, option, f"{key}.{child}".lstrip("."))
+            yield from refusals(value[child], source, trusted, option, f"{key}.{child}".lstrip("."))
     elif isinstance(value, list | tuple):
         for child in value:
-            check_config(child, source, trusted, option, key)
+            yield from refusals(child, source, trusted, option, key)
     elif value is not None and type(value) not in (str, int, float, bool):
         raise ConfigError(f"{source}: {key} is a {type(value).__name__}, which no config has")
     elif isinstance(value, str) and "${" in value:
-        raise Untrusted(f"{here} could read your secrets", option, key)
+        yield Untrusted(f"{here} could read your secrets", option, key)
 
 
 def check_links(run: Path, parts: str = "*", trusted: Sequence[str] = (), option: str = "--trust {}") -> None:

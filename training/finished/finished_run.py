@@ -157,7 +157,12 @@ class FinishedRun:
     def outputs(self, batch: dict[str, Any]) -> Tensor:
         """Runs the network on a normalised batch. Returns float32 (B, number of outputs)."""
         with self._autocast:
-            outputs: Tensor = self.model(*(batch[name] for name in self.task.inputs))
+            outputs = self.model(*(batch[name] for name in self.task.inputs))
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(
+                f"{self} returns a {type(outputs).__name__}, and its predictions need a tensor: use another script, "
+                "or a network that returns one"
+            )
         return outputs.float()
 
     def __str__(self) -> str:

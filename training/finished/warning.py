@@ -7,11 +7,9 @@ from dataclasses import asdict
 
 from training.config import ConfigError
 from training.run import Run
-from training.trust import check_config
+from training.trust import to_trust
 
 log = logging.getLogger(__name__)
-
-OPTION = "--trust {0} to evaluate.py, predict.py and export.py, and train.trust=[{0}] to resume"
 
 
 class TrustWarning:
@@ -19,6 +17,14 @@ class TrustWarning:
 
     def on_start(self, run: Run) -> None:
         try:
-            check_config(asdict(run.config), "this run", option=OPTION)
+            names = to_trust(asdict(run.config))
         except ConfigError as error:
             log.warning("%s", error)
+            return
+        if names:
+            log.warning(
+                "this run uses code that could do anything; if you trust it, add %s to evaluate.py, predict.py and "
+                "export.py, and train.trust=[%s] to resume",
+                " ".join(f"--trust {name}" for name in names),
+                ",".join(names),
+            )

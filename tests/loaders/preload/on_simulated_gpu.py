@@ -19,7 +19,7 @@ from loaders.preload import accelerator  # noqa: E402
 from loaders.timeline import COPY_STREAM, GPU  # noqa: E402
 
 DEVICE = torch.device("sim:0")
-ROWS, BATCH, WIDTH = 96, 4, 3000
+ROWS, BATCH, WIDTH = 64, 4, 3000
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def simulated(monkeypatch):
     seed = random.SystemRandom().randrange(10**6)
     print(f"delays drawn from seed {seed}")
     random.seed(seed)
-    sim.copy_seconds, sim.kernel_seconds = 0.004, 0.002
+    sim.copy_seconds, sim.kernel_seconds = 0.003, 0.0015
     yield
     sim.synchronize()
     assert sim.errors == []
@@ -124,7 +124,7 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
     class OnDevice(Rows):
         def arrays(self):
             x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
-            for _ in range(40):  # late, on the stream that is current in iter()
+            for _ in range(20):  # late, on the stream that is current in iter()
                 x += 1
             return {"x": x, "label": np.arange(ROWS)}
 
@@ -132,7 +132,7 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for():
     for depth in (0, 2):
         with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
             seen = consumed(loader)
-        assert [low for low, _, _ in seen] == [[80] * BATCH] * (ROWS // BATCH)
+        assert [low for low, _, _ in seen] == [[40] * BATCH] * (ROWS // BATCH)
 
 
 def test_a_resident_set_is_freed_only_when_nothing_reads_it():
@@ -188,7 +188,7 @@ def test_a_loader_is_used_without_its_preloader_afterwards():
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_memory_is_bounded_however_far_the_host_is_ahead(depth):
-    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.01
+    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.006
     with Preloader(workers(), DEVICE, depth, doubled) as loader:
         before = sim.reserved
         results = []

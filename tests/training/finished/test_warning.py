@@ -8,17 +8,22 @@ from training.finished.warning import TrustWarning
 
 
 @pytest.mark.parametrize(
-    ("setting", "trust"),
+    ("settings", "options", "names"),
     [
-        ("task.loss={_target_: fractions.Fraction}", "fractions"),
-        ("schedule._target_=fractions.gcd", "fractions"),
-        ("task.loss={_target_: torch.nn.L1Loss}", ""),
+        (["task.loss={_target_: fractions.Fraction}"], "--trust fractions", "fractions"),
+        (["schedule._target_=fractions.gcd"], "--trust fractions", "fractions"),
+        (
+            ["schedule._target_=fractions.gcd", "task.loss={_target_: os.path.join}"],
+            "--trust os.path --trust fractions --trust task.loss._target_",  # os.path's functions lie in posixpath
+            "os.path,fractions,task.loss._target_",
+        ),
+        (["task.loss={_target_: torch.nn.L1Loss}"], "", ""),
     ],
 )
-def test_a_run_says_at_its_start_what_its_finished_network_will_need(setting, trust, caplog):
-    TrustWarning().on_start(SimpleNamespace(config=checked(composed(setting))))
+def test_a_run_says_at_its_start_what_its_finished_network_will_need(settings, options, names, caplog):
+    TrustWarning().on_start(SimpleNamespace(config=checked(composed(*settings))))
     warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == bool(trust)
-    if trust:
-        assert f"if you trust it, add --trust {trust} to evaluate.py" in warnings[0]
-        assert warnings[0].endswith(f"and train.trust=[{trust}] to resume")
+    assert len(warnings) == bool(names)
+    if names:
+        assert f"if you trust it, add {options} to evaluate.py" in warnings[0]
+        assert warnings[0].endswith(f"and train.trust=[{names}] to resume")
