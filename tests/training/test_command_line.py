@@ -131,7 +131,7 @@ def test_the_command_that_resumes_can_be_pasted_and_starts_as_many_processes(mon
 def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_run, name):
     folder = earlier_run.rename(earlier_run.with_name(name))
     config = {"model": {"_target_": "subprocess.run"}, "task": {"loss": {"_target_": "os.path.join", "_args_": [1]}}}
-    trusted = ["subprocess", "os.path", "task.loss._target_", "task.loss._args_"]
+    trusted = ["subprocess", "os.path", "task.loss._args_", "task.loss._target_"]
     python, script, *overrides = shlex.split(resume_command(folder, config))
     assert (python, script) == ("python", "train.py")
     arguments = [text for text in complete(overrides) if text != FLAG]

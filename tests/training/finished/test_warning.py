@@ -11,11 +11,11 @@ from training.finished.warning import TrustWarning
     ("settings", "options", "names"),
     [
         (["task.loss={_target_: fractions.Fraction}"], "--trust fractions", "fractions"),
-        (["schedule._target_=fractions.gcd"], "--trust fractions", "fractions"),
+        (["schedule._target_=statistics.mean"], "--trust statistics", "statistics"),
         (
-            ["schedule._target_=fractions.gcd", "task.loss={_target_: os.path.join}"],
-            "--trust os.path --trust fractions --trust task.loss._target_",  # os.path's functions lie in posixpath
-            "os.path,fractions,task.loss._target_",
+            ["schedule._target_=statistics.mean", "task.loss={_target_: os.path.join}"],
+            "--trust os.path --trust statistics --trust task.loss._target_",  # os.path's functions lie in posixpath
+            "os.path,statistics,task.loss._target_",
         ),
         (["task.loss={_target_: torch.nn.L1Loss}"], "", ""),
     ],
