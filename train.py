@@ -9,6 +9,7 @@ python train.py -m loader=torch,prefetch loader.num_workers=0,2     # a sweep, w
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import ExitStack
 from functools import partial
@@ -81,6 +82,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         loaders = train_loader, make_train_loader
         parts = Run(config, data, trainer, *loaders, results, checkpoints, clock, processes, callbacks)
         cleanup.enter_context(parts)
+        gc.freeze()  # else the garbage collector would stop a step for 20 ms, to walk through all that was imported
+        cleanup.callback(gc.unfreeze)
         clock.begin_training()
         parts.call("on_start")
         scores = train(parts, eval_loader, eval_split)
