@@ -803,11 +803,13 @@ def thread(loader, note) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for batch in take(iter(loader), note):
-        batches.append(batch)
-        del batch
-    done.set()
-    reader.join()
+    try:
+        for batch in take(iter(loader), note):
+            batches.append(batch)
+            del batch
+    finally:  # also where torch's class hangs, and is interrupted
+        done.set()
+        reader.join()
     for described in seen:
         note(described)
 
