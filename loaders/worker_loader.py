@@ -140,26 +140,9 @@ class WorkerLoader(DataLoader[T_co], Closeable):
                 "last_batch='rollover' needs a seed and the loader's own order: give seed=0, or another integer, and "
                 "leave out sampler and batch_sampler"
             )
-        settings: dict[str, Any] = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory_device": pin_memory_device,
-            "in_order": in_order,
-        }
         # Programs replace DataLoader.__init__ by one that adds arguments which were not given.
-        super().__init__(dataset, **{name: value for name, value in settings.items() if value is not DEFAULTS[name]})
+        now = locals()
+        super().__init__(dataset, **{name: now[name] for name in TORCHS if now[name] is not DEFAULTS[name]})
         # Lightning makes loaders anew from the arguments that DataLoader.__init__ got. Those of a subclass it only has
         # if it knew the subclass before. Ignite passes all attributes without an underscore to the class.
         if (recorded := vars(self).get("__pl_saved_kwargs")) is not None:
@@ -256,3 +239,4 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
 
 DEFAULTS = {name: parameter.default for name, parameter in signature(WorkerLoader).parameters.items()}
+TORCHS = [*DEFAULTS][1 : [*DEFAULTS].index("seed")]  # the arguments of DataLoader, but for the dataset
