@@ -82,6 +82,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         loaders = train_loader, make_train_loader
         parts = Run(config, data, trainer, *loaders, results, checkpoints, clock, processes, callbacks)
         cleanup.enter_context(parts)
+        gc.collect()
         gc.freeze()  # else the garbage collector would stop a step for 20 ms, to walk through all that was imported
         cleanup.callback(gc.unfreeze)
         clock.begin_training()
