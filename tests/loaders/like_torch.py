@@ -984,7 +984,7 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
         tv_tensor(0, "")  # imports torchvision, which each worker would take a second for
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     reset_tables()
-    earlier = set(multiprocessing.active_children())  # of torch's class, whose workers may not exit
+    earlier = {*multiprocessing.active_children(), *threading.enumerate()}  # of torch's class, where it hangs
     try:
         with interrupted_after(5 if kind is TorchsLoader else 60):
             try:
@@ -1011,12 +1011,15 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     except Hung:
         seen.append("hung")
     TorchsLoader.shut_down()
-    left = set(multiprocessing.active_children()) - earlier
+    children = set(multiprocessing.active_children()) - earlier
     if kind is TorchsLoader:  # an iterator that was interrupted while it started its workers has ended none
-        for process in left:
+        for process in children:
             process.kill()
-    seen.append(("children", len(left)))
-    return seen
+        return [*seen, ("left", 0, [])]
+    threads = set(threading.enumerate()) - earlier
+    for left in threads:
+        left.join(10)
+    return [*seen, ("left", len(children), [left.name for left in threads if left.is_alive()])]
 
 
 def sampling_is_fixed(program: Program) -> bool:
