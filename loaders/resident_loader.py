@@ -91,8 +91,6 @@ class ResidentLoader(EpochLoader):
     def close(self) -> None:
         """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
-        if self._samples is not None:
-            self._accelerator.synchronize()  # a gather may still be running on another stream
         self._samples = None
 
     def _prepare(self) -> None:
@@ -109,6 +107,8 @@ class ResidentLoader(EpochLoader):
         wanted = torch.from_numpy(indices)
         if self._accelerator.has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
+            for tensor in tensors(self._samples):  # which may be freed while this gather is under way
+                tensor.record_stream(self._accelerator.current_stream())
         wanted = wanted.to(self.device, non_blocking=self._accelerator.has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:

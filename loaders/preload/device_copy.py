@@ -7,7 +7,8 @@ Why there are no races:
 - A batch's device memory belongs to the side stream. `record_stream` tells the allocator that the consumer's stream
   reads it too, so that no later copy gets the memory before the consumer has read it.
 - A host batch is held until its copy and its transform are done, which an event tells: only then may the loader
-  rewrite its memory.
+  rewrite its memory. So are its tensors, as an object that moves itself drops them. What stays on the host is copied
+  out of a page-locked slot, because the consumer may copy it to the device.
 
 What a consumer has to know:
 - The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
@@ -31,11 +32,11 @@ from typing import Any
 
 import torch
 
-from ..nested import leaves, move
+from ..nested import leaves, move, tensors
 from ..randomness import Random
 from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
 from .accelerator import Accelerator, checked_device
-from .transfer import strided_parts, transfer
+from .transfer import strided_parts, transfer, unlocked
 
 FIGURES = ("batches", "queued", "wait_seconds", "loader_wait_seconds", "copy_seconds", "transform_seconds")
 
@@ -102,18 +103,21 @@ class DeviceCopier:
         """
         self._wait_for_room()
         times, events, done = [time.perf_counter()], [self._event()], None
+        held = batch, list(tensors(batch))  # an object's `.to`, or the transform, may put other tensors into the batch
         try:
             prepared = self._moved(batch)
             times.append(time.perf_counter())
             events.append(self._event())
             if self.transform is not None:
                 prepared = self.transform(prepared, random)
+            if self._accelerator.has_streams:
+                prepared = unlocked(prepared)
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
             times.append(time.perf_counter())
             events.append(self._event())
             if self._accelerator.has_streams:
                 done = (self._stream or self._accelerator.current_stream()).record_event()
-                self._copies.append((done, batch))
+                self._copies.append((done, held))
                 self.release_copied()
         self.figures["copy_seconds"] += times[1] - times[0]
         self.figures["transform_seconds"] += times[2] - times[1]

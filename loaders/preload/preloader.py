@@ -48,10 +48,11 @@ class Preloader(Closeable):
     """Batches of `loader` on `device`, transformed; `iter()` ends the previous epoch.
 
     loader: any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are moved
-        to `device`; everything else stays as it is.
+        to `device`; everything else stays as it is. Until an epoch has ended, nobody else may iterate over the loader.
     depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
     transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
         transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
+    As batches are made ahead, neither may write into a batch's memory again: refill no buffer, yield a copy of it.
 
     If the loader or the transform raises an error, `next()` raises it where the batch would have come; the epoch can
     go on after it if the loader's can. `next()` also raises ValueError for a batch whose tensors are on several
@@ -212,7 +213,7 @@ class Preloader(Closeable):
             return
         self._last_state = self._epoch.state if self._is_running() and not self._epoch.is_over() else None
         if not self._epoch.end(None if to_continue else self._close_loader):
-            log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
+            log.warning("the preloader's thread still waits for the loader's next() or the device: it was left behind")
         self._epoch = None
 
     def _close_loader(self) -> None:

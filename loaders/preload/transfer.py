@@ -114,10 +114,15 @@ def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def pinned(batch: Any) -> Any:
-    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way.
+    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way."""
+    return pin_memory(unlocked(batch))
 
-    A batch that lies in a page-locked slot is copied out of it first: torch takes that for pinned memory of its own.
+
+def unlocked(batch: Any) -> Any:
+    """Returns the batch, or a copy of it if host tensors in it lie in a page-locked slot.
+
+    torch takes that for pinned memory of its own, and so does whoever copies from it, but nothing would hold the slot.
     """
-    if any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch)):
-        batch = deepcopy(batch)
-    return pin_memory(batch)
+    if not any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch) if part.is_cpu):
+        return batch
+    return deepcopy(batch, {id(tensor): tensor for tensor in tensors(batch) if not tensor.is_cpu})

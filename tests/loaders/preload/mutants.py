@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
 EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
-HOLD = "self._copies.append((done, batch))"
+HOLD = "self._copies.append((done, held))"
 MOVE = "            prepared = self._moved(batch)\n"
 EARLY = "            early = self._stream and self._stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
@@ -52,6 +52,11 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "batches = iter(loader)", f"_ = self._stream and {BEGIN}; batches = iter(loader)"),
     ],
     "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
+    "what an object held is released": [(COPY, "held = batch, list(tensors(batch))", "held = batch")],
+    "what an object holds is not recorded": [
+        ("loaders/nested.py", "elif id(batch) not in walked:", "elif hasattr(batch, 'to'):")
+    ],
+    "the consumer gets a slot": [(COPY, "prepared = unlocked(prepared)", "pass")],
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
@@ -61,9 +66,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
-    "a resident set is freed while it is read": [
-        ("loaders/resident_loader.py", "self._accelerator.synchronize()", "pass")
-    ],
+    "a resident set is freed while it is read": [("loaders/resident_loader.py", "tensor.record_stream(", "(")],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
 
