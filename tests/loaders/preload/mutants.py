@@ -14,10 +14,9 @@ COPY = "loaders/preload/device_copy.py"
 EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
 HOLD = "self._copies.append((done, held))"
-MOVE = "            prepared = self._moved(batch)\n"
+MOVE = '            with self._timed("copy", batch_id):\n                prepared = self._moved(batch)\n'
 EARLY = "            early = self._stream and self._stream.record_event()\n"
-RECORD = "tensor.record_stream(consumer)"
-TRANSFORM = "            if self.transform is not None:\n"
+RECORD = "part.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
 BEGIN = "self._stream.wait_stream(self._accelerator.current_stream())"
@@ -62,10 +61,10 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
     "a slot is taken for torch's pinned memory": [(TRANSFER, "deepcopy(batch)", "batch")],
-    "tensors of one copy share a version": [(TRANSFER, "= view.data", "= view")],
+    "tensors of one copy share a version": [(TRANSFER, ", view.data", ", view")],
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
-    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
+    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "self._members or")],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "tensor.record_stream(", "(")],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
