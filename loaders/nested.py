@@ -56,19 +56,28 @@ def leaves(batch: Any) -> list[Any]:
     return found
 
 
-def tensors(batch: Any, walked: dict[int, Any] | None = None) -> Iterator[torch.Tensor]:
-    """Yields every tensor of the batch, also those in attributes of objects, each of which is `walked` once."""
-    walked = {} if walked is None else walked
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yields every tensor of the batch; last those in attributes of objects, each of which is walked once."""
+    objects: list[Any] = []
+    walked: set[int] = set()
+    yield from _tensors(batch, objects)
+    for item in objects:  # which grows meanwhile
+        if id(item) not in walked:
+            walked.add(id(item))
+            yield from _tensors({**_slots(item), **getattr(item, "__dict__", {})}, objects)
+
+
+def _tensors(batch: Any, objects: list[Any]) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a nest, and adds the objects in it to `objects`."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, NOT_WALKED) or batch is None:
         return
     elif isinstance(batch, (Mapping, Sequence)):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors(value, walked)
-    elif id(batch) not in walked:
-        walked[id(batch)] = batch
-        yield from tensors({**_slots(batch), **getattr(batch, "__dict__", {})}, walked)
+            yield from _tensors(value, objects)
+    else:
+        objects.append(batch)
 
 
 def rows(batch: Any) -> int:

@@ -177,17 +177,14 @@ class StepTimer:
         if step is not None:
             self._pending.append((*step, now))
             self._steps += 1
-            if self._timeline is not None:
-                self._record(self._timeline, *step[:2], now)
+            if (timeline := self._timeline) is not None:
+                for activity, start, end in (("wait", *step[:2]), ("compute", step[1], now)):
+                    timeline.add_between(TRAINING, GPU, activity, start, end, timeline.delivered)
+                if self._steps == self._warmup_steps:
+                    timeline.begin()
+                if self._steps == self._warmup_steps + self._timeline_steps:
+                    timeline.close()
         return now
-
-    def _record(self, timeline: Timeline, asked: Moment, ready: Moment, ended: Moment) -> None:
-        for activity, start, end in (("wait", asked, ready), ("compute", ready, ended)):
-            timeline.add_between(TRAINING, GPU, activity, start, end, timeline.delivered)
-        if self._steps == self._warmup_steps:
-            timeline.begin()
-        if self._steps == self._warmup_steps + self._timeline_steps:
-            timeline.close()
 
     def _mark(self) -> Moment:
         return Moment(time.perf_counter(), self._accelerator.timed_event() if self._accelerator.has_streams else None)

@@ -69,9 +69,8 @@ class Accelerator:
 
     def has_bf16(self) -> bool:
         """Returns whether the device itself computes in bfloat16, as far as torch tells."""
-        if not hasattr(self._module, "is_bf16_supported"):
-            return False
-        return bool(self._module.is_bf16_supported(including_emulation=False))
+        module = self._module
+        return hasattr(module, "is_bf16_supported") and bool(module.is_bf16_supported(including_emulation=False))
 
     def seed(self, number: int) -> None:
         """Seeds torch's generator of the device, if it has one."""

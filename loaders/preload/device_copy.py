@@ -84,10 +84,8 @@ class DeviceCopier:
                     loader.holds_batches_until_copied = False
         if self._stream is not None:
             self._stream.wait_stream(self._accelerator.current_stream())
-            self._is_in_use, self._used = (
-                False,
-                deque([self._accelerator.current_stream().record_event()] * self._ahead),
-            )
+            self._used = deque([self._accelerator.current_stream().record_event()] * self._ahead)
+            self._is_in_use = False
         return batches
 
     def used(self) -> None:

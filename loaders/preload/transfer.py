@@ -51,11 +51,15 @@ class _Group:
 
     def copies(self, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields each tensor's id and its copy. The host's memory must stay until the copy is done."""
-        size = self._end - self._start
-        source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
-        if not self._is_pinned:
-            source = source.pin_memory()  # from pageable memory the copy would be synchronous
-        copy = source.to(device, non_blocking=True)
+        size, first = self._end - self._start, self._members[0][0]
+        source = first
+        if len(self._members) > 1:
+            source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
+        copy = source if self._is_pinned else source.pin_memory()  # from pageable memory it would be synchronous
+        copy = copy.to(device, non_blocking=True)
+        if source is first:
+            yield id(first), copy
+            return
         for tensor, offset in self._members:
             width = tensor.itemsize
             flat = copy[: size // width * width].view(tensor.dtype)

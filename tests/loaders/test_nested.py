@@ -155,6 +155,7 @@ def test_tensors_in_attributes_are_found_once_in_a_cycle_too():
     parent.children = [SimpleNamespace(parent=parent, y=torch.ones(1))]
     assert [tensor.tolist() for tensor in tensors({"of": parent})] == [[0, 0], [1]]
     assert move(parent, add_one) is parent
+    assert rows([parent, torch.zeros(3)]) == 3, "an object's tensors come last: they may have no row for each sample"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
     "what an object held is released": [(COPY, "held = batch, list(tensors(batch))", "held = batch")],
     "what an object holds is not recorded": [
-        ("loaders/nested.py", "elif id(batch) not in walked:", "elif hasattr(batch, 'to'):")
+        ("loaders/nested.py", "objects.append(batch)", "hasattr(batch, 'to') and objects.append(batch)")
     ],
     "the consumer gets a slot": [(COPY, "prepared = unlocked(prepared)", "pass")],
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
