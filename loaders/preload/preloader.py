@@ -159,6 +159,9 @@ class Preloader(Closeable):
         """Returns what is pickled and copied: all but the thread and the epoch."""
         return {**vars(self), "_epoch": None, "_last_state": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
     def __del__(self) -> None:
         epoch: PreloadedEpoch | None = getattr(self, "_epoch", None)
         if epoch is not None:

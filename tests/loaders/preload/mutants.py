@@ -60,7 +60,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
-    "a slot is taken for torch's pinned memory": [(TRANSFER, "deepcopy(batch)", "batch")],
+    "a slot is taken for torch's pinned memory": [(TRANSFER, "pin_memory(unlocked(batch))", "pin_memory(batch)")],
     "tensors of one copy share a version": [(TRANSFER, ", view.data", ", view")],
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
