@@ -23,6 +23,7 @@ from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
 from .nested import move, tensors
 from .preload.accelerator import Accelerator, checked_device
+from .preload.transfer import strided_parts
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
 from .workers.reader import Reader, Reading, offers, spec_of
@@ -107,8 +108,8 @@ class ResidentLoader(EpochLoader):
         wanted = torch.from_numpy(indices)
         if self._accelerator.has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
-            for tensor in tensors(self._samples):  # which may be freed while this gather is under way
-                tensor.record_stream(self._accelerator.current_stream())
+            for part in strided_parts(self._samples):  # which may be freed while this gather is under way
+                part.record_stream(self._accelerator.current_stream())
         wanted = wanted.to(self.device, non_blocking=self._accelerator.has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:

@@ -53,8 +53,8 @@ class Preloader(Closeable):
     depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
     transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
         transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
-    As batches are made ahead, neither may write into a batch's memory again: refill no buffer, yield a copy of it.
 
+    Batches are made ahead, so neither the loader nor the transform may fill the memory of a batch again: yield a copy.
     If the loader or the transform raises an error, `next()` raises it where the batch would have come; the epoch can
     go on after it if the loader's can. `next()` also raises ValueError for a batch whose tensors are on several
     devices, and torch.OutOfMemoryError if the device has no memory for a batch. `loaders.preload.device_copy` says

@@ -65,7 +65,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "self._members or")],
-    "a resident set is freed while it is read": [("loaders/resident_loader.py", "tensor.record_stream(", "(")],
+    "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
 
