@@ -56,10 +56,11 @@ class Position:
 
 
 class EpochIterator:
-    """Iterates over one epoch: what `iter(loader)` returns."""
+    """Iterates over one epoch: what `iter(loader)` returns. It keeps `owner` alive."""
 
-    def __init__(self, source: Source, position: Position, length: int | None = None) -> None:
+    def __init__(self, source: Source, position: Position, length: int | None = None, owner: Any = None) -> None:
         self.position = position
+        self._owner = owner
         self._source: Source | None = source
         self._length = length
 

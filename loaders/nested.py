@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 
-NOT_WALKED = (str, bytes, bytearray, memoryview, range)  # sequences that hold no tensors
+NOT_WALKED = (str, bytes, bytearray, memoryview, range, int, float, complex, type, ModuleType)  # they hold no tensors
 
 
 def move(batch: Any, to: Callable[[Any], Any]) -> Any:
     """Returns the same structure with `to` applied to each tensor and to each object that has a `.to` method."""
-    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
-        return to(batch)
     if isinstance(batch, NOT_WALKED):
         return batch
+    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
+        return to(batch)
     if isinstance(batch, Mapping):
         moved = {key: move(value, to) for key, value in batch.items()}
         if type(batch) is dict:
@@ -34,7 +35,7 @@ def move(batch: Any, to: Callable[[Any], Any]) -> Any:
         if type(batch) is list:
             return values
         return _refilled(batch, enumerate(values)) if isinstance(batch, MutableSequence) else _rebuilt(batch, values)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+    if dataclasses.is_dataclass(batch):
         clone = copy.copy(batch)
         for field in dataclasses.fields(batch):
             # A frozen dataclass refuses a plain setattr; nobody else has seen the clone yet.
@@ -56,19 +57,27 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor of the batch, also those inside objects that have a `.to` method."""
+    """Yields every tensor of the batch; last those in attributes of objects, each of which is walked once."""
+    objects: list[Any] = []
+    walked: set[int] = set()
+    yield from _tensors(batch, objects)
+    for item in objects:  # which grows meanwhile
+        if id(item) not in walked:
+            walked.add(id(item))
+            yield from _tensors({**_slots(item), **getattr(item, "__dict__", {})}, objects)
+
+
+def _tensors(batch: Any, objects: list[Any]) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a nest, and adds the objects in it to `objects`."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, (*NOT_WALKED, type)):
+    elif isinstance(batch, NOT_WALKED) or batch is None:
         return
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, Sequence):
-        for value in batch:
-            yield from tensors(value)
-    elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
-        yield from tensors({**_slots(batch), **getattr(batch, "__dict__", {})})
+    elif isinstance(batch, (Mapping, Sequence)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(value, objects)
+    else:
+        objects.append(batch)
 
 
 def rows(batch: Any) -> int:

@@ -23,6 +23,7 @@ from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
 from .nested import move, tensors
 from .preload.accelerator import Accelerator, checked_device
+from .preload.transfer import strided_parts
 from .randomness import Random, preserved_globals
 from .workers.batch_buffer import BatchBuffer
 from .workers.reader import Reader, Reading, offers, spec_of
@@ -91,8 +92,6 @@ class ResidentLoader(EpochLoader):
     def close(self) -> None:
         """Frees the dataset on the device; delivered batches stay valid. May be called repeatedly, in any state."""
         super().close()
-        if self._samples is not None:
-            self._accelerator.synchronize()  # a gather may still be running on another stream
         self._samples = None
 
     def _prepare(self) -> None:
@@ -109,6 +108,8 @@ class ResidentLoader(EpochLoader):
         wanted = torch.from_numpy(indices)
         if self._accelerator.has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
+            for part in strided_parts(self._samples):  # which may be freed while this gather is under way
+                part.record_stream(self._accelerator.current_stream())
         wanted = wanted.to(self.device, non_blocking=self._accelerator.has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:

@@ -59,17 +59,14 @@ class _SchedulerClock:
     def read(self) -> tuple[float, float]:
         if self._thread != threading.get_native_id():  # of another thread, or of the process that forked this one
             self._close()
-            self._open()
+            self._thread, self._owner = threading.get_native_id(), os.getpid()
+            with suppress(OSError):  # not Linux, or a sandbox
+                self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         queued = b"0"
         with suppress(AttributeError, OSError, ValueError):  # Windows has no pread
             # Not the first value, the thread's time on a core: it changes only at the scheduler's ticks.
             _, queued, _ = os.pread(self._fd, 100, 0).split()
         return time.thread_time(), int(queued) / 1e9
-
-    def _open(self) -> None:
-        self._thread, self._fd, self._owner = threading.get_native_id(), -1, os.getpid()
-        with suppress(OSError):  # not Linux, or a sandbox
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1  # first: an exception that interrupts this must not close it twice
@@ -95,6 +92,19 @@ class Span(NamedTuple):
     batch: tuple[int, int] | None  # the batch's epoch, and its number in the epoch
 
 
+class Moment(NamedTuple):
+    """A moment: the host's clock and, on a device with streams, an event with a time."""
+
+    host: float
+    event: Any
+
+    def until(self, later: Moment) -> float:
+        """Returns the seconds until a later moment, by the device's clock if there are events."""
+        if self.event is not None:
+            return float(self.event.elapsed_time(later.event)) / 1000
+        return later.host - self.host
+
+
 class Timeline:
     """Records spans until `close`, and keeps those that end after `begin`.
 
@@ -106,13 +116,13 @@ class Timeline:
         self.delivered: tuple[int, int] | None = None  # the batch that the training loop received last
         self.start, self.end = 0.0, float("inf")  # of the recording
         self._spans: list[Span] = []
-        self._device_spans: list[tuple[str, str, Any, Any, tuple[int, int] | None]] = []
-        self._zero: tuple[float, Any] | None = None  # the same moment on the host's clock and on the device's
+        self._device_spans: list[tuple[str, str, Moment, Moment, tuple[int, int] | None]] = []
+        self._zero: Moment | None = None  # a moment on the host's clock and on the device's
         if self._accelerator.has_streams:
             self._accelerator.synchronize()
             event = self._accelerator.timed_event()
             event.synchronize()
-            self._zero = time.perf_counter(), event
+            self._zero = Moment(time.perf_counter(), event)
 
     @property
     def is_open(self) -> bool:
@@ -130,10 +140,13 @@ class Timeline:
         if work.collate_seconds:
             self.add(lane, "collate", end - work.collate_seconds, end, batch)
 
-    def add_device(self, lane: str, activity: str, start: Any, end: Any, batch: tuple[int, int] | None) -> None:
-        """Adds what a GPU did between two of its events, which need enable_timing."""
-        if self.is_open:
-            self._device_spans.append((lane, activity, start, end, batch))
+    def add_between(
+        self, lane: str, device_lane: str, activity: str, start: Moment, end: Moment, batch: tuple[int, int] | None
+    ) -> None:
+        """Adds what the host did between two moments and, if they have events, what the device did."""
+        self.add(lane, activity, start.host, end.host, batch)
+        if self.is_open and start.event is not None:
+            self._device_spans.append((device_lane, activity, start, end, batch))
 
     def begin(self) -> None:
         """Begins the recording: spans that have ended by now are left out."""
@@ -147,11 +160,10 @@ class Timeline:
     def spans(self) -> list[Span]:
         """Returns the spans between `begin` and `close`, sorted by their start. Waits for the device."""
         spans = list(self._spans)
-        if self._zero is not None:
+        if (zero := self._zero) is not None:
             self._accelerator.synchronize()
-            host, zero = self._zero
-            for lane, activity, *events, batch in self._device_spans:
-                start, end = (host + zero.elapsed_time(event) / 1000 for event in events)
+            for lane, activity, *moments, batch in self._device_spans:
+                start, end = (zero.host + zero.until(moment) for moment in moments)
                 spans.append(Span(lane, activity, start, end, batch))
         shown = [span for span in spans if span.end > self.start and span.start < self.end]
         return sorted(shown, key=lambda span: span.start)

@@ -13,14 +13,14 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from .nested import rows
 from .preload.accelerator import Accelerator
-from .timeline import GPU, TRAINING, Timeline
+from .timeline import GPU, TRAINING, Moment, Timeline
 
 WINDOWS = 20  # parts of a run whose speeds show how much the speed varied
 
@@ -40,9 +40,7 @@ class Window:
         """Returns the totals of several processes over the same steps: images are summed, times averaged."""
         if len(windows) == 1:
             return windows[0]
-        seconds, waits = (
-            sum(getattr(w, name) for w in windows) / len(windows) for name in ("seconds", "wait_seconds")
-        )
+        seconds, waits = np.mean([(window.seconds, window.wait_seconds) for window in windows], axis=0).tolist()
         worst = max(window.data_wait_fraction for window in windows)
         return cls(windows[0].steps, sum(window.images for window in windows), seconds, waits, worst)
 
@@ -64,19 +62,6 @@ class Window:
         return f"{rate}, step {step_ms:.1f} ms, of which waiting {wait_ms:.1f} ms ({share})"
 
 
-class _Moment(NamedTuple):
-    """A moment: the host's clock and, on CUDA, an event on the steps' stream."""
-
-    host: float
-    event: Any
-
-    def until(self, later: _Moment) -> float:
-        """Returns the seconds until a later moment, by the device's clock if there are events."""
-        if self.event is not None:
-            return float(self.event.elapsed_time(later.event)) / 1000
-        return later.host - self.host
-
-
 class StepTimer:
     """Times the steps of a run; the first `warmup_steps` are left out, but a window of only those has its last step.
 
@@ -88,12 +73,11 @@ class StepTimer:
         self, device: torch.device, warmup_steps: int, timeline: Timeline | None = None, timeline_steps: int = 0
     ) -> None:
         self._accelerator = Accelerator(device)
-        self._has_events = self._accelerator.has_streams
         self._warmup_steps = warmup_steps
         self._timeline, self._timeline_steps = timeline, timeline_steps
         self._steps = 0  # that have ended, in all epochs, the warm-up included
-        self._step: tuple[_Moment, _Moment, int] | None = None  # the current one: asked, ready, images
-        self._pending: list[tuple[_Moment, _Moment, _Moment, int]] = []  # not read yet: asked, ready, ended, images
+        self._step: tuple[Moment, Moment, int] | None = None  # the current one: asked, ready, images
+        self._pending: list[tuple[Moment, Moment, int, Moment]] = []  # not read yet: asked, ready, images, ended
         self._read = array("d")  # of the others: seconds, those of waiting, images
         self._window_start = self._epoch_start = 0
         self.first_batch_seconds: float | None = None
@@ -105,13 +89,12 @@ class StepTimer:
         `epoch_first_batch_seconds` is then the time to the epoch's first batch, which includes starting workers;
         `first_batch_seconds` is that of the run's first epoch.
         """
-        self._epoch_start = self._steps
-        began, asked = time.perf_counter(), self._mark()
-        first = True
+        self._epoch_start, asked = self._steps, self._mark()
         for batch in loader:
-            self._step = (asked, self._mark(), rows(batch))
-            if first:
-                first, self.epoch_first_batch_seconds = False, time.perf_counter() - began
+            ready = self._mark()
+            self._step = (asked, ready, rows(batch))
+            if self._steps == self._epoch_start:
+                self.epoch_first_batch_seconds = ready.host - asked.host
                 self.first_batch_seconds = self.first_batch_seconds or self.epoch_first_batch_seconds
             try:
                 yield batch
@@ -127,15 +110,15 @@ class StepTimer:
         """
         self.end_step()
         start, self._window_start = self._window_start, self._steps
-        return self._sum(start)
+        return _total(self._steady(start))
 
     def epoch(self) -> Window:
         """Returns the steps since `batches` was called."""
-        return self._sum(self._epoch_start)
+        return _total(self._steady(self._epoch_start))
 
     def run(self) -> Window:
         """Returns all steps but the warm-up."""
-        return self._sum(0)
+        return _total(self._steady(0))
 
     def whole(self) -> Window:
         """Returns all steps, the warm-up included."""
@@ -172,9 +155,6 @@ class StepTimer:
         mean = _total(steps).images_per_second or 1.0
         return [images_per_second / mean * float(speed) for speed in np.percentile(speeds, (25, 50, 75))]
 
-    def _sum(self, start: int) -> Window:
-        return _total(self._steady(start))
-
     def _steady(self, start: int) -> np.ndarray:
         """Returns the steps from number `start` on, without the warm-up; the last step if all are warm-up."""
         return self._from(max(start, min(self._warmup_steps, self._steps - 1)))
@@ -184,38 +164,30 @@ class StepTimer:
 
         On CUDA it waits for the last of them.
         """
-        if self._has_events and self._pending:
-            self._pending[-1][2].event.synchronize()
-        for asked, ready, ended, images in self._pending:
+        if self._pending and self._accelerator.has_streams:
+            self._pending[-1][3].event.synchronize()
+        for asked, ready, images, ended in self._pending:
             self._read.extend((asked.until(ended), asked.until(ready), images))
         self._pending.clear()
         return np.asarray(self._read[3 * start :]).reshape(-1, 3)
 
     def end_step(self) -> Any:
         """Ends the current step, if one is running, and returns the present moment."""
-        now = self._mark()
-        if self._step is not None:
-            asked, ready, images = self._step
-            self._pending.append((asked, ready, now, images))
-            self._step = None
+        now, step, self._step = self._mark(), self._step, None
+        if step is not None:
+            self._pending.append((*step, now))
             self._steps += 1
-            if self._timeline is not None:
-                self._record(self._timeline, asked, ready, now)
+            if (timeline := self._timeline) is not None:
+                for activity, start, end in (("wait", *step[:2]), ("compute", step[1], now)):
+                    timeline.add_between(TRAINING, GPU, activity, start, end, timeline.delivered)
+                if self._steps == self._warmup_steps:
+                    timeline.begin()
+                if self._steps == self._warmup_steps + self._timeline_steps:
+                    timeline.close()
         return now
 
-    def _record(self, timeline: Timeline, asked: _Moment, ready: _Moment, ended: _Moment) -> None:
-        timeline.add(TRAINING, "wait", asked.host, ready.host, timeline.delivered)
-        timeline.add(TRAINING, "compute", ready.host, ended.host, timeline.delivered)
-        if self._has_events:
-            timeline.add_device(GPU, "wait", asked.event, ready.event, timeline.delivered)
-            timeline.add_device(GPU, "compute", ready.event, ended.event, timeline.delivered)
-        if self._steps == self._warmup_steps:
-            timeline.begin()
-        if self._steps == self._warmup_steps + self._timeline_steps:
-            timeline.close()
-
-    def _mark(self) -> _Moment:
-        return _Moment(time.perf_counter(), self._accelerator.timed_event() if self._has_events else None)
+    def _mark(self) -> Moment:
+        return Moment(time.perf_counter(), self._accelerator.timed_event() if self._accelerator.has_streams else None)
 
 
 def _total(steps: np.ndarray) -> Window:

@@ -7,8 +7,7 @@ copy is done, so copies block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,11 +42,9 @@ class Accelerator:
         """Makes the device current in the calling thread: memory is page-locked for the current device."""
         return self._module.device(self.device) if self.has_streams else nullcontext()
 
-    @contextmanager
-    def using(self, stream: Any) -> Iterator[None]:
-        """Makes the device and the stream (None: no change) current in the calling thread."""
-        with self.current(), nullcontext() if stream is None else self._module.stream(stream):
-            yield
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Makes the stream and its device (None: no change) current in the calling thread."""
+        return nullcontext() if stream is None else self._module.stream(stream)
 
     def synchronize(self) -> None:
         """Waits for all work on the device."""
@@ -72,9 +69,8 @@ class Accelerator:
 
     def has_bf16(self) -> bool:
         """Returns whether the device itself computes in bfloat16, as far as torch tells."""
-        if not hasattr(self._module, "is_bf16_supported"):
-            return False
-        return bool(self._module.is_bf16_supported(including_emulation=False))
+        module = self._module
+        return hasattr(module, "is_bf16_supported") and bool(module.is_bf16_supported(including_emulation=False))
 
     def seed(self, number: int) -> None:
         """Seeds torch's generator of the device, if it has one."""
@@ -109,12 +105,7 @@ class Accelerator:
 
 def module_of(device: torch.device) -> Any:
     """Returns torch's module for the device's type, such as torch.cuda; None for a CPU and where torch has none."""
-    if device.type == "cpu":
-        return None
-    try:
-        return torch.get_device_module(device)
-    except RuntimeError:
-        return None
+    return None if device.type == "cpu" else getattr(torch, device.type, None)
 
 
 def chosen_device(device: torch.device | str) -> torch.device:
@@ -175,10 +166,7 @@ def page_unlock(address: int) -> None:
 
 def page_locked_until(address: int) -> int | None:
     """Returns the end of the memory around this address that `page_lock` has locked; None if it has not."""
-    for start, end in list(_page_locked.items()):
-        if start <= address < end:
-            return end
-    return None
+    return next((end for start, end in list(_page_locked.items()) if start <= address < end), None)
 
 
 _page_locked: dict[int, int] = {}  # from which address to which

@@ -7,7 +7,8 @@ Why there are no races:
 - A batch's device memory belongs to the side stream. `record_stream` tells the allocator that the consumer's stream
   reads it too, so that no later copy gets the memory before the consumer has read it.
 - A host batch is held until its copy and its transform are done, which an event tells: only then may the loader
-  rewrite its memory.
+  rewrite its memory. So are its tensors, as an object that moves itself drops them. What stays on the host is copied
+  out of a page-locked slot, because the consumer may copy it to the device.
 
 What a consumer has to know:
 - The stream that waits for a batch is the one that is current where `next()` is called. Do not call it while a CUDA
@@ -24,18 +25,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from ..nested import leaves, move
+from ..nested import leaves, move, tensors
 from ..randomness import Random
-from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Timeline
+from ..timeline import COPY_STREAM, PRELOADER, TRAINING, Moment, Timeline
 from .accelerator import Accelerator, checked_device
-from .transfer import strided_parts, transfer
+from .transfer import strided_parts, transfer, unlocked
 
 FIGURES = ("batches", "queued", "wait_seconds", "loader_wait_seconds", "copy_seconds", "transform_seconds")
 
@@ -50,19 +50,22 @@ class DeviceCopier:
     """
 
     def __init__(self, device: torch.device | str, transform: Transform | None, depth: int) -> None:
-        self.device = checked_device(device)
-        self.transform = transform
+        self.device, self.transform, self._depth = checked_device(device), transform, depth
         self._accelerator = Accelerator(self.device)
         self._stream = self._accelerator.new_stream() if depth and self._accelerator.has_streams else None
         self._copies: deque[tuple[Any, Any]] = deque()  # events, and the host batches that are held until then
-        # The consumer appends an event after its use of each batch. A batch is copied when the use of the one `_lead`
-        # before it is done. Each of the counts is changed by one thread only.
+        # The consumer appends an event after its use of each batch, and before a batch is copied the thread waits for
+        # events until fewer than depth + 2 batches may be in use.
         self._used: deque[Any] = deque()
-        self._lead = depth + 2
-        self._num_prepared = self._num_used = self._num_awaited = 0
+        self._ahead = 0  # batches whose use was not waited for
+        self._is_in_use = False  # the newest batch that was handed over
         self.figures: dict[str, Any] = dict.fromkeys(FIGURES, 0)  # see Preloader.stats
         self.timeline: Timeline | None = None
         self._lane = PRELOADER if depth else TRAINING
+
+    def __reduce__(self) -> Any:
+        """Makes a copy begin afresh, with a stream of its own."""
+        return DeviceCopier, (self.device, self.transform, self._depth)
 
     def open(self, loader: Any) -> Any:
         """Returns iter(loader), called with the device current. The loader is told that its batches will be held.
@@ -81,15 +84,15 @@ class DeviceCopier:
                     loader.holds_batches_until_copied = False
         if self._stream is not None:
             self._stream.wait_stream(self._accelerator.current_stream())
-            while self._num_used < self._num_prepared:
-                self.used()
+            self._used = deque([self._accelerator.current_stream().record_event()] * self._ahead)
+            self._is_in_use = False
         return batches
 
     def used(self) -> None:
         """Notes that the consumer, in whose thread this is called, has queued all its work on its newest batch."""
-        if self._stream is not None and self._num_used < self._num_prepared:
-            self._num_used += 1
+        if self._is_in_use:
             self._used.append(self._accelerator.current_stream().record_event())
+            self._is_in_use = False
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Makes `device` and the side stream current in the calling thread."""
@@ -100,28 +103,25 @@ class DeviceCopier:
 
         `batch_id`, its epoch and number, is for the timeline. Raises ValueError for a batch on several devices.
         """
-        self._wait_for_room()
-        times, events, done = [time.perf_counter()], [self._event()], None
+        while self._used and self._ahead >= self._depth + 2:
+            self._used.popleft().synchronize()
+            self._ahead -= 1
+        done = None
+        held = batch, list(tensors(batch))  # an object's `.to`, or the transform, may put other tensors into the batch
         try:
-            prepared = self._moved(batch)
-            times.append(time.perf_counter())
-            events.append(self._event())
-            if self.transform is not None:
-                prepared = self.transform(prepared, random)
+            with self._timed("copy", batch_id):
+                prepared = self._moved(batch)
+            with self._timed("transform", batch_id):
+                if self.transform is not None:
+                    prepared = self.transform(prepared, random)
+                if self._accelerator.has_streams:
+                    prepared = unlocked(prepared)
+            self._ahead += 1
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
-            times.append(time.perf_counter())
-            events.append(self._event())
             if self._accelerator.has_streams:
                 done = (self._stream or self._accelerator.current_stream()).record_event()
-                self._copies.append((done, batch))
+                self._copies.append((done, held))
                 self.release_copied()
-        self.figures["copy_seconds"] += times[1] - times[0]
-        self.figures["transform_seconds"] += times[2] - times[1]
-        if self.timeline is not None:
-            for activity, host, device in zip(("copy", "transform"), pairwise(times), pairwise(events), strict=True):
-                self.timeline.add(self._lane, activity, *host, batch_id)
-                if device[0] is not None:
-                    self.timeline.add_device(COPY_STREAM, activity, *device, batch_id)
         return prepared, None if self._stream is None else done
 
     def count_wait(self, began: float, batch_id: tuple[int, int]) -> None:
@@ -136,9 +136,10 @@ class DeviceCopier:
         if ready is not None:
             consumer = self._accelerator.current_stream()
             consumer.wait_event(ready)
-            read = [part for part in strided_parts(batch) if part.device == self.device]
-            for tensor in {part.untyped_storage()._cdata: part for part in read}.values():
-                tensor.record_stream(consumer)
+            for part in strided_parts(batch):
+                if part.device == self.device:
+                    part.record_stream(consumer)
+            self._is_in_use = True
         return batch
 
     def release_copied(self, wait: bool = False) -> None:
@@ -147,18 +148,19 @@ class DeviceCopier:
             event, _ = self._copies.popleft()
             event.synchronize()
 
-    def _wait_for_room(self) -> None:
-        """Waits until the use of the batch `_lead` before the next one is done."""
-        while self._used and self._num_awaited <= self._num_prepared - self._lead:
-            self._used.popleft().synchronize()
-            self._num_awaited += 1
-        self._num_prepared += 1
+    @contextmanager
+    def _timed(self, activity: str, batch_id: tuple[int, int] | None) -> Iterator[None]:
+        began = self._now()
+        yield
+        ended = self._now()
+        self.figures[f"{activity}_seconds"] += ended.host - began.host
+        if self.timeline is not None:
+            self.timeline.add_between(self._lane, COPY_STREAM, activity, began, ended, batch_id)
 
-    def _event(self) -> Any:
-        """Records an event on the side stream, if a timeline needs one."""
-        if self.timeline is None or not self.timeline.is_open or self._stream is None:
-            return None
-        return self._accelerator.timed_event(self._stream)
+    def _now(self) -> Moment:
+        """Returns the present moment, with an event on the side stream if a timeline needs one."""
+        needs_event = self._stream is not None and self.timeline is not None and self.timeline.is_open
+        return Moment(time.perf_counter(), self._accelerator.timed_event(self._stream) if needs_event else None)
 
     def _moved(self, batch: Any) -> Any:
         """Returns the batch on the device, or queues its copy there."""
@@ -176,6 +178,4 @@ class DeviceCopier:
         try:
             return leaf.to(self.device, non_blocking=self._accelerator.has_streams)
         except TypeError:  # not every class's `.to` knows the keyword
-            if isinstance(leaf, torch.Tensor):
-                raise
             return leaf.to(self.device)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import starmap
 from queue import Empty, SimpleQueue
@@ -137,16 +138,15 @@ class PreloadedEpoch:
         """
         self._is_closed = True
         self._drop_all()
-        if self._thread is None:
+        if (thread := self._thread) is None:
             self._copier.release_copied(wait=True)
-        if self._thread in (None, threading.current_thread()):
+        if thread is None or thread is threading.current_thread():
             return True  # the garbage collector may have run a finaliser in the thread itself
-        assert self._thread is not None
-        self._thread.join(None if unblock is None else JOIN_SECONDS)
-        if unblock is not None and self._thread.is_alive():
+        thread.join(None if unblock is None else JOIN_SECONDS)
+        if unblock is not None and thread.is_alive():
             unblock()
-            self._thread.join(seconds)
-        return not self._thread.is_alive()
+            thread.join(seconds)
+        return not thread.is_alive()
 
     def _get(self) -> Item:
         """Waits for the next item, and returns it: the same one again until it is delivered."""
@@ -172,11 +172,9 @@ class PreloadedEpoch:
     def _drop_all(self) -> None:
         """Drops all items of a closed epoch, and wakes both sides."""
         self._got.clear()
-        try:
+        with suppress(Empty):
             while True:
                 self._items.get_nowait()
-        except Empty:
-            pass
         self._items.put(None)
         self._room.put(None)
 

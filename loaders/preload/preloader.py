@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -48,11 +49,12 @@ class Preloader(Closeable):
     """Batches of `loader` on `device`, transformed; `iter()` ends the previous epoch.
 
     loader: any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are moved
-        to `device`; everything else stays as it is.
+        to `device`; everything else stays as it is. Until an epoch has ended, nobody else may iterate over the loader.
     depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
     transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
         transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).
 
+    Batches are made ahead, so neither the loader nor the transform may fill the memory of a batch again: yield a copy.
     If the loader or the transform raises an error, `next()` raises it where the batch would have come; the epoch can
     go on after it if the loader's can. `next()` also raises ValueError for a batch whose tensors are on several
     devices, and torch.OutOfMemoryError if the device has no memory for a batch. `loaders.preload.device_copy` says
@@ -92,14 +94,13 @@ class Preloader(Closeable):
         self._last_state = None
         self._epoch = self._open_epoch()
         stop_at_exit(self)
-        return _Iterator(self, self._epoch)
+        return EpochIterator(self._epoch, self._epoch.position, self._epoch.length, owner=self)
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
-        if not self._is_running():
-            iter(self)
-        assert self._epoch is not None
-        return next(_Iterator(self, self._epoch))
+        if self._epoch is None or self._epoch.position.finished:
+            return next(iter(self))
+        return next(EpochIterator(self._epoch, self._epoch.position))
 
     @property
     def device(self) -> torch.device:
@@ -116,17 +117,9 @@ class Preloader(Closeable):
         if hasattr(self.loader, "timeline"):
             self.loader.timeline = timeline
 
-    @property
-    def dataset(self) -> Any:
-        return self.loader.dataset
-
-    @property
-    def sampler(self) -> Any:
-        return self.loader.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        return self.loader.batch_sampler
+    dataset = property(attrgetter("loader.dataset"))
+    sampler = property(attrgetter("loader.sampler"))
+    batch_sampler = property(attrgetter("loader.batch_sampler"))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs: calls `set_epoch` of the loader, or else of its samplers."""
@@ -164,13 +157,10 @@ class Preloader(Closeable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled and copied: all but the thread and the epoch."""
-        fresh = {"_copier": None, "_epoch": None, "_last_state": None}
-        return {**vars(self), **fresh, "copier": (self.device, self._copier.transform)}
+        return {**vars(self), "_epoch": None, "_last_state": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        device, transform = state.pop("copier")
         vars(self).update(state)
-        self._copier = DeviceCopier(device, transform, self.depth)
 
     def __del__(self) -> None:
         epoch: PreloadedEpoch | None = getattr(self, "_epoch", None)
@@ -212,7 +202,7 @@ class Preloader(Closeable):
             return
         self._last_state = self._epoch.state if self._is_running() and not self._epoch.is_over() else None
         if not self._epoch.end(None if to_continue else self._close_loader):
-            log.warning("the preloader's thread is stuck in the loader's next() and was left behind")
+            log.warning("the preloader's thread still waits for the loader's next() or the device: it was left behind")
         self._epoch = None
 
     def _close_loader(self) -> None:
@@ -221,11 +211,3 @@ class Preloader(Closeable):
                 self.loader.close()
             except ValueError as error:  # a generator cannot be closed while a thread runs it
                 log.warning("the preloader's loader could not be closed: %s", error)
-
-
-class _Iterator(EpochIterator):
-    """An epoch's iterator, which keeps the preloader alive."""
-
-    def __init__(self, preloader: Preloader, epoch: PreloadedEpoch) -> None:
-        super().__init__(epoch, epoch.position, epoch.length)
-        self._preloader = preloader

@@ -7,6 +7,7 @@ copied. So whoever keeps one of them on the device keeps at most four times its 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -21,71 +22,59 @@ from .accelerator import page_locked_until
 ROUNDED = 512  # bytes: a device's allocator gives no less, so smaller tensors count as that
 
 # The strided tensors inside a sparse one.
-PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
+ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+PARTS: dict[torch.layout, tuple[str, ...]] = {torch.sparse_coo: ("_indices", "_values")}
+PARTS |= {torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS, torch.sparse_bsc: COLUMNS}
 
 
 class _Group:
-    """Tensors on the host, each with its address, that are copied together: the bytes from `start` to `end`."""
+    """Tensors on the host, each with its offset, that are copied together: the bytes from `start` to `end`."""
 
-    def __init__(self, first: torch.Tensor, start: int) -> None:
-        size = first.nbytes
-        self._members = [(first, start)]
-        self._start, self._end, self._smallest = start, start + size, max(size, ROUNDED)
-        locked_until, storage = page_locked_until(start), first.untyped_storage()
+    def __init__(self, first: torch.Tensor) -> None:
+        self._start = self._end = first.data_ptr()
+        self._smallest = sys.maxsize
+        self._members: list[tuple[torch.Tensor, int]] = []
+        locked_until, storage = page_locked_until(self._start), first.untyped_storage()
         self._is_pinned = locked_until is not None or first.is_pinned()  # which asks the driver: about 1 us
         self._limit = locked_until or storage.data_ptr() + storage.nbytes()
+        self.takes(first)
 
-    def takes(self, tensor: torch.Tensor, start: int) -> bool:
+    def takes(self, tensor: torch.Tensor) -> bool:
         """Adds a tensor, which does not begin earlier than the others, if it may be copied together with them."""
-        size, distance = tensor.nbytes, start - self._start
-        end, smallest = max(start + size, self._end), min(max(size, ROUNDED), self._smallest)
-        if end > self._limit or smallest < SMALL * (end - self._start) or distance % tensor.itemsize:
+        size, offset = tensor.nbytes, tensor.data_ptr() - self._start
+        end, smallest = max(self._start + offset + size, self._end), min(max(size, ROUNDED), self._smallest)
+        if end > self._limit or smallest < SMALL * (end - self._start) or offset % tensor.itemsize:
             return False
         self._end, self._smallest = end, smallest
-        self._members.append((tensor, start))
+        self._members.append((tensor, offset))
         return True
 
-    def copy(self, device: torch.device, copies: dict[int, torch.Tensor]) -> None:
-        """Copies the group, and notes each tensor's copy by its id. The host's memory must stay until that is done."""
-        size, first, is_alone = self._end - self._start, self._members[0][0], len(self._members) == 1
+    def copies(self, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields each tensor's id and its copy. The host's memory must stay until the copy is done."""
+        size, first = self._end - self._start, self._members[0][0]
         source = first
-        if not is_alone:
+        if len(self._members) > 1:
             source = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._start), dtype=torch.uint8)
-        if not self._is_pinned:
-            source = source.pin_memory()  # from pageable memory the copy would be synchronous
-        copy = source.to(device, non_blocking=True)
-        if is_alone:
-            copies[id(first)] = copy
+        copy = source if self._is_pinned else source.pin_memory()  # from pageable memory it would be synchronous
+        copy = copy.to(device, non_blocking=True)
+        if source is first:
+            yield id(first), copy
             return
-        flat: dict[torch.dtype, torch.Tensor] = {}
-        for tensor, start in self._members:
-            dtype, width = tensor.dtype, tensor.itemsize
-            if dtype not in flat:
-                flat[dtype] = copy[: size // width * width].view(dtype)
-            view = flat[dtype].as_strided(tensor.size(), tensor.stride(), (start - self._start) // width)
+        for tensor, offset in self._members:
+            width = tensor.itemsize
+            flat = copy[: size // width * width].view(tensor.dtype)
+            view = flat.as_strided(tensor.size(), tensor.stride(), offset // width)
             # .data: else autograd would take an in-place change of one tensor for a change of all of them.
-            copies[id(tensor)] = view.data
+            yield id(tensor), view.data
 
 
 def transfer(batch: Any, device: torch.device, to: Callable[[Any], Any]) -> Any:
     """Returns the batch with its plain host tensors copied to the device, and `to` applied to everything else."""
     groups: list[_Group] = []
     for tensor in sorted(filter(_is_plain, leaves(batch)), key=torch.Tensor.data_ptr):
-        start = tensor.data_ptr()
-        for group in reversed(groups):
-            if group.takes(tensor, start):
-                break
-        else:
-            groups.append(_Group(tensor, start))
-    copies: dict[int, torch.Tensor] = {}
-    for group in groups:
-        group.copy(device, copies)
+        if not any(group.takes(tensor) for group in reversed(groups)):
+            groups.append(_Group(tensor))
+    copies = {number: copy for group in groups for number, copy in group.copies(device)}
     return move(batch, lambda leaf: copies[id(leaf)] if id(leaf) in copies else to(leaf))
 
 
@@ -97,27 +86,26 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def strided_parts(batch: Any) -> Iterator[torch.Tensor]:
-    """Yields every strided tensor of a batch, also those inside sparse tensors, subclasses, and objects with `.to`."""
+    """Yields every strided tensor of a batch, also those inside sparse tensors, subclasses, and objects."""
     for tensor in tensors(batch):
-        yield from _strided(tensor)
-
-
-def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensor, or the strided tensors inside a sparse one or a subclass."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _strided(getattr(tensor, name))
-    elif tensor.layout in PARTS:
-        yield from (getattr(tensor, name)() for name in PARTS[tensor.layout])
-    else:
-        yield tensor
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from strided_parts([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+        elif tensor.layout in PARTS:
+            yield from (getattr(tensor, name)() for name in PARTS[tensor.layout])
+        else:
+            yield tensor
 
 
 def pinned(batch: Any) -> Any:
-    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way.
+    """Returns the batch in torch's own pinned memory, which torch does not reuse while a copy from it is under way."""
+    return pin_memory(unlocked(batch))
 
-    A batch that lies in a page-locked slot is copied out of it first: torch takes that for pinned memory of its own.
+
+def unlocked(batch: Any) -> Any:
+    """Returns the batch, or a copy of it if host tensors in it lie in a page-locked slot.
+
+    torch takes that for pinned memory of its own, and so does whoever copies from it, but nothing would hold the slot.
     """
-    if any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch)):
-        batch = deepcopy(batch)
-    return pin_memory(batch)
+    if not any(page_locked_until(part.data_ptr()) is not None for part in strided_parts(batch) if part.is_cpu):
+        return batch
+    return deepcopy(batch, {id(tensor): tensor for tensor in tensors(batch) if not tensor.is_cpu})

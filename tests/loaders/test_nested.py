@@ -5,7 +5,7 @@ import dataclasses
 from array import array
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,14 @@ def test_an_object_with_a_to_method_is_moved_by_it_and_its_tensors_are_found():
     assert torch.equal(moved.batch_sizes, packed.batch_sizes)
     assert any(tensor is packed.data for tensor in tensors(packed))
     assert [tensor.tolist() for tensor in tensors(Movable(torch.zeros(2)))] == [[0, 0]]
+
+
+def test_tensors_in_attributes_are_found_once_in_a_cycle_too():
+    parent = SimpleNamespace(x=torch.zeros(2))
+    parent.children = [SimpleNamespace(parent=parent, y=torch.ones(1))]
+    assert [tensor.tolist() for tensor in tensors({"of": parent})] == [[0, 0], [1]]
+    assert move(parent, add_one) is parent
+    assert rows([parent, torch.zeros(3)]) == 3, "an object's tensors come last: they may have no row for each sample"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
 EPOCH, RELEASE = "loaders/preload/epoch.py", "self._copier.release_copied(wait=True)"
 TRANSFER = "loaders/preload/transfer.py"
-HOLD = "self._copies.append((done, batch))"
-MOVE = "            prepared = self._moved(batch)\n"
+HOLD = "self._copies.append((done, held))"
+MOVE = '            with self._timed("copy", batch_id):\n                prepared = self._moved(batch)\n'
 EARLY = "            early = self._stream and self._stream.record_event()\n"
-RECORD = "tensor.record_stream(consumer)"
-TRANSFORM = "            if self.transform is not None:\n"
+RECORD = "part.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
 BEGIN = "self._stream.wait_stream(self._accelerator.current_stream())"
@@ -52,18 +51,21 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         (COPY, "batches = iter(loader)", f"_ = self._stream and {BEGIN}; batches = iter(loader)"),
     ],
     "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
+    "what an object held is released": [(COPY, "held = batch, list(tensors(batch))", "held = batch")],
+    "what an object holds is not recorded": [
+        ("loaders/nested.py", "objects.append(batch)", "hasattr(batch, 'to') and objects.append(batch)")
+    ],
+    "the consumer gets a slot": [(COPY, "prepared = unlocked(prepared)", "pass")],
     "the loader holds for ever": [(COPY, "loader.holds_batches_until_copied = False", "pass")],
     "the current device's events": [
         ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
-    "a slot is taken for torch's pinned memory": [(TRANSFER, "deepcopy(batch)", "batch")],
-    "tensors of one copy share a version": [(TRANSFER, "= view.data", "= view")],
+    "a slot is taken for torch's pinned memory": [(TRANSFER, "pin_memory(unlocked(batch))", "pin_memory(batch)")],
+    "tensors of one copy share a version": [(TRANSFER, ", view.data", ", view")],
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
-    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "True or")],
-    "a resident set is freed while it is read": [
-        ("loaders/resident_loader.py", "self._accelerator.synchronize()", "pass")
-    ],
+    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "self._members or")],
+    "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
 

@@ -87,7 +87,7 @@ def expected(kind: str, **how) -> list:
     return consumed(Preloader(loader, "cpu", 0, doubled), **how)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_bytes_are_those_of_the_cpu(kind, depth):
     with Preloader(LOADERS[kind](), DEVICE, depth, doubled) as loader:
@@ -145,7 +145,7 @@ def test_a_resident_set_is_freed_only_when_nothing_reads_it():
         for _ in range(10):
             busy += 1
         batch = next(iterator)
-        loader.close()
+        del loader, iterator
         assert consumed([doubled(batch, None)]) == expected("resident")[:1]
 
 
@@ -172,6 +172,46 @@ def test_a_host_batch_is_held_until_its_transform_has_read_it():
             assert consumed(loader) == expected("seeded")
 
 
+class Hidden:
+    """An object with tensors as attributes, which the preloader does not move."""
+
+    def __init__(self, fields) -> None:
+        vars(self).update(fields)
+
+
+class Moving(Hidden):
+    """Moves itself, and returns itself, as many a library's batch does."""
+
+    def to(self, device, non_blocking):
+        vars(self).update({name: tensor.to(device, non_blocking=non_blocking) for name, tensor in vars(self).items()})
+        return self
+
+
+OBJECTS = {  # what the collate_fn and the transform return, and the longest delay of copies and of kernels
+    "moves itself": (Moving, lambda batch, random: Hidden(doubled(vars(batch), random)), 0.02, 0.001),
+    "comes from the transform": (dict, lambda batch, random: Hidden(doubled(batch, random)), 0, 0.01),
+    "the consumer moves": (Hidden, None, 0.02, 0.001),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_tensors_inside_an_object_are_as_safe_as_others(kind):
+    collated, transform, sim.copy_seconds, sim.kernel_seconds = OBJECTS[kind]
+
+    def opened(loader):
+        for batch in loader:
+            fields = dict(vars(batch))
+            if transform is None:
+                fields = doubled({name: tensor.to(DEVICE, non_blocking=True) for name, tensor in fields.items()}, None)
+            del batch
+            yield fields
+            del fields
+
+    base = workers(collate_fn=lambda samples: collated(default_collate(samples)), prefetch_factor=1)
+    with Preloader(base, DEVICE, 4, transform) as loader:
+        assert consumed(opened(loader)) == expected("seeded")
+
+
 def test_a_loader_is_used_without_its_preloader_afterwards():
     base = workers(persistent_workers=True)
     with Preloader(base, DEVICE, 2, doubled) as loader:
@@ -186,7 +226,7 @@ def test_a_loader_is_used_without_its_preloader_afterwards():
         assert results == expected("seeded")
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 4])
 def test_memory_is_bounded_however_far_the_host_is_ahead(depth):
     sim.copy_seconds, sim.kernel_seconds = 0.0, 0.006
     with Preloader(workers(), DEVICE, depth, doubled) as loader:

@@ -602,9 +602,10 @@ def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_cl
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("kind", [DataLoader, TorchLoader])  # without a state, and with one
 @DEPTHS
-def test_a_preloader_can_be_copied_and_pickled_while_it_runs(duplicate, depth):
-    with Preloader(DataLoader(Numbers(12), 4), "cpu", depth) as loader:
+def test_a_preloader_can_be_copied_and_pickled_while_it_runs(duplicate, depth, kind):
+    with Preloader(kind(Numbers(12), 4), "cpu", depth) as loader:
         iterator = iter(loader)
         next(iterator)
         twin = duplicate(loader)
