@@ -105,7 +105,12 @@ class Accelerator:
 
 def module_of(device: torch.device) -> Any:
     """Returns torch's module for the device's type, such as torch.cuda; None for a CPU and where torch has none."""
-    return None if device.type == "cpu" else getattr(torch, device.type, None)
+    if device.type == "cpu":
+        return None
+    try:
+        return torch.get_device_module(device)
+    except RuntimeError:
+        return None
 
 
 def chosen_device(device: torch.device | str) -> torch.device:
