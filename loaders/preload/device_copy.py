@@ -107,7 +107,8 @@ class DeviceCopier:
             self._used.popleft().synchronize()
             self._ahead -= 1
         done = None
-        held = batch, list(tensors(batch)) if self._accelerator.has_streams else None  # which the transform may replace
+        # An object's `.to`, or the transform, may put other tensors into the batch.
+        held = batch, list(tensors(batch)) if self._accelerator.has_streams else None
         try:
             with self._timed("copy", batch_id):
                 prepared = self._moved(batch)
