@@ -202,9 +202,8 @@ class _Stream:
             except StopIteration:
                 self.ended = True
                 if self._reader.drop_last:
-                    samples, row = [], 0
-                    skipped.clear()
-                if not row:
+                    del samples[:], skipped[:]
+                if not samples and not skipped:
                     self._repeat(mark, least)
                 continue
             if not isinstance(sample, _Failure):
