@@ -8,6 +8,7 @@ a Position, and advances at the same moment.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from copy import copy
@@ -63,6 +64,7 @@ class EpochIterator:
         self._owner = owner
         self._source: Source | None = source
         self._length = length
+        self._fetching = threading.RLock()  # threads may share an iterator; each batch is delivered to one of them
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -78,11 +80,15 @@ class EpochIterator:
             raise StopIteration
         if source is None:
             raise RuntimeError(ENDED)
-        delivery = source.next()
-        if delivery is None:
-            position.finished = True
-            self._close_source()
-            raise StopIteration
+        while True:
+            with self._fetching:
+                delivery = source.next()
+            if delivery is None:
+                position.finished = True
+                self._close_source()
+                raise StopIteration
+            if not delivery.is_taken:  # by another thread
+                break
         # No call from here on: see above.
         number, batch, error = delivery.number, delivery.batch, delivery.error
         if number is not None:
@@ -101,8 +107,8 @@ class EpochIterator:
         self._close_source()
 
     def _close_source(self) -> None:
-        if self._source is not None:
-            self._source.close()
+        if (source := self._source) is not None:
+            source.close()
             self._source = None
 
     def __getstate__(self) -> Any:

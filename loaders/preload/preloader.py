@@ -90,6 +90,10 @@ class Preloader(Closeable):
         if self._closed:
             raise RuntimeError("this Preloader is closed: make a new one")
         self._end_epoch(to_continue=True)
+        if self._last_state is not None and "places" in self._last_state:
+            # Streams go on where the consumer left the epoch, and not where the thread did.
+            self.loader.load_state_dict(self._last_state)
+            self.loader.set_epoch(self._last_state["epoch"] + 1)
         self._pass_on_epoch()
         self._last_state = None
         self._epoch = self._open_epoch()

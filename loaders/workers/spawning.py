@@ -72,6 +72,8 @@ def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, erro
     for name, part in {**parts, **arguments}.items():
         try:
             reduction.ForkingPickler.dumps(part)
+        except RuntimeError:  # a lock, for example, can be pickled only while a process starts
+            continue
         except Exception as cause:
             return kind(
                 f"{name} ({part!r}) cannot be pickled, and workers that are not forked need that: make it a "

@@ -160,8 +160,8 @@ class StreamSource(EpochSource):
             is_alone = self._epochs.order.world_size == 1  # a rank may evaluate none of few files
             if self._steps is not None or (number == 0 and is_alone):
                 raise StreamError(
-                    f"{type(self._loader.dataset).__name__} gave no samples, in none of this rank's streams: are its "
-                    "files there, and does its __iter__ begin anew each time?"
+                    f"{type(self._loader.dataset).__name__} gave no batch, in none of this rank's streams: are its "
+                    "files there, does its __iter__ begin anew each time, and does drop_last=True leave any batch?"
                 )
             return None
         if delivery.number is not None:

@@ -84,8 +84,6 @@ class StreamReader:
         except Exception:
             reading.progress = stream.advance()
             raise
-        if stream.ended and self.drop_last and len(samples) < (task.rows or 1):
-            samples = []
         progress = reading.progress = stream.advance(is_empty=stream.ended and not samples)
         if progress.is_empty:
             return
@@ -194,16 +192,19 @@ class _Stream:
         """Returns the next `count` samples, or fewer at the stream's end."""
         torch_worker._worker_info, samples = self._info, list[Any]()
         take = self._next if self._reader.shuffle_buffer > 1 else self._draw
+        least = count if self._reader.drop_last else 1
         if self.ended:
-            self._repeat(mark)
+            self._repeat(mark, least)
         while not self.ended and (row := len(samples) + len(skipped)) < count:
             mark(row)
             try:
                 sample = take()
             except StopIteration:
                 self.ended = True
-                if not row:
-                    self._repeat(mark)
+                if self._reader.drop_last:
+                    del samples[:], skipped[:]
+                if not samples and not skipped:
+                    self._repeat(mark, least)
                 continue
             if not isinstance(sample, _Failure):
                 samples.append(sample)
@@ -214,9 +215,9 @@ class _Stream:
                 raise sample.error
         return samples
 
-    def _repeat(self, mark: Mark) -> None:
-        """Begins the stream's next epoch, if it should, and if this one was not empty."""
-        if self._reader.repeats and self._drawn:
+    def _repeat(self, mark: Mark, least: int) -> None:
+        """Begins the stream's next epoch, if it should, and if this one had at least `least` samples."""
+        if self._reader.repeats and self._drawn >= least:
             self._begin(Place(self._epoch + 1), mark)
 
     def advance(self, is_empty: bool = False) -> Progress:

@@ -76,7 +76,11 @@ def test_seeds_and_epochs_may_be_numpys(kind):
 
 
 class WithTransform(Numbers):
-    transform = None
+    """A process that starts can get its lock, but not the lambda that will be its transform."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.lock, self.transform = multiprocessing.get_context("spawn").Lock(), None
 
 
 @pytest.mark.parametrize("seed", [None, 0])

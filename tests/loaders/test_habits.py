@@ -5,6 +5,8 @@ import pickle
 import resource
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -69,6 +71,23 @@ def test_workers_of_another_loader_read_the_batch_that_it_was_made_from(mode):
             other.dataset.batch = range(4)  # for its length; the worker has the batch
             assert len(list(iterator)) == 19
             assert contents(other) == [[0], [1000], [2000], [3000]]
+
+
+class Slow(Numbers):
+    """Other threads run while a sample is read."""
+
+    def __getitem__(self, index: int) -> int:
+        threading.Event().wait(0.001)
+        return index
+
+
+@MODES
+def test_threads_that_share_an_iterator_get_each_batch_once(mode):
+    with WorkerLoader(Slow(200), 2, **mode) as loader, ThreadPoolExecutor(4) as threads:
+        for _ in range(2):
+            iterator = iter(loader)
+            parts = threads.map(lambda _, it=iterator: [batch.tolist() for batch in it], range(4), timeout=100)
+            assert sorted(chain(*chain(*parts))) == list(range(200))
 
 
 # What a worker may do

@@ -126,6 +126,7 @@ PLAIN = [{}, {"steps_per_epoch": 9, "shuffle_buffer": 5}]
 ONE_SETTING = [{"shuffle_buffer": 5}, {"steps_per_epoch": 9}]
 VARIANTS = [(kind, settings) for kind in (Numbers, Failing) for settings in PLAIN]
 VARIANTS += [(kind, settings) for kind in (Stateful, Refilled) for settings in ONE_SETTING]
+VARIANTS += [(Numbers, {"steps_per_epoch": 9, "drop_last": True, "batch_size": 4})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
@@ -133,6 +134,7 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
     with loader_of(kind(), 0, **settings) as loader:
         epochs = [seen(loader) for _ in range(3)]
     assert len(set(map(str, epochs))) == 3, "each has its own random numbers"
+    assert "drop_last" not in settings or {len(batch) for batch in chain(*epochs)} == {4}
     draw = random.Random(str((kind.__name__, settings)))
     state, epoch, got = None, 0, []
     while epoch < 3:
@@ -304,6 +306,16 @@ def test_a_preloaders_state_is_what_its_consumer_received(depth):
         assert got + seen(loader) == expected
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_after_a_break_streams_go_on_where_the_preloaders_consumer_was(depth):
+    settings = {"steps_per_epoch": 9, "shuffle_buffer": 4}
+    with loader_of(Numbers(), 0, **settings) as loader:
+        expected = seen(loader) + seen(loader)
+    with Preloader(loader_of(Numbers(), 2, **settings), "cpu", depth) as loader:
+        got = [batch.tolist() for count in (2, 4, 1, 4) for _, batch in zip(range(count), loader, strict=False)]
+        assert got + [next(loader).tolist() for _ in range(4)] == expected[:15]
+
+
 def test_an_alarm_inside_next_loses_no_sample():
     class Alarm(BaseException):
         pass
@@ -381,7 +393,7 @@ def test_without_a_seed_a_worker_that_dies_is_torchs_error_as_it_cannot_be_repla
             lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
             "WithLambda cannot be pickled, and each stream .*lambda",
         ),
-        (lambda: list(WorkerLoader(Shards(0), 3, seed=0)), "Shards gave no samples"),
+        (lambda: list(WorkerLoader(Shards(0), 3, seed=0)), "Shards gave no batch"),
         (lambda: list(Preloader(WorkerLoader(Numbers(), 3, seed=0), "cpu", 2)), "cannot be read in a thread"),
         (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
         (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
