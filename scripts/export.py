@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     prepare = Prepare(run.spec.dataset)
     check_links(run.folder, "export", given.trust)
     out: Path = given.out or run.folder / "export"
-    with run.loader(run.dataset("test"), num_workers=0) as loader:
+    with run.loader(run.dataset("test"), num_workers=0, preload_depth=0) as loader:
         images = next(iter(loader))["image"][:COMPARED].contiguous()
     images = torch.cat([images, images])[: max(2, len(images))]  # torch.export would fix a batch size of 1
     model = run.model.to(memory_format=torch.contiguous_format)

@@ -67,7 +67,10 @@ def main(arguments: list[str] | None = None) -> None:
     with Predictions(out, header(run), about) as predictions:
         todo = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
         if len(todo) < len(names):
-            print(f"{len(names) - len(todo):,} of {len(names):,} images are in {out} already")
+            print(
+                f"{len(names) - len(todo):,} of {len(names):,} images are in {out} already: delete it, or give --out, "
+                "to predict them again"
+            )
         failed = predict(run, BlackIfDamaged(dataset, shape), names, todo, predictions) if len(todo) else 0
     print(f"{len(todo) - failed:,} predictions of {run}: {out}")
     if failed:

@@ -76,8 +76,11 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset)
 
 
-def check_methods(dataset: Any) -> None:
-    """Raises DataError for a dataset without samples, or without a method that loaders need."""
+def check_methods(dataset: Any, where: str = "") -> None:
+    """Raises DataError for a dataset without samples, or without a method that loaders need.
+
+    where: which of the datasets it is, such as " for training".
+    """
     if is_stream(dataset):
         return
     name = type(dataset).__name__
@@ -85,7 +88,7 @@ def check_methods(dataset: Any) -> None:
         if getattr(type(dataset), method, None) in (None, Dataset.__getitem__):
             raise DataError(f"{name} has no {method}: train.py needs __len__ and __getitem__, or an IterableDataset")
     if not len(dataset):
-        raise DataError(f"{name} has no samples: check the folder or files that data.root names")
+        raise DataError(f"{name} has no samples{where}: check the folder or files that it reads")
     if offers(dataset, "read_batch") and not callable(getattr(dataset, "sample_spec", None)):
         raise DataError(f"{name} has read_batch and no sample_spec: add it, data/__init__.py says what it returns")
 

@@ -153,9 +153,12 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     if key not in names:
         in_sections = [name for name in names if name.rpartition(".")[2] == last]  # lr or train.lr, for optim.lr
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
-        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}python train.py --cfg job prints all keys")
+        hint += f"python train.py --cfg job prints all keys, +{key}=... adds one"
+        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig) and not isinstance(value, dict):
+        if (CONF / key).is_dir():
+            raise ConfigError(f"{key}={value}: there is no conf/{key}/{value}.yaml")
         example = next((name for name in names if name.startswith(f"{key}.")), key)
         raise ConfigError(f"{key}={value}: {key} is a section: give one of its keys, such as {example}")
     # Many keys have no declared type: a value must have the type of the default.

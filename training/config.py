@@ -16,7 +16,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from data.errors import check_choice
 from loaders import LoaderConfig, LoaderConfigError
@@ -160,6 +160,8 @@ def checked(cfg: DictConfig) -> Config:
         config = OmegaConf.to_object(with_types(cfg))
     except LoaderConfigError as error:
         raise ConfigError(str(error)) from error
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} is not set: add {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(config, Config)

@@ -161,7 +161,7 @@ def open_dataset(section: dict[str, Any], train: bool) -> Any:
     if section.get("streaming"):
         arguments["_target_"] = "{0}_stream.{2}Stream".format(*section["_target_"].rpartition("."))
     dataset = build("data", arguments, train=train)
-    check_methods(dataset)
+    check_methods(dataset, " for training" if train else " for testing (train=False)")
     return dataset
 
 

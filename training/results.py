@@ -31,7 +31,7 @@ class Results:
 
     def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
-        self._writes, self._nan_seen = writes, False
+        self._writes, self._nan = writes, ""  # the warning of a loss that is NaN
         self.score_name, self.sign = "test_accuracy", 1
         self.scores: dict[int, float] = {}
         if writes:
@@ -53,10 +53,10 @@ class Results:
     def metrics(self, **values: Any) -> None:
         """Appends a line to metrics.jsonl. Warns once of a loss that is NaN or infinite: training cannot recover."""
         self._note(values)
-        if not math.isfinite(values.get("loss", 0)) and not self._nan_seen:
-            self._nan_seen = True
+        if not math.isfinite(values.get("loss", 0)) and not self._nan:
             advice = "is there a NaN in the data, or is optim.lr too high? train.clip_norm may help"
-            log.warning("the loss is %g by step %d: %s", values["loss"], values["step"], advice)
+            self._nan = f"the loss is {values['loss']:g} by step {values['step']}: {advice}"
+            log.warning("%s", self._nan)
         if self._writes:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(finite(values), allow_nan=False) + "\n")
@@ -77,6 +77,8 @@ class Results:
 
     def finish(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json, with the commit and versions added: the run is finished. Returns the summary."""
+        if self._nan:
+            log.warning("%s", self._nan)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         versions["torchvision"] = version("torchvision")  # importing it takes longer than importing torch
         summary = {**values, "git_commit": _git_commit(), "versions": versions}

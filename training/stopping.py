@@ -57,6 +57,8 @@ class StopSignals:
         now = time.monotonic()
         if not self.received:
             self.received, self._received_at = number, now
+            said = f"{signal.Signals(number).name}: stops after the next step, with a checkpoint; once more: at once\n"
+            os.write(2, said.encode())  # unlike print, a signal handler may call it at any time
         elif now - self._received_at > ONE_EVENT:
             self._restore()
             os.kill(os.getpid(), number)
