@@ -98,7 +98,7 @@ class Checkpoints:
             self._remove_old(state["step"])
         except (OSError, RuntimeError) as error:
             kept = next(iter(step_files(self.folder)), None)
-            advice = f"{kept} is whole: make room, then resume from it" if kept else "make room; no earlier one is left"
+            advice = f"{kept} is whole: make room, then resume from it" if kept else "make room; there is no other one"
             if isinstance(error, FileNotFoundError):
                 advice = "another run seems to write into this folder: give each its own"
             raise CheckpointError(
