@@ -772,12 +772,12 @@ def fork(loader, note) -> None:
             (tells, told), (answers, answered) = os.pipe(), os.pipe()
             pid = os.fork()
             if pid == 0:
-                torch.set_num_threads(1)  # OpenMP hangs in a forked child
-                os.close(told)
-                os.read(tells, 1)
                 try:
+                    torch.set_num_threads(1)  # OpenMP hangs in a forked child
+                    os.close(told)
+                    os.read(tells, 1)
                     os.write(answered, repr(describe(batch)).encode()[:60_000])
-                finally:
+                finally:  # never back into pytest
                     os._exit(3)
             os.close(tells), os.close(answered)
             children.append((pid, told, answers, repr(describe(batch)).encode()[:60_000]))

@@ -110,12 +110,19 @@ def test_a_change_is_suggested_if_it_was_clearly_faster_or_could_not_be_tried(
     assert ("Try b=2: 1.06 times as fast" in summary["verdict"]) == (tried == ["b=2"])
 
 
-def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{REPORT}.Trials.free", lambda _, step: os._exit(9))
-    child = os.fork()
-    if child == 0:
-        train(tmp_path)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.test_train import train
+from training.callbacks.report import report
+
+report.Trials.free = lambda _, step: os._exit(9)
+train(Path(sys.argv[1]))
+"""
+
+
+def test_a_run_that_is_killed_while_changes_are_tried_has_its_summary(tmp_path, python):
+    assert python.run("-c", KILLED, tmp_path, timeout=100).returncode == 9
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["images_per_second"] > 0 and summary["epochs"] == 2
     assert summary["verdict"] == "the run was stopped before its bottleneck was measured"
