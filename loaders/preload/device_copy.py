@@ -137,9 +137,9 @@ class DeviceCopier:
         if ready is not None:
             consumer = self._accelerator.current_stream()
             consumer.wait_event(ready)
-            for part in strided_parts(batch):
-                if part.device == self.device:
-                    part.record_stream(consumer)
+            read = [part for part in strided_parts(batch) if part.device == self.device]
+            for tensor in {part.untyped_storage()._cdata: part for part in read}.values():
+                tensor.record_stream(consumer)
             self._is_in_use = True
         return batch
 

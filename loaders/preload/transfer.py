@@ -60,10 +60,12 @@ class _Group:
         if source is first:
             yield id(first), copy
             return
+        flats: dict[torch.dtype, torch.Tensor] = {}
         for tensor, offset in self._members:
-            width = tensor.itemsize
-            flat = copy[: size // width * width].view(tensor.dtype)
-            view = flat.as_strided(tensor.size(), tensor.stride(), offset // width)
+            dtype, width = tensor.dtype, tensor.itemsize
+            if dtype not in flats:
+                flats[dtype] = copy[: size // width * width].view(dtype)
+            view = flats[dtype].as_strided(tensor.size(), tensor.stride(), offset // width)
             # .data: else autograd would take an in-place change of one tensor for a change of all of them.
             yield id(tensor), view.data
 
