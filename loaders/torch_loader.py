@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
@@ -22,6 +21,7 @@ from .base import Delivery
 from .epoch_loader import EpochLoader
 from .randomness import fold, preserved_globals, seed_globals
 from .timeline import Timeline, Work, WorkClock
+from .workers.errors import pickled_error, raised_again
 from .workers.reader import warn_of_unseeded_reading
 from .workers.stats import Stats
 from .workers.tasks import SamplerError, Task
@@ -56,7 +56,7 @@ class TorchLoader(EpochLoader):
     ) -> None:
         order = batch_size, shuffle, seed, drop_last, rank, world_size, pad, last_batch, sampler, batch_sampler
         super().__init__(dataset, *order)
-        self._collate = partial(_collate, collate_fn or default_collate)
+        self._collate_fn = collate_fn or default_collate
         self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers > 0:
             self._settings |= {"prefetch_factor": prefetch_factor, "persistent_workers": True, "timeout": timeout}
@@ -66,11 +66,14 @@ class TorchLoader(EpochLoader):
         self._loader: DataLoader[Any] | None = self._stock_loader()
 
     def _stock_loader(self) -> DataLoader[Any]:
-        self._batches, self._seeded = _KeyedBatches(self.seed, self.rank), _SeededDataset(self.dataset)
+        self._batches, self._reader = (
+            _KeyedBatches(self.seed, self.rank),
+            _SeededReader(self.dataset, self._collate_fn),
+        )
         return DataLoader(
-            self._seeded,
-            batch_sampler=self._batches,
-            collate_fn=self._collate,
+            self._reader,
+            batch_sampler=self._batches,  # type: ignore[arg-type]  # of more than indices
+            collate_fn=self._reader,  # type: ignore[arg-type]
             generator=torch.Generator(),  # else DataLoader would draw from the global generator in every epoch
             multiprocessing_context=default_context() if self._settings["num_workers"] else None,
             **self._settings,
@@ -85,7 +88,7 @@ class TorchLoader(EpochLoader):
 
     def _open(self, epoch: int, first: int) -> _TorchSource:
         self._batches.tasks = self._epochs.tasks.epoch(epoch, first)
-        self._seeded.thread = threading.get_ident()
+        self._reader.thread = threading.get_ident()
         assert self._loader is not None
         self._source = _TorchSource(iter(self._loader), epoch, self._stats, self.timeline)
         return self._source
@@ -134,13 +137,15 @@ class _TorchSource:
             self.is_waiting = False
         if not self._fetched:
             return None
-        number, batch, worker, work = self._fetched[0]
+        number, batch, error, worker, work = self._fetched[0]
+        if isinstance(error, bytes):
+            error = raised_again(error)
         self._stats.batches += 1
         self._stats.wait_seconds += time.perf_counter() - began
         self._stats.count_work(work)
         if self._timeline is not None:
             self._timeline.add_work(f"worker {worker}", work, self._epoch, number)
-        delivery = Delivery(number, batch)
+        delivery = Delivery(number, batch, error)
         del self._fetched[0]
         self._delivery = delivery
         return delivery
@@ -149,21 +154,12 @@ class _TorchSource:
         self._closed = True
 
 
-class _KeyedList(list[Any]):
-    """A batch's dataset indices, or its samples, with its number in the epoch and the key of its random numbers."""
+class _Batch(NamedTuple):
+    """A batch to read: its dataset indices, its number in the epoch, and the key of its random numbers."""
 
-    def __init__(self, items: Iterable[Any], number: int, key: int, clock: WorkClock | None = None) -> None:
-        super().__init__(items)
-        self.number, self.key, self.clock = number, key, clock
-
-
-def _collate(collate_fn: Callable[[list[Any]], Any], samples: _KeyedList) -> tuple[int, Any, int, Work]:
-    """Returns the batch with its number, the worker that read it, and how long that took."""
-    began, clock, info = time.perf_counter(), samples.clock, get_worker_info()
-    batch = collate_fn(list(samples))
-    assert clock is not None  # samples come from _SeededDataset
-    work = clock.end(time.perf_counter() - began)
-    return samples.number, batch, 0 if info is None else info.id, work
+    indices: list[Any]
+    number: int
+    key: int
 
 
 class _KeyedBatches:
@@ -173,28 +169,46 @@ class _KeyedBatches:
         self._seed, self._rank = seed, rank
         self.tasks: Iterator[Task] = iter(())  # of the next epoch
 
-    def __iter__(self) -> Iterator[_KeyedList]:
+    def __iter__(self) -> Iterator[_Batch]:
         try:
             for task in self.tasks:
                 key = fold(self._seed, task.epoch or 0, task.number or 0, self._rank)
-                yield _KeyedList(task.indices, task.number or 0, int(key))
+                yield _Batch(list(task.indices), task.number or 0, int(key))
         except SamplerError as error:
             assert error.__cause__ is not None
             raise error.__cause__  # noqa: B904
 
 
-class _SeededDataset(Dataset[Any]):
-    """Reads a dataset's samples, a batch at a time, with the global generators seeded from the batch's key."""
+class _SeededReader(Dataset[Any]):
+    """DataLoader's dataset and its collate_fn: reads a batch with the global generators seeded from the batch's key.
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    An error is returned, not raised: so it has its batch's number.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate_fn = dataset, collate_fn
         self.thread: int | None = None  # the one that called iter(): the training loop's
         self._read_all = getattr(dataset, "__getitems__", None)
         self._clock = WorkClock()
 
-    def __getitems__(self, batch: _KeyedList) -> _KeyedList:
+    def __getitems__(self, batch: _Batch) -> _Batch:
+        return batch
+
+    def __call__(self, batch: _Batch) -> tuple[int, Any, Any, int, Work]:
+        """Returns the batch's number, the batch, the error in its place, the worker, and how long that took."""
+        info = get_worker_info()
         self._clock.begin()
-        if get_worker_info() is not None:
+        self._collating_from = time.perf_counter()
+        data = error = None
+        try:
+            data = self._seeded(batch, info is not None)
+        except Exception as raised:
+            error = raised if info is None else pickled_error(f"in DataLoader worker process {info.id}")
+        work = self._clock.end(time.perf_counter() - self._collating_from)
+        return batch.number, data, error, 0 if info is None else info.id, work
+
+    def _seeded(self, batch: _Batch, in_worker: bool) -> Any:
+        if in_worker:
             seed_globals(batch.key)
             return self._read(batch)
         if threading.get_ident() == self.thread:
@@ -204,12 +218,13 @@ class _SeededDataset(Dataset[Any]):
         warn_of_unseeded_reading()
         return self._read(batch)
 
-    def _read(self, batch: _KeyedList) -> _KeyedList:
+    def _read(self, batch: _Batch) -> Any:
         try:
             if self._read_all is not None:
-                samples = self._read_all(list(batch))
+                samples = self._read_all(batch.indices)
             else:
-                samples = [self._dataset[index] for index in batch]
+                samples = [self._dataset[index] for index in batch.indices]
         except StopIteration as error:  # raised by next(), it would silently end the epoch
-            raise RuntimeError(f"the dataset raised StopIteration while reading {list(batch)}") from error
-        return _KeyedList(samples, batch.number, batch.key, self._clock)
+            raise RuntimeError(f"the dataset raised StopIteration while reading {batch.indices}") from error
+        self._collating_from = time.perf_counter()
+        return self._collate_fn(samples)

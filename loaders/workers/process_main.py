@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from ..timeline import WorkClock
 from .batch_buffer import WorkerBuffer
 from .connection import Connection
+from .errors import pickled_error
 from .pool import NO_ROW, SET_UP, WHOLE_BATCH, Result
 from .reader import Reader, Reading, Stopping
 from .serialize import Payload, dump
@@ -81,7 +81,7 @@ class _Worker:
         try:
             _set_up(self._setup)
         except Exception:
-            failed_setup = _pickled_error(self._where)
+            failed_setup = pickled_error(self._where)
         self._rows[self._setup.worker_id] = NO_ROW
         self._connection.send(READY)
         self._clock = WorkClock()
@@ -105,7 +105,7 @@ class _Worker:
                 self._tell_next()
                 payload, overflow, is_odd, needed = self._make(task, slot, reading)
         except Exception:
-            error = _pickled_error(self._where)
+            error = pickled_error(self._where)
         self._mark(NO_ROW)
         if place is not None:
             # What the dataset or collate_fn keeps of the batch keeps the slot's array alive. Then the slot may not be
@@ -207,13 +207,3 @@ def _exit_with(parent: int) -> None:
                 os.kill(parent, 0)
                 time.sleep(PARENT_SECONDS)
     os._exit(1)
-
-
-def _pickled_error(where: str) -> bytes:
-    """Returns the exception that is being handled, with its traceback, as a pickle that the parent raises."""
-    wrapper = ExceptionWrapper(where=where)
-    try:
-        return pickle.dumps(wrapper)
-    except Exception:  # the class cannot be pickled
-        wrapper.exc_type = RuntimeError
-        return pickle.dumps(wrapper)

@@ -22,9 +22,9 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
-from torch._utils import ExceptionWrapper
 
 from ..background import EXIT_SECONDS, stop_at_exit
+from .errors import raised_again
 from .pool import NEVER_BEGAN, NO_ROW, SET_UP, Death, Pool, PoolClosed, Result
 from .process_main import READY, Setup
 from .reader import Reader, Reading
@@ -114,15 +114,7 @@ class ProcessPool(Pool):
 
     def open(self, result: Result, lease: Lease | None) -> Reading | BaseException:
         if result.error is not None:
-            wrapper: ExceptionWrapper = pickle.loads(result.error)
-            # Else an exception from a signal handler would be taken for the worker's, which would be lost.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            try:
-                wrapper.reraise()  # as torch does: an exception of the same class, with the worker's traceback as text
-            except BaseException as error:
-                return error.with_traceback(None)  # whose frames refer to the error, and to this pool
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return raised_again(result.error)
         payload, overflow = result.payload
         if result.overflowed and overflow is None:
             raise MachineFull(f"receiving a batch from a worker failed: {ADVICE[errno.EMFILE]}")

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+from functools import partial
 from multiprocessing.synchronize import Event
 
 import pytest
@@ -143,3 +144,35 @@ def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(
         assert other.state_dict() == loader.state_dict()
         assert contents(other) == expected[1]
         assert [first.tolist(), *(batch.tolist() for batch in loader._epochs.newest())] == expected[0]
+
+
+class Unpicklable(ValueError):
+    """An error that no process can send as it is."""
+
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+def fails_in_the_first_batch(error: type[Exception], samples: list[int]) -> list[int]:
+    if 0 in samples:
+        raise error("sample 0 is bad")
+    return samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("error", [ValueError, Unpicklable])
+def test_an_error_takes_its_batchs_place_in_the_state(make, num_workers, error):
+    loader = make(Numbers(6), num_workers=num_workers, collate_fn=partial(fails_in_the_first_batch, error))
+    with pytest.raises((ValueError, RuntimeError), match="sample 0 is bad"):
+        next(loader)
+    assert loader.state_dict()["samples"] == 2
+    assert next(loader) == [2, 3]
+
+
+def with_a_draw(samples: list[int]) -> tuple[list[int], float]:
+    return samples, torch.rand(()).item()
+
+
+def test_what_collate_fn_draws_is_the_same_without_workers(make):
+    inline, workers = (list(make(Numbers(6), num_workers=n, collate_fn=with_a_draw)) for n in (0, 2))
+    assert inline == workers
