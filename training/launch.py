@@ -117,6 +117,8 @@ def launch(main: Callable[[], None], conf: Path) -> None:
         code = 130
     except SystemExit as stopped:  # the error has been shown
         code = stopped.code
+        if code == 2:  # argparse's, after a sentence of its own
+            print("settings are written as key=value: python train.py train.batch_size=64", file=sys.stderr)
     if SweepStart.folder is not None:
         for function in SweepStart.at_end:
             with suppress(ValueError):  # no job has started

@@ -35,6 +35,12 @@ def test_a_wrong_setting_ends_with_one_sentence_and_exit_code_1(train, tmp_path)
     assert not list(tmp_path.iterdir()), "a run that did not start writes nothing"
 
 
+def test_a_setting_with_dashes_is_shown_as_key_and_value(train):
+    done = train("--batch-size=64")
+    assert done.returncode == 2
+    assert done.stderr.endswith("settings are written as key=value: python train.py train.batch_size=64\n")
+
+
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
