@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -129,6 +129,11 @@ class SharedMemory:
         if self._mapping is None:
             self._mapping = map_memory(self.fd, provide)
         return array_on(self._mapping)
+
+    def before_unmapping(self, call: Callable[..., None], *args: Any) -> None:
+        """Calls call(*args) when the last array on the memory has died, before it is unmapped."""
+        # The newest finalizer runs first. An array's own would be too late: numpy 2.5 drops its memory before that.
+        weakref.finalize(self._mapping, call, *args).atexit = False
 
     def close(self) -> None:
         """Closes the descriptor; the memory stays mapped until the last array on it dies."""

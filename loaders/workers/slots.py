@@ -93,9 +93,10 @@ class Slot:
 
     def page_lock(self) -> None:
         """Page-locks the memory until the last array on it dies. Raises RuntimeError if that fails."""
+        assert self.memory is not None  # private memory is not page-locked
         address = self._bytes.ctypes.data
         accelerator.page_lock(address, self.capacity)
-        weakref.finalize(self._bytes, _unlock, address, os.getpid()).atexit = False
+        self.memory.before_unmapping(_unlock, address, os.getpid())
 
 
 class SlotRing:
