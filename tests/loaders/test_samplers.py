@@ -231,6 +231,7 @@ def test_a_resume_gives_a_sampler_its_epoch_back_if_set_epoch_named_one(named, g
             loader.set_epoch(named)
         iterator = iter(loader)
         next(iterator)
+        loader.set_epoch(9)  # of the next one: this one's order has been drawn
         state = json.loads(json.dumps(loader.state_dict()))
         rest = contents(iterator)
     with seeded(**given(distributed()), **reader) as resumed, Preloader(resumed, "cpu", 1) as outer:
