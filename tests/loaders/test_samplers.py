@@ -413,6 +413,7 @@ def test_a_sampler_is_shared_among_ranks_and_one_without_a_length_leaves_its_loa
     given = {"seed": 0, "batch_size": 2, "world_size": 2}
     parts = [make(Numbers(LENGTH), sampler=[9, 8, 5, 4, 1], rank=rank, **given) for rank in (0, 1)]
     assert [contents(part) for part in parts] == [[[9, 8], [1]], [[5, 4], [9]]]
+    assert contents(make(Numbers(LENGTH), 1, seed=0, batch_sampler=[])) == []
     with make(Numbers(LENGTH), 2, seed=0, sampler=iter([4, 2, 0])) as loader:
         with pytest.raises(TypeError, match="the sampler has no length, so the loader has none either"):
             len(loader)
