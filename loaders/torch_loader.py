@@ -80,7 +80,7 @@ class TorchLoader(EpochLoader):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loader": None, "_source": None}
+        return {**super().__getstate__(), "_loader": None, "_batches": None, "_source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -133,10 +133,18 @@ def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
 
 
+class Unsized:
+    """A sampler without a length, which is drawn from as needed."""
+
+    def __iter__(self):
+        yield from range(8)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"sampler": Unsized()}], ids=["own", "sampler"])
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, duplicate):
-    loader = make(Numbers(8), 2, shuffle=True, seed=3, num_workers=num_workers)
+def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, order, duplicate):
+    loader = make(Numbers(8), 2, seed=3, num_workers=num_workers, **order)
     expected = [contents(loader) for _ in range(2)]
     loader.set_epoch(0)
     first = next(loader)
