@@ -33,6 +33,11 @@ class Delivery:
     is_taken: bool = False  # the consumer gets it now
     progress: Any = None  # of its stream: see workers/stream_reader.py
 
+    def __post_init__(self) -> None:
+        if isinstance(self.error, StopIteration):  # raised by next(), it would silently end the epoch
+            cause, self.error = self.error, RuntimeError("reading or transforming a batch raised StopIteration")
+            self.error.__cause__ = cause
+
 
 class Source(Protocol):
     """Where the batches of one epoch come from."""

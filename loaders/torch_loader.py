@@ -219,12 +219,9 @@ class _SeededReader(Dataset[Any]):
         return self._read(batch)
 
     def _read(self, batch: _Batch) -> Any:
-        try:
-            if self._read_all is not None:
-                samples = self._read_all(batch.indices)
-            else:
-                samples = [self._dataset[index] for index in batch.indices]
-        except StopIteration as error:  # raised by next(), it would silently end the epoch
-            raise RuntimeError(f"the dataset raised StopIteration while reading {batch.indices}") from error
+        if self._read_all is not None:
+            samples = self._read_all(batch.indices)
+        else:
+            samples = [self._dataset[index] for index in batch.indices]
         self._collating_from = time.perf_counter()
         return self._collate_fn(samples)

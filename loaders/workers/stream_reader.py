@@ -96,10 +96,7 @@ class StreamReader:
                 _ValuePickler(file).dump(samples[:4])
                 reading.progress = progress._replace(digest=hashlib.sha256(file.getvalue()).digest())
         began = time.perf_counter()
-        try:
-            reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
-        except StopIteration as error:  # it would silently end the epoch
-            raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
+        reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
         reading.collate_seconds = time.perf_counter() - began
 
     def close(self) -> None:

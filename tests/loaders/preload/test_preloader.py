@@ -209,7 +209,7 @@ ERRORS = {  # the loader, the transform, and what comes in the place of batch 1
         lambda: Batches(3),
         raising(StopIteration()),
         RuntimeError,
-        "the transform raised StopIteration",
+        "reading or transforming a batch raised StopIteration",
         "in transform",
     ),
     "a full device": (
