@@ -210,6 +210,8 @@ class _Stream:
                 skipped.append((f"{sample.number} of stream {self._number}", repr(sample.error)))
             else:
                 raise sample.error
+        if self._reader.shuffle_buffer > 1:  # for collate_fn: the samples may all have been drawn by an earlier task
+            seed_globals(int(fold(self._reader.seed or 0, self._epoch, self._number, self._start[0], self._taken)))
         return samples
 
     def _repeat(self, mark: Mark, least: int) -> None:

@@ -122,8 +122,12 @@ def loader_of(dataset, workers: int, **settings) -> WorkerLoader:
     return WorkerLoader(dataset, **usual | settings)
 
 
+def with_a_draw(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples) + 1000 * torch.randint(1000, ())
+
+
 PLAIN = [{}, {"steps_per_epoch": 9, "shuffle_buffer": 5}]
-ONE_SETTING = [{"shuffle_buffer": 5}, {"steps_per_epoch": 9}]
+ONE_SETTING = [{"shuffle_buffer": 5, "collate_fn": with_a_draw}, {"steps_per_epoch": 9}]
 VARIANTS = [(kind, settings) for kind in (Numbers, Failing) for settings in PLAIN]
 VARIANTS += [(kind, settings) for kind in (Stateful, Refilled) for settings in ONE_SETTING]
 VARIANTS += [(Numbers, {"steps_per_epoch": 9, "drop_last": True, "batch_size": 4})]
