@@ -50,12 +50,7 @@ class StreamReader:
     open: dict[int, _Stream] = field(default_factory=dict)
 
     def read(
-        self,
-        task: StreamTask,
-        buffer: BatchBuffer,
-        reading: Reading,
-        mark: Mark = lambda row: None,
-        seeds: bool = True,
+        self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark = lambda row: None, seeds: bool = True
     ) -> None:
         """Reads the stream's next batch; there is none if it has ended. Arguments and errors are those of Reader.
 
@@ -73,11 +68,15 @@ class StreamReader:
             torch_worker._worker_info = before
 
     def _read(self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark) -> None:
-        stream = self.open.get(task.stream)
-        was_interrupted = stream is not None and stream.task is task and self.seed is not None
-        if task.start is not None or stream is None or was_interrupted:
-            place = task.start or (Place() if stream is None else stream.before)
+        place = task.start
+        stream = self.open.get(task.stream) if place is None else self.open.pop(task.stream, None)
+        if stream is not None and stream.task is task and self.seed is not None:
+            place = stream.before  # it was interrupted
+        if place is not None:
             stream = self.open[task.stream] = _Stream(self, task.stream, place, mark)
+        if stream is None:  # it could not be opened for the task before, which had the error
+            reading.progress = Progress(task.stream, is_over=True, is_empty=True)
+            return
         is_new, stream.before, stream.task = stream.is_new, stream.place, task
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)

@@ -270,6 +270,21 @@ def test_errors_are_skipped_where_the_iterator_goes_on_after_them():
             assert skipped == sum(number % 7 == 0 for number in all_numbers())
 
 
+class Closed(Numbers):
+    """One of its streams cannot be opened."""
+
+    def __iter__(self):
+        if get_worker_info().id == 1:
+            raise KeyError("no file")
+        return super().__iter__()
+
+
+def test_a_stream_that_cannot_be_opened_is_one_error_with_any_number_of_workers():
+    inline, *others = (seen(loader_of(Closed(), workers)) for workers in (0, 1, 3))
+    assert [inline, inline] == others
+    assert [batch for batch in inline if isinstance(batch, str)] == ["file'"]
+
+
 def all_numbers() -> list[int]:
     return sorted(number for first in range(4) for number in range(first, SAMPLES - first, 4))
 
