@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from itertools import chain, islice
 from types import SimpleNamespace
 
@@ -378,6 +379,7 @@ def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
 # Samplers of every loader
 
 EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
+WITH_WORKERS = [partial(kind, num_workers=1) for kind in (WorkerLoader, TorchLoader)]
 
 
 class Failing:
@@ -393,7 +395,7 @@ class FailingSized(Failing):
         return LENGTH
 
 
-@EVERY
+@pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader, *WITH_WORKERS])
 @pytest.mark.parametrize("sampler", [Failing, FailingSized])
 def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
     seed_globals(4)
@@ -403,6 +405,8 @@ def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
         with pytest.raises(ValueError, match="bad sampler"):
             next(iterator)
         assert contents(iterator) == []
+        with pytest.raises(ValueError, match="bad sampler"):
+            list(loader)
     drawn = draw_globals()
     seed_globals(4)
     assert drawn == draw_globals(), "the global generators are as they were"
