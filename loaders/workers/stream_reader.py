@@ -50,7 +50,7 @@ class StreamReader:
     open: dict[int, _Stream] = field(default_factory=dict)
 
     def read(
-        self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark = lambda row: None, seeds: bool = True
+        self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark = lambda _: None, seeds: bool = True
     ) -> None:
         """Reads the stream's next batch; there is none if it has ended. Arguments and errors are those of Reader.
 
