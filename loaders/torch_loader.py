@@ -120,7 +120,7 @@ class _TorchSource:
         self._stats, self._timeline = stats, timeline
         self._fetched: list[Any] = []  # from `batches`, not made a delivery yet
         self._delivery: Delivery | None = None  # the newest
-        self._closed = False
+        self._closed = self._has_failed = False
         self.is_waiting = False  # a thread is inside next()
 
     def next(self) -> Delivery | None:
@@ -132,11 +132,15 @@ class _TorchSource:
             # One call fetches and keeps it, so that no exception comes in between.
             self._fetched.extend(islice(self._batches, 1 - len(self._fetched)))
         except Exception:
+            self._has_failed = True
             if self._closed:
                 self._batches._shutdown_workers()
             raise
         finally:
             self.is_waiting = False
+        if not self._fetched and self._has_failed:  # torch's iterator stops here: the epoch is not over
+            raise RuntimeError("torch's DataLoader stopped early, after an error: make a new loader")
+        self._has_failed = False
         if not self._fetched:
             error = self._sampling.error
             self._delivery = Delivery(None, error=error) if error is not None else None

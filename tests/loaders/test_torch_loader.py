@@ -59,9 +59,15 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, ma
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
+def test_a_worker_that_is_killed_is_an_error_and_not_the_end_of_the_epoch(torch_looks_often, make):
+    iterator = iter(loader := make(Deadly(4), num_workers=1))
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
-        list(make(Deadly(4), num_workers=1))
+        next(iterator)
+    for _ in range(3):
+        with pytest.raises((RuntimeError, OSError), match=r"exited unexpectedly|stopped early|reset by peer"):
+            next(iterator)
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (0, 0)
 
 
 @pytest.mark.timeout(30)
