@@ -33,6 +33,11 @@ class Delivery:
     is_taken: bool = False  # the consumer gets it now
     progress: Any = None  # of its stream: see workers/stream_reader.py
 
+    def __post_init__(self) -> None:
+        if isinstance(self.error, StopIteration):  # raised by next(), it would silently end the epoch
+            cause, self.error = self.error, RuntimeError("reading or transforming a batch raised StopIteration")
+            self.error.__cause__ = cause
+
 
 class Source(Protocol):
     """Where the batches of one epoch come from."""
@@ -54,6 +59,7 @@ class Position:
     epoch: int
     batch: int = 0
     finished: bool = False
+    sampler_epoch: int | None = None  # that the user's sampler had when it was iterated
 
 
 class EpochIterator:
@@ -173,7 +179,7 @@ class Epochs:
 
     def start(self, open_source: Callable[[int, int], Source], length: int | None) -> EpochIterator:
         """Starts the upcoming epoch of `length` batches, whose source is open_source(epoch, first batch)."""
-        position = Position(*self.upcoming())
+        position = Position(*self.upcoming(), sampler_epoch=self._sampler_epoch)
         source = open_source(position.epoch, position.batch)
         self.position, self._next = position, None
         iterator = EpochIterator(source, position, length)
@@ -210,11 +216,12 @@ class Epochs:
         Raises ValueError if a sampler holds a random generator.
         """
         check_resumable(*self._samplers)
-        position = self.position
-        epoch, batch = (position.epoch, position.batch) if position and self.is_running else self.upcoming()
-        state = {"version": VERSION, "epoch": epoch, "samples": self.order.samples_before(batch), **self._identity()}
-        if self._sampler_epoch is not None and self.tasks.has_sampler:
-            state["sampler_epoch"] = self._sampler_epoch
+        position = self.position if self.is_running else None
+        position = position or Position(*self.upcoming(), sampler_epoch=self._sampler_epoch)
+        samples = self.order.samples_before(position.batch)
+        state = {"version": VERSION, "epoch": position.epoch, "samples": samples, **self._identity()}
+        if position.sampler_epoch is not None and self.tasks.has_sampler:
+            state["sampler_epoch"] = position.sampler_epoch
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -140,7 +140,9 @@ class EpochLoader(EpochMethods, Closeable):
         self.dataset, self.seed = dataset, checked_seed(seed)
         self.batch_size = None if sampler is None else batch_size  # as torch's DataLoader has it
         self.drop_last, self.rank, self.world_size, self.pad = drop_last, rank, world_size, pad
-        self.sampler, self.batch_sampler = sampler, batch_sampler or BatchSampler(sampler, batch_size, drop_last)
+        if batch_sampler is None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.sampler, self.batch_sampler = sampler, batch_sampler
         self._epochs = Epochs(choose_tasks(self, own, self.seed, rank, world_size, pad), batch_sampler, sampler)
         self._closed = False
 

@@ -80,7 +80,7 @@ class TorchLoader(EpochLoader):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loader": None, "_source": None}
+        return {**super().__getstate__(), "_loader": None, "_batches": None, "_source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -90,7 +90,7 @@ class TorchLoader(EpochLoader):
         self._batches.tasks = self._epochs.tasks.epoch(epoch, first)
         self._reader.thread = threading.get_ident()
         assert self._loader is not None
-        self._source = _TorchSource(iter(self._loader), epoch, self._stats, self.timeline)
+        self._source = _TorchSource(iter(self._loader), self._batches, epoch, self._stats, self.timeline)
         return self._source
 
     def stats(self) -> dict[str, Any]:
@@ -113,12 +113,14 @@ class TorchLoader(EpochLoader):
 class _TorchSource:
     """One epoch's batches. If it is closed while a thread waits in `next`, that thread shuts the workers down."""
 
-    def __init__(self, batches: Any, epoch: int, stats: Stats, timeline: Timeline | None) -> None:
-        self._batches, self._epoch = batches, epoch
+    def __init__(
+        self, batches: Any, sampling: _KeyedBatches, epoch: int, stats: Stats, timeline: Timeline | None
+    ) -> None:
+        self._batches, self._sampling, self._epoch = batches, sampling, epoch
         self._stats, self._timeline = stats, timeline
         self._fetched: list[Any] = []  # from `batches`, not made a delivery yet
         self._delivery: Delivery | None = None  # the newest
-        self._closed = False
+        self._closed = self._has_failed = False
         self.is_waiting = False  # a thread is inside next()
 
     def next(self) -> Delivery | None:
@@ -130,13 +132,20 @@ class _TorchSource:
             # One call fetches and keeps it, so that no exception comes in between.
             self._fetched.extend(islice(self._batches, 1 - len(self._fetched)))
         except Exception:
+            self._has_failed = True
             if self._closed:
                 self._batches._shutdown_workers()
             raise
         finally:
             self.is_waiting = False
+        if not self._fetched and self._has_failed:  # torch's iterator stops here: the epoch is not over
+            raise RuntimeError("torch's DataLoader stopped early, after an error: make a new loader")
+        self._has_failed = False
         if not self._fetched:
-            return None
+            error = self._sampling.error
+            self._delivery = Delivery(None, error=error) if error is not None else None
+            self._sampling.error = None
+            return self._delivery
         number, batch, error, worker, work = self._fetched[0]
         if isinstance(error, bytes):
             error = raised_again(error)
@@ -168,15 +177,16 @@ class _KeyedBatches:
     def __init__(self, seed: int, rank: int) -> None:
         self._seed, self._rank = seed, rank
         self.tasks: Iterator[Task] = iter(())  # of the next epoch
+        self.error: BaseException | None = None  # the sampler's, which comes after the batches before it
 
     def __iter__(self) -> Iterator[_Batch]:
+        self.error = None
         try:
             for task in self.tasks:
                 key = fold(self._seed, task.epoch or 0, task.number or 0, self._rank)
                 yield _Batch(list(task.indices), task.number or 0, int(key))
         except SamplerError as error:
-            assert error.__cause__ is not None
-            raise error.__cause__  # noqa: B904
+            self.error = error.__cause__
 
 
 class _SeededReader(Dataset[Any]):
@@ -219,12 +229,9 @@ class _SeededReader(Dataset[Any]):
         return self._read(batch)
 
     def _read(self, batch: _Batch) -> Any:
-        try:
-            if self._read_all is not None:
-                samples = self._read_all(batch.indices)
-            else:
-                samples = [self._dataset[index] for index in batch.indices]
-        except StopIteration as error:  # raised by next(), it would silently end the epoch
-            raise RuntimeError(f"the dataset raised StopIteration while reading {batch.indices}") from error
+        if self._read_all is not None:
+            samples = self._read_all(batch.indices)
+        else:
+            samples = [self._dataset[index] for index in batch.indices]
         self._collating_from = time.perf_counter()
         return self._collate_fn(samples)

@@ -222,9 +222,6 @@ class PreloadedEpoch:
             if item.error is None:
                 random = Random(*self._key, item.number, self._rank)
                 item.batch, item.ready = self._copier.prepare(self._fetched[0], random, batch_id)
-        except StopIteration as error:  # raised by next(), it would silently end the epoch
-            item.error = RuntimeError("the transform raised StopIteration")
-            item.error.__cause__ = error
         except torch.OutOfMemoryError as error:
             item.error = torch.OutOfMemoryError(
                 f"out of memory on {self._copier.device} while preparing a batch of {rows(self._fetched[0])} samples "

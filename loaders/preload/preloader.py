@@ -31,10 +31,8 @@ class StateMethods(OptionalMethods):
 
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns the loader's state after the last batch that the consumer received."""
-        if self._is_running() and self._epoch.state is not None and not self._epoch.is_over():
-            return dict(self._epoch.state)
-        if self._last_state is not None:
-            return dict(self._last_state)
+        if (state := self._unfinished()) is not None:
+            return dict(state)
         self._pass_on_epoch()
         return dict(self.loader.state_dict())
 
@@ -160,8 +158,8 @@ class Preloader(Closeable):
                 self._epoch.end(getattr(self.loader, "close", lambda: None), max(0, deadline - time.monotonic()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled and copied: all but the thread and the epoch."""
-        return {**vars(self), "_epoch": None, "_last_state": None}
+        """Returns what is pickled and copied: all but the thread and the epoch, whose state a copy begins with."""
+        return {**vars(self), "_epoch": None, "_last_state": self._unfinished()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -186,6 +184,12 @@ class Preloader(Closeable):
         whose = getattr(of, "seed", None) or 0, getattr(of, "rank", 0)
         return PreloadedEpoch(batches, self._copier, self.depth, Position(epoch, first), state_of, state, *whose)
 
+    def _unfinished(self) -> dict[str, Any] | None:
+        """Returns the loader's state after the consumer's last batch, if the newest epoch has further ones."""
+        if self._epoch is None:
+            return self._last_state
+        return self._epoch.state if self._is_running() and not self._epoch.is_over() else None
+
     def _is_running(self) -> bool:
         return self._epoch is not None and not self._epoch.position.finished
 
@@ -204,7 +208,7 @@ class Preloader(Closeable):
         """Stops the thread. `to_continue`: the loader is used again, so wait until its next() returns."""
         if self._epoch is None:
             return
-        self._last_state = self._epoch.state if self._is_running() and not self._epoch.is_over() else None
+        self._last_state = self._unfinished()
         if not self._epoch.end(None if to_continue else self._close_loader):
             log.warning("the preloader's thread still waits for the loader's next() or the device: it was left behind")
         self._epoch = None

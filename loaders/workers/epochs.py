@@ -126,7 +126,8 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
         return base.__next__(self)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
-        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        if self._num_workers > 0 or not first_iter:  # as in torch: it iterates over the sampler, as __init__ has done
+            _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()
         timeline = getattr(loader, "timeline", None)  # perhaps the program's own
         self.engine.use(timeline if isinstance(timeline, Timeline) else None, pins_batches(loader))

@@ -82,7 +82,4 @@ class InFlight:
                 stats.count_skipped(opened.skipped)
                 return Delivery(number, opened.batch, progress=result.progress)
             error = opened
-        if isinstance(error, StopIteration):  # raised by next(), it would silently end the epoch
-            cause, error = error, RuntimeError("a worker raised StopIteration")
-            error.__cause__ = cause
         return Delivery(number, error=error, progress=result.progress)

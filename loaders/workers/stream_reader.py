@@ -50,12 +50,7 @@ class StreamReader:
     open: dict[int, _Stream] = field(default_factory=dict)
 
     def read(
-        self,
-        task: StreamTask,
-        buffer: BatchBuffer,
-        reading: Reading,
-        mark: Mark = lambda row: None,
-        seeds: bool = True,
+        self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark = lambda _: None, seeds: bool = True
     ) -> None:
         """Reads the stream's next batch; there is none if it has ended. Arguments and errors are those of Reader.
 
@@ -73,11 +68,15 @@ class StreamReader:
             torch_worker._worker_info = before
 
     def _read(self, task: StreamTask, buffer: BatchBuffer, reading: Reading, mark: Mark) -> None:
-        stream = self.open.get(task.stream)
-        was_interrupted = stream is not None and stream.task is task and self.seed is not None
-        if task.start is not None or stream is None or was_interrupted:
-            place = task.start or (Place() if stream is None else stream.before)
+        place = task.start
+        stream = self.open.get(task.stream) if place is None else self.open.pop(task.stream, None)
+        if stream is not None and stream.task is task and self.seed is not None:
+            place = stream.before  # it was interrupted
+        if place is not None:
             stream = self.open[task.stream] = _Stream(self, task.stream, place, mark)
+        if stream is None:  # it could not be opened for the task before, which had the error
+            reading.progress = Progress(task.stream, is_over=True, is_empty=True)
+            return
         is_new, stream.before, stream.task = stream.is_new, stream.place, task
         try:
             samples = stream.read(task.rows or 1, mark, reading.skipped)
@@ -96,10 +95,7 @@ class StreamReader:
                 _ValuePickler(file).dump(samples[:4])
                 reading.progress = progress._replace(digest=hashlib.sha256(file.getvalue()).digest())
         began = time.perf_counter()
-        try:
-            reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
-        except StopIteration as error:  # it would silently end the epoch
-            raise RuntimeError(f"collate_fn raised StopIteration on a batch of stream {task.stream}") from error
+        reading.batch = buffer.collate(self.collate_fn, samples if task.rows else samples[0])
         reading.collate_seconds = time.perf_counter() - began
 
     def close(self) -> None:
@@ -213,6 +209,8 @@ class _Stream:
                 skipped.append((f"{sample.number} of stream {self._number}", repr(sample.error)))
             else:
                 raise sample.error
+        if self._reader.shuffle_buffer > 1:  # for collate_fn: the samples may all have been drawn by an earlier task
+            seed_globals(int(fold(self._reader.seed or 0, self._epoch, self._number, self._start[0], self._taken)))
         return samples
 
     def _repeat(self, mark: Mark, least: int) -> None:

@@ -614,6 +614,7 @@ class Sized(Sampler):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
+        torch.rand(())  # as samplers do that shuffle here, and not when the first index is asked for
         return iter([index * 4 % self.length for index in range(self.length)])
 
 
@@ -623,6 +624,13 @@ class Unsized(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         yield from reversed(range(self.length))
+
+
+class Buckets(BatchSampler):
+    """Makes all batches when it is iterated."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(super().__iter__()))
 
 
 def sampling(program: Program, dataset: Fresh) -> dict[str, Any]:
@@ -641,7 +649,7 @@ def sampling(program: Program, dataset: Fresh) -> dict[str, Any]:
     if kind == "weighted":
         return batch_size | {"sampler": WeightedRandomSampler([1.0 + index for index in range(length)], length)}
     if kind == "batches" and program.batch_size is not None:
-        return {"batch_sampler": BatchSampler(Sized(length), program.batch_size, program.drop_last)}
+        return {"batch_sampler": Buckets(Sized(length), program.batch_size, program.drop_last)}
     return batch_size
 
 

@@ -170,10 +170,21 @@ def test_stop_iteration_is_the_error_of_its_batch_and_the_epoch_goes_on(kind, se
             assert_only_the_middle_batch_fails(loader)
 
 
+def stops_in_collate(samples: list) -> torch.Tensor:
+    return stop() if 5 in samples else torch.tensor(samples)
+
+
+def stops_in_augment(batch: torch.Tensor, random) -> torch.Tensor:
+    return stop() if 5 in batch else batch
+
+
 def test_stop_iteration_is_an_error_of_the_stock_loader_and_of_a_set_that_is_read_once():
-    for num_workers in (0, 2):
-        with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, num_workers=num_workers) as loader:
+    for num_workers, reading in ((0, {}), (2, {}), (0, {"collate_fn": stops_in_collate})):
+        kind = Numbers if reading else StopsInItem
+        with TorchLoader(kind(LENGTH), BATCH_SIZE, num_workers=num_workers, **reading) as loader:
             assert_only_the_middle_batch_fails(loader)
+    with ResidentLoader(Numbers(LENGTH), BATCH_SIZE, augment=stops_in_augment) as loader:
+        assert_only_the_middle_batch_fails(loader)
     for kind in (StopsInItem, StopsInBatch):
         with ResidentLoader(kind(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
             iter(loader)

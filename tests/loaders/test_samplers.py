@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from itertools import chain, islice
 from types import SimpleNamespace
 
@@ -231,6 +232,7 @@ def test_a_resume_gives_a_sampler_its_epoch_back_if_set_epoch_named_one(named, g
             loader.set_epoch(named)
         iterator = iter(loader)
         next(iterator)
+        loader.set_epoch(9)  # of the next one: this one's order has been drawn
         state = json.loads(json.dumps(loader.state_dict()))
         rest = contents(iterator)
     with seeded(**given(distributed()), **reader) as resumed, Preloader(resumed, "cpu", 1) as outer:
@@ -377,6 +379,7 @@ def test_a_samplers_new_length_counts_from_the_next_epoch_on(rank, reader):
 # Samplers of every loader
 
 EVERY = pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader])
+WITH_WORKERS = [partial(kind, num_workers=1) for kind in (WorkerLoader, TorchLoader)]
 
 
 class Failing:
@@ -392,7 +395,7 @@ class FailingSized(Failing):
         return LENGTH
 
 
-@EVERY
+@pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader, *WITH_WORKERS])
 @pytest.mark.parametrize("sampler", [Failing, FailingSized])
 def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
     seed_globals(4)
@@ -402,6 +405,8 @@ def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
         with pytest.raises(ValueError, match="bad sampler"):
             next(iterator)
         assert contents(iterator) == []
+        with pytest.raises(ValueError, match="bad sampler"):
+            list(loader)
     drawn = draw_globals()
     seed_globals(4)
     assert drawn == draw_globals(), "the global generators are as they were"
@@ -412,6 +417,7 @@ def test_a_sampler_is_shared_among_ranks_and_one_without_a_length_leaves_its_loa
     given = {"seed": 0, "batch_size": 2, "world_size": 2}
     parts = [make(Numbers(LENGTH), sampler=[9, 8, 5, 4, 1], rank=rank, **given) for rank in (0, 1)]
     assert [contents(part) for part in parts] == [[[9, 8], [1]], [[5, 4], [9]]]
+    assert contents(make(Numbers(LENGTH), 1, seed=0, batch_sampler=[])) == []
     with make(Numbers(LENGTH), 2, seed=0, sampler=iter([4, 2, 0])) as loader:
         with pytest.raises(TypeError, match="the sampler has no length, so the loader has none either"):
             len(loader)

@@ -122,8 +122,12 @@ def loader_of(dataset, workers: int, **settings) -> WorkerLoader:
     return WorkerLoader(dataset, **usual | settings)
 
 
+def with_a_draw(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples) + 1000 * torch.randint(1000, ())
+
+
 PLAIN = [{}, {"steps_per_epoch": 9, "shuffle_buffer": 5}]
-ONE_SETTING = [{"shuffle_buffer": 5}, {"steps_per_epoch": 9}]
+ONE_SETTING = [{"shuffle_buffer": 5, "collate_fn": with_a_draw}, {"steps_per_epoch": 9}]
 VARIANTS = [(kind, settings) for kind in (Numbers, Failing) for settings in PLAIN]
 VARIANTS += [(kind, settings) for kind in (Stateful, Refilled) for settings in ONE_SETTING]
 VARIANTS += [(Numbers, {"steps_per_epoch": 9, "drop_last": True, "batch_size": 4})]
@@ -264,6 +268,21 @@ def test_errors_are_skipped_where_the_iterator_goes_on_after_them():
             assert got == [number for number in all_numbers() if number % 7]
             skipped = loader.stats()["workers"]["skipped_samples"]
             assert skipped == sum(number % 7 == 0 for number in all_numbers())
+
+
+class Closed(Numbers):
+    """One of its streams cannot be opened."""
+
+    def __iter__(self):
+        if get_worker_info().id == 1:
+            raise KeyError("no file")
+        return super().__iter__()
+
+
+def test_a_stream_that_cannot_be_opened_is_one_error_with_any_number_of_workers():
+    inline, *others = (seen(loader_of(Closed(), workers)) for workers in (0, 1, 3))
+    assert [inline, inline] == others
+    assert [batch for batch in inline if isinstance(batch, str)] == ["file'"]
 
 
 def all_numbers() -> list[int]:

@@ -59,9 +59,15 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, ma
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_is_killed_is_an_error(torch_looks_often, make):
+def test_a_worker_that_is_killed_is_an_error_and_not_the_end_of_the_epoch(torch_looks_often, make):
+    iterator = iter(loader := make(Deadly(4), num_workers=1))
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
-        list(make(Deadly(4), num_workers=1))
+        next(iterator)
+    for _ in range(3):
+        with pytest.raises((RuntimeError, OSError), match=r"exited unexpectedly|stopped early|reset by peer"):
+            next(iterator)
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (0, 0)
 
 
 @pytest.mark.timeout(30)
@@ -133,10 +139,18 @@ def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
 
 
+class Unsized:
+    """A sampler without a length, which is drawn from as needed."""
+
+    def __iter__(self):
+        yield from range(8)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"sampler": Unsized()}], ids=["own", "sampler"])
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, duplicate):
-    loader = make(Numbers(8), 2, shuffle=True, seed=3, num_workers=num_workers)
+def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, order, duplicate):
+    loader = make(Numbers(8), 2, seed=3, num_workers=num_workers, **order)
     expected = [contents(loader) for _ in range(2)]
     loader.set_epoch(0)
     first = next(loader)

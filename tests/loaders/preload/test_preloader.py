@@ -209,7 +209,7 @@ ERRORS = {  # the loader, the transform, and what comes in the place of batch 1
         lambda: Batches(3),
         raising(StopIteration()),
         RuntimeError,
-        "the transform raised StopIteration",
+        "reading or transforming a batch raised StopIteration",
         "in transform",
     ),
     "a full device": (
@@ -609,6 +609,7 @@ def test_a_preloader_can_be_copied_and_pickled_while_it_runs(duplicate, depth, k
         iterator = iter(loader)
         next(iterator)
         twin = duplicate(loader)
+        assert kind is DataLoader or twin.state_dict() == loader.state_dict()  # not the thread's
         assert [batch.tolist() for batch in iterator] == [[4, 5, 6, 7], [8, 9, 10, 11]]
         assert [batch.tolist() for batch in twin] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         twin.close()
