@@ -66,10 +66,8 @@ class TorchLoader(EpochLoader):
         self._loader: DataLoader[Any] | None = self._stock_loader()
 
     def _stock_loader(self) -> DataLoader[Any]:
-        self._batches, self._reader = (
-            _KeyedBatches(self.seed, self.rank),
-            _SeededReader(self.dataset, self._collate_fn),
-        )
+        self._batches = _KeyedBatches(self.seed, self.rank)
+        self._reader = _SeededReader(self.dataset, self._collate_fn)
         return DataLoader(
             self._reader,
             batch_sampler=self._batches,  # type: ignore[arg-type]  # of more than indices
