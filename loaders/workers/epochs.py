@@ -126,6 +126,7 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
         return base.__next__(self)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        self.end_reader()
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()
         timeline = getattr(loader, "timeline", None)  # perhaps the program's own
