@@ -65,6 +65,8 @@ class Position:
 class EpochIterator:
     """Iterates over one epoch: what `iter(loader)` returns. It keeps `owner` alive."""
 
+    reader: weakref.ref[Source] | None = None  # the preloader's epoch that reads this one, perhaps in a thread
+
     def __init__(self, source: Source, position: Position, length: int | None = None, owner: Any = None) -> None:
         self.position = position
         self._owner = owner
@@ -107,6 +109,11 @@ class EpochIterator:
             raise error
         finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
             del error, delivery
+
+    def end_reader(self) -> None:
+        """Ends the preloader's epoch that reads this one, and waits for its thread: an engine serves one at a time."""
+        if self.reader is not None and (reader := self.reader()) is not None:
+            reader.close()
 
     def end(self) -> None:
         """Ends the epoch. A later next() raises RuntimeError, or StopIteration if all batches were delivered."""
@@ -185,6 +192,11 @@ class Epochs:
         iterator = EpochIterator(source, position, length)
         self.newest = weakref.ref(iterator)
         return iterator
+
+    def end_reader(self) -> None:
+        """Ends the preloader's epoch that reads the newest iterator, unless iterators are independent."""
+        if (newest := self.newest()) is not None and self.one_at_a_time:
+            newest.end_reader()
 
     def end(self) -> None:
         """Ends the newest iterator, unless iterators are independent."""

@@ -64,12 +64,14 @@ class EpochMethods:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._epochs.end_reader()
         self._adopt_new_length()
         self._epochs.load_state_dict(state)
         self._epochs.end()
 
     def _start_epoch(self, open_source: Callable[[int, int], Source]) -> EpochIterator:
         """Starts the upcoming epoch, and ends the previous one before."""
+        self._epochs.end_reader()
         self._adopt_new_length()
         self._epochs.end()
         length = None if self._epochs.order.length == sys.maxsize else len(self)

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
 import torch
 
 NOT_WALKED = (str, bytes, bytearray, memoryview, range, int, float, complex, type, ModuleType)  # they hold no tensors
+MOST_VALUES = 50_000  # in attributes of a batch's objects, which may refer to a dataset: a walk takes up to 25 ms
+
+log = logging.getLogger(__name__)
 
 
 def move(batch: Any, to: Callable[[Any], Any]) -> Any:
@@ -57,27 +63,51 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor of the batch; last those in attributes of objects, each of which is walked once."""
+    """Yields every tensor of the batch; last those in attributes of objects, each of which is walked once.
+
+    Of all attributes together the first MOST_VALUES are looked at, and a warning says if there are more.
+    """
     objects: list[Any] = []
     walked: set[int] = set()
-    yield from _tensors(batch, objects)
+    yield from _tensors(_values(batch, objects))
+    left = MOST_VALUES
     for item in objects:  # which grows meanwhile
         if id(item) not in walked:
             walked.add(id(item))
-            yield from _tensors({**_slots(item), **getattr(item, "__dict__", {})}, objects)
+            attributes = {**_slots(item), **getattr(item, "__dict__", {})}
+            values = list(islice(_values(attributes, objects), left))
+            yield from _tensors(values)
+            left -= len(values)
+        if left <= 0:
+            warn_of_size(type(batch).__name__, type(item).__name__)
+            return
 
 
-def _tensors(batch: Any, objects: list[Any]) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a nest, and adds the objects in it to `objects`."""
-    if isinstance(batch, torch.Tensor):
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+def _values(batch: Any, objects: list[Any]) -> Iterator[Any]:
+    """Yields what a nest holds, and adds the objects among it to `objects`."""
+    if isinstance(batch, torch.Tensor) or batch is None or isinstance(batch, NOT_WALKED):
         yield batch
-    elif isinstance(batch, NOT_WALKED) or batch is None:
-        return
     elif isinstance(batch, (Mapping, Sequence)):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value, objects)
+            yield from _values(value, objects)
     else:
         objects.append(batch)
+        yield batch
+
+
+@cache
+def warn_of_size(batch: str, item: str) -> None:
+    log.warning(
+        "a batch (%s) refers to more than %d values, through an object of class %s: tensors beyond them might be "
+        "freed while the device still reads them; leave out what does not belong to the batch, such as the dataset",
+        batch,
+        MOST_VALUES,
+        item,
+    )
 
 
 def rows(batch: Any) -> int:

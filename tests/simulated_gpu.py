@@ -109,6 +109,8 @@ class Event:
     def elapsed_time(self, later: "Event") -> float:
         if self.device != later.device:
             raise RuntimeError("the events are of different devices")
+        if not (self.query() and later.query()):
+            raise RuntimeError("both events must be completed")
         return 1000 * (later.time - self.time)
 
 
@@ -236,7 +238,7 @@ def page_lock_with(monkeypatch: Any) -> None:
 
 
 def _is_locked(address: int, size: int) -> bool:
-    return any(start <= address and address + size <= start + length for start, (length, _) in list(locked.items()))
+    return any(start <= address and address + size <= start + length for start, (length, _) in locked.copy().items())
 
 
 def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:

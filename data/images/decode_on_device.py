@@ -102,6 +102,10 @@ class DecodeOnDevice:
     def _decoded(self, files: list[tuple[Tensor, int, str]], device: torch.device) -> list[Tensor]:
         """Decodes files, given with their orientations and names, on the CPU if `decode` cannot."""
         jpegs, turns = [file for file, turn, _ in files if turn], [turn for _, turn, _ in files if turn]
+        if device.type != "cpu":
+            # Decoders write on a stream of their own, which does not wait for this one: the memory that they get may
+            # be that of images of the group before, which are dropped, but not resized yet.
+            torch.get_device_module(device).current_stream(device).synchronize()
         try:
             images = iter(self.decode(jpegs, turns, device) if jpegs else ())
             return [next(images) if turn else self._on_cpu(file, name).to(device) for file, turn, name in files]

@@ -171,7 +171,8 @@ def page_unlock(address: int) -> None:
 
 def page_locked_until(address: int) -> int | None:
     """Returns the end of the memory around this address that `page_lock` has locked; None if it has not."""
-    return next((end for start, end in list(_page_locked.items()) if start <= address < end), None)
+    # A copy: the garbage collector may run here, and unlock the memory of a loader that was not closed.
+    return next((end for start, end in _page_locked.copy().items() if start <= address < end), None)
 
 
 _page_locked: dict[int, int] = {}  # from which address to which

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from ..background import check_owner, start_thread
-from ..base import ENDED, Delivery, Position
+from ..base import ENDED, Delivery, EpochIterator, Position
 from ..nested import rows
 from ..randomness import Random
 from ..samplers import length_of
@@ -81,6 +82,8 @@ class PreloadedEpoch:
         self._owner, self._is_closed = os.getpid(), False
         for _ in range(depth):
             self._room.put(None)
+        if isinstance(batches, EpochIterator):
+            batches.reader = weakref.ref(self)
         self._thread = start_thread("preloader", self._fill) if depth else None
 
     @property
@@ -97,7 +100,7 @@ class PreloadedEpoch:
         """Returns whether no batch is left. Once the loader's state names another epoch, it waits to see that."""
         epoch = self.position.epoch
         may_be = self.length == 0 or (self.state or {}).get("epoch", epoch) != epoch
-        return may_be and self._get().is_end
+        return may_be and (self._is_closed or self._get().is_end)
 
     def next(self) -> Delivery | None:
         """Waits for the next batch, and returns the same one again until it is taken; None at the end of the epoch."""

@@ -47,7 +47,8 @@ class Preloader(Closeable):
     """Batches of `loader` on `device`, transformed; `iter()` ends the previous epoch.
 
     loader: any iterable of nested batches, the stock DataLoader for example. Tensors of any dtype and layout are moved
-        to `device`; everything else stays as it is. Until an epoch has ended, nobody else may iterate over the loader.
+        to `device`; everything else stays as it is. A new `iter()` of the loader itself ends the
+        preloader's epoch, if it ends the loader's.
     depth: how many batches a thread prepares ahead; 0: `next()` prepares its batch itself.
     transform: `transform(batch, random)` runs once per batch on the device, on the side stream, and returns the
         transformed batch. `random` is a `loaders.Random` keyed by (seed, epoch, batch number, rank).

@@ -126,6 +126,7 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
         return base.__next__(self)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        self.end_reader()
         if self._num_workers > 0 or not first_iter:  # as in torch: it iterates over the sampler, as __init__ has done
             _BaseDataLoaderIter._reset(self, loader, first_iter)
         self.engine.check_process()

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import itertools
+import logging
 from array import array
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaders.nested import is_dense, leaves, move, rows, tensors
+from loaders.nested import MOST_VALUES, is_dense, leaves, move, rows, tensors
 
 Point = namedtuple("Point", "x y")
 
@@ -156,6 +158,23 @@ def test_tensors_in_attributes_are_found_once_in_a_cycle_too():
     assert [tensor.tolist() for tensor in tensors({"of": parent})] == [[0, 0], [1]]
     assert move(parent, add_one) is parent
     assert rows([parent, torch.zeros(3)]) == 3, "an object's tensors come last: they may have no row for each sample"
+
+
+def test_a_batch_that_refers_to_a_whole_dataset_is_walked_in_bounds_and_the_log_says_so(caplog):
+    read = itertools.count()
+
+    class Names(UserList):
+        def __iter__(self):
+            for name in self.data:
+                next(read)
+                yield name
+
+    dataset = SimpleNamespace(names=Names(["a name"] * 200_000))
+    batch = [SimpleNamespace(x=torch.zeros(2), of=dataset) for _ in range(3)]
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        assert len(list(tensors(batch))) == 3
+    assert next(read) <= MOST_VALUES
+    assert "leave out what does not belong to the batch" in caplog.text
 
 
 @pytest.mark.parametrize(

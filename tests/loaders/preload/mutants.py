@@ -66,6 +66,8 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
     "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "self._members or")],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
+    "two threads read from one engine": [("loaders/workers/epochs.py", "        self.end_reader()\n", "")],
+    "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],
     "no bound on the lead": [(COPY, "while self._used and", "while False and")],
 }
 
