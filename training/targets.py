@@ -30,7 +30,7 @@ def build(name: str, section: Any, *arguments: Any, optional: dict[str, Any] | N
             "'_target_: MODULE.NAME', with the class or function to call"
         )
     with _explained(name, section):
-        target = instantiate(section, _partial_=True)
+        target = _partial(section)
         not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
 
@@ -45,7 +45,7 @@ def function_of(name: str, section: Any) -> Any:
         named = section if isinstance(section, str) else "MODULE.NAME"
         raise ConfigError(f"{name} has {section} in place of a function: write '{name}={{_target_: {named}}}'")
     with _explained(name, section):
-        target = instantiate(section, _partial_=True)
+        target = _partial(section)
         return target() if inspect.isclass(target.func) else target
 
 
@@ -84,6 +84,11 @@ def reason_of(error: BaseException) -> str:
     return f"{reason} ({ours[-1] if ours else ''}HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
+def _partial(section: dict[str, Any]) -> Any:
+    """The section's target with its keys as arguments: lists and dicts are Python's own, and not OmegaConf's."""
+    return instantiate(section, _partial_=True, _convert_="all")
+
+
 def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that the function or class accepts.
 
@@ -100,6 +105,6 @@ def accepted(function: Any, options: dict[str, Any]) -> dict[str, Any]:
 def target(section: dict[str, Any]) -> Any:
     """The function or class that the section's `_target_` names; None if it does not exist."""
     try:
-        return getattr(instantiate(section, _partial_=True), "func", None)
+        return getattr(_partial(section), "func", None)
     except InstantiationException:
         return None

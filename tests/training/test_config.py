@@ -192,6 +192,11 @@ def test_a_target_that_cannot_be_called_is_reported_in_one_sentence(name, sectio
     assert "\n" not in str(error.value)
 
 
+def test_a_target_gets_lists_and_dicts_of_python():
+    got = build("mine", {"_target_": "builtins.dict", "betas": [0.9, 0.95], "nested": {"names": ["a"]}})
+    assert [type(value) for value in (got["betas"], got["nested"], got["nested"]["names"])] == [list, dict, list]
+
+
 def test_a_data_error_is_raised_unchanged():
     loaded = config("data=image_folder", "data.root=/no/such/folder")
     with pytest.raises(DataError, match=r"^[^(]*/no/such/folder"):

@@ -101,7 +101,8 @@ def test_a_decoder_reads_a_box_with_the_pixels_of_the_whole_image(name):
 def test_batches_depend_neither_on_the_decoder_nor_on_where_it_runs(tmp_path, train, worker_method):
     write_images(tmp_path, ("cat",), count=0)
     generator = np.random.default_rng(3)
-    for number, kind in enumerate(KINDS):
+    kinds = [kind for kind in KINDS if kind != "4:4:0" or version("torchvision") >= "0.29"]  # see boxes_read
+    for number, kind in enumerate(kinds):
         for split in ("train", "val"):
             (tmp_path / split / "cat" / f"{number}.jpg").write_bytes(jpeg(generator, kind, (90, 70), 1 + number % 8))
     theirs, ours = (ImageFolder(train, tmp_path, image_size=24, decoder=name) for name in ("pillow", "auto"))
