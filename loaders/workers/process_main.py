@@ -11,7 +11,6 @@ import select
 import signal
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +33,6 @@ from .shared_memory import ADVICE, MachineFull, SharedMemory, array_on, full_mac
 ROWS, READY = b"rows", b"ready"  # the first message to a worker, and from it; all others are pickles
 TAKES_DEFAULT = (signal.SIGTERM, signal.SIGCHLD)  # instead of the parent's handler
 OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-PARENT_SECONDS = 0.5  # how often a worker checks that its parent is alive, where the system has no pidfd
 
 
 @dataclass
@@ -46,7 +44,6 @@ class Setup:
     num_workers: int
     base_seed: int
     init_fn: Callable[[int], None] | None
-    parent: int  # the process that the loader runs in
     signal_mask: set[int]  # of the thread that started the worker
 
 
@@ -56,7 +53,6 @@ def work(setup: Setup, end: socket.socket) -> None:
     _reset_signals(setup.signal_mask)
     if hasattr(torch.multiprocessing, "_set_thread_name"):
         torch.multiprocessing._set_thread_name("pt_data_worker")  # as torch's workers are called in ps and top
-    threading.Thread(target=_exit_with, args=(setup.parent,), daemon=True).start()
     with suppress(OSError, EOFError, Stopping):  # the parent has closed the pool, or has exited
         _Worker(setup, Connection(end, blocking=True)).run()
     setup.reader.close()
@@ -71,7 +67,9 @@ class _Worker:
         self._slots: dict[int, Any] = {}  # mappings, by number
         received = connection.receive()
         assert received is not None  # it is a blocking connection
-        self._rows = array_on(map_memory(received[1][0])).view(np.int64)  # see ProcessPool
+        rows, parent = received[1]
+        die_with_parent(os.dup(parent))
+        self._rows = array_on(map_memory(rows)).view(np.int64)  # see ProcessPool
         connection.done()
 
     def run(self) -> None:
@@ -194,16 +192,20 @@ def _set_up(setup: Setup) -> None:
         setup.init_fn(setup.worker_id)
 
 
-def _exit_with(parent: int) -> None:
-    """Exits when the parent has exited, even while a sample is read, or while a sibling keeps the socket open."""
-    starter = os.getppid()  # the parent, or its fork server, which exits with it
+def die_with_parent(fd: int) -> None:
+    """Has the kernel kill this process when the parent has exited, even while C code holds the interpreter's lock.
+
+    fd: a pipe whose other end nobody but the parent has; it stays open.
+    """
+    import fcntl  # Windows has none
+
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     try:
-        poll = select.poll()
-        poll.register(os.pidfd_open(parent), select.POLLIN)
-        poll.poll()
-    except (AttributeError, OSError):  # an old Python or kernel, or a sandbox that forbids it
-        with suppress(ProcessLookupError):  # the parent had exited before
-            while os.getppid() == starter:
-                os.kill(parent, 0)
-                time.sleep(PARENT_SECONDS)
-    os._exit(1)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
+    except OSError:  # a sandbox that forbids it
+        threading.Thread(target=lambda: (os.read(fd, 1), os._exit(1)), daemon=True).start()
+    poll = select.poll()
+    poll.register(fd)
+    if poll.poll(0):  # it had exited before
+        os._exit(1)

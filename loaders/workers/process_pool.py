@@ -28,7 +28,7 @@ from .errors import raised_again
 from .pool import NEVER_BEGAN, NO_ROW, SET_UP, Death, Pool, PoolClosed, Result
 from .process_main import READY, Setup
 from .reader import Reader, Reading
-from .serialize import Payload, load
+from .serialize import Payload, initialise_torch, load
 from .shared_memory import (
     ADVICE,
     MachineFull,
@@ -88,10 +88,11 @@ class ProcessPool(Pool):
         self._memory.is_delivered = True  # it stays mapped in a forked child, which may use this object
         self._reader = reader
         self._spawned = None if context.get_start_method() == "fork" else SpawnedReader(reader)
-        self._setup = Setup(self._spawned or reader, 0, num_workers, base_seed, init_fn, self._owner, set())
+        self._setup = Setup(self._spawned or reader, 0, num_workers, base_seed, init_fn, set())
         self._poll = select.poll()
         self._polled: dict[int, int] = {}  # descriptor -> worker
         stop_at_exit(self)
+        initialise_torch()
         try:
             for worker_id in range(started):
                 self._start(worker_id)

@@ -10,6 +10,7 @@ import ctypes
 import io
 import pickle
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -55,6 +56,19 @@ def load(payload: Payload, slot: np.ndarray | None, overflow: np.ndarray | None)
     """Returns the batch. Its tensors lie in `slot` and `overflow`, both uint8 (size,); small ones are copies,
     unless the slot is page-locked."""
     return _BatchUnpickler(payload, slot, overflow).load()
+
+
+@cache
+def initialise_torch() -> None:
+    """Calls the functions of torch that make, send and receive batches, before the first worker is forked.
+
+    Each initialises itself at its first call, under a lock of the C library. If another thread called one during a
+    fork, the worker would inherit the lock taken, and hang at its own first call.
+    """
+    buffer = WorkerBuffer(np.empty(1024, np.uint8))
+    made = [torch.tensor([1, 2]), torch.tensor([1.0]), torch.as_tensor(np.zeros(2))]
+    payload, overflow, _ = dump([*made, buffer.stack(made[1:2] * 2)], buffer)
+    load(payload, buffer.slot, None if overflow is None else overflow.array())
 
 
 class _BatchPickler(ForkingPickler):

@@ -47,11 +47,13 @@ class WorkerProcess:
         self.pidfd = -1  # -1 where the system has none
         self.process: Any = None
         self.connection, end = Connection.pair()
+        alive, self._alive = os.pipe()  # its end here is closed when this process exits, and never before the worker
+        _alive.add(self._alive)
         # The worker inherits the mask, so no signal reaches it before it has reset its parent's handlers.
         forks = context.get_start_method() == "fork"
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if forks else {signal.SIGINT})
         try:
-            self.connection.send(ROWS, [rows_fd])
+            self.connection.send(ROWS, [rows_fd, alive])
             self.process = context.Process(target=work, args=(replace(setup, signal_mask=mask), end), daemon=True)
             self.process.start()
             protect_from_children(self.process)
@@ -61,6 +63,7 @@ class WorkerProcess:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(alive)
             end.close()
 
     @property
@@ -114,6 +117,9 @@ class WorkerProcess:
             with suppress(EOFError, OSError):
                 self.discard_messages()
             self.connection.close()
+            if self._alive in _alive:
+                _alive.discard(self._alive)
+                os.close(self._alive)
             fd, self.pidfd = self.pidfd, -1  # first: an exception that interrupts this must not close it twice
             if fd >= 0:
                 os.close(fd)
@@ -123,6 +129,16 @@ class WorkerProcess:
         while (received := self.connection.receive()) is not None:
             self.is_ready |= received[0] == READY
             self.connection.done()
+
+
+def _close_in_child() -> None:
+    while _alive:
+        os.close(_alive.pop())
+
+
+_alive: set[int] = set()  # see WorkerProcess; open in this process only, and not in its forked children
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _pidfd_open(pid: int) -> int:

@@ -46,9 +46,10 @@ def descriptors_left():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def limit(count: int) -> None:
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, before[1]))
+        free = [os.dup(0) for _ in range(count)]  # not in a row, if earlier tests have left some open
+        for fd in free:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(free, default=-1) + 1, before[1]))
 
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

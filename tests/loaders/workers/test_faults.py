@@ -199,8 +199,10 @@ def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
 
 
 PARENT = """
+import ctypes
 import signal
 import sys
+import threading
 import torch
 from loaders import Preloader, WorkerLoader
 
@@ -210,8 +212,9 @@ class Slow:
     def __len__(self):
         return 64
     def __getitem__(self, index):
-        if index > 8:
-            import threading
+        if index > 8 and "locked" in sys.argv:
+            ctypes.PyDLL(None).pause()  # which does not give the interpreter's lock back
+        elif index > 8:
             threading.Event().wait()
         return index
 
@@ -236,9 +239,10 @@ def assert_gone(pidfds: list[int], bound: float) -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize("state", ["waiting", "locked"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_parent_however_busy_they_are(python, how, bound):
-    parent, workers = start_parent(python)
+def test_workers_end_with_their_parent_however_busy_they_are(python, how, state, bound):
+    parent, workers = start_parent(python, state)
     parent.send_signal(how)
     parent.communicate(timeout=bound)
     assert_gone(workers, bound)
