@@ -47,13 +47,17 @@ class WorkerProcess:
         self.pidfd = -1  # -1 where the system has none
         self.process: Any = None
         self.connection, end = Connection.pair()
-        alive, self._alive = os.pipe()  # its end here is closed when this process exits, and never before the worker
-        _alive.add(self._alive)
+        self._alive = -1  # a pipe's end that is open as long as this process lives: see die_with_parent
         # The worker inherits the mask, so no signal reaches it before it has reset its parent's handlers.
         forks = context.get_start_method() == "fork"
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if forks else {signal.SIGINT})
         try:
-            self.connection.send(ROWS, [rows_fd, alive])
+            alive, self._alive = os.pipe()
+            _alive.add(self._alive)
+            try:
+                self.connection.send(ROWS, [rows_fd, alive])
+            finally:
+                os.close(alive)
             self.process = context.Process(target=work, args=(replace(setup, signal_mask=mask), end), daemon=True)
             self.process.start()
             protect_from_children(self.process)
@@ -63,7 +67,6 @@ class WorkerProcess:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.close(alive)
             end.close()
 
     @property
