@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from torch.utils import backend_registration
 
+from tests.loaders.preload.mutants import MUTANTS, ROOT
+
 # Files below this folder.
 SCENARIOS = ("loaders/preload/on_simulated_gpu.py", "train_on_simulated_gpu.py")
 
@@ -23,3 +25,8 @@ def test_on_a_simulated_gpu():
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+
+
+def test_every_mutant_changes_the_code_as_it_is():
+    changes = [(name, path, before) for name, changes in MUTANTS.items() for path, before, _ in changes]
+    assert [name for name, path, before in changes if before not in (ROOT / path).read_text()] == []

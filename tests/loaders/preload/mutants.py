@@ -16,7 +16,7 @@ TRANSFER = "loaders/preload/transfer.py"
 HOLD = "self._copies.append((done, held))"
 MOVE = '            with self._timed("copy", batch_id):\n                prepared = self._moved(batch)\n'
 EARLY = "            early = self._stream and self._stream.record_event()\n"
-RECORD = "part.record_stream(consumer)"
+RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
 BEGIN = "self._stream.wait_stream(self._accelerator.current_stream())"
