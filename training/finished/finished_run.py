@@ -35,7 +35,7 @@ from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
 SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer", "seed")
-TRAIN_KEYS = ("batch_size", "precision")
+KEYS = {"train": ("batch_size", "precision"), "loader": ("on_error", "streams")}
 SPLITS = ("test", "val", "train")
 CPU_BATCH = 32  # samples
 
@@ -53,7 +53,7 @@ class FinishedRun:
         self.path, state = find(given)
         try:
             settings = {key: state["config"][key] for key in SECTIONS}
-            settings["train"] = {key: state["config"]["train"][key] for key in TRAIN_KEYS}
+            settings |= {part: {key: state["config"][part][key] for key in keys} for part, keys in KEYS.items()}
             self.spec = DataSpec(**state["data_spec"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
