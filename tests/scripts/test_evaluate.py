@@ -59,7 +59,7 @@ def test_the_scores_are_those_of_the_run_whatever_its_fields_are_called_and_wher
     scans += ["loader=workers", "loader.on_error=skip"]
     usual = [text for text in SMALL if text != "loader=torch"]
     summary = run(composed(*usual, *scans), tmp_path)
-    result = evaluate.main([str(tmp_path), "loader=workers", HERE, "--trust", name])
+    result = evaluate.main([str(tmp_path), "loader.preload_depth=0", HERE, "--trust", name])
     assert (
         result["loss"] == pytest.approx(summary["test_loss"]) and (tmp_path / "evaluation/test/mistakes.png").exists()
     )
