@@ -74,7 +74,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             trainer.resume(*found, train_loader)
         if (summary := processes.share(results.earlier_summary)) and is_complete(trainer, results, summary):
             return summary
-        results.begin(trainer.step, f"{eval_split}_{data.task.metric}", data.task.higher_is_better)
+        score_name = f"{eval_split}_{data.task.metric}"
+        results.begin(trainer.step, score_name, data.task.higher_is_better, trainer.at_epoch_end)
         results.scores = processes.share(lambda: results.scores)  # only the main process has read metrics.jsonl
         log.info("%s %s; writing to %s", trainer, processes, results.folder)
         log.info("%s", data.describe(config, trainer.last_step))
@@ -154,19 +155,13 @@ def make_loader(
 
 def train(run: Run, eval_loader: Preloader, split: str) -> dict[str, float]:
     """Trains and evaluates, epoch by epoch, until the run's last step. Returns the scores of the last evaluation."""
-    trainer, results = run.trainer, run.results
-    scores = {results.score_name: results.scores.get(trainer.step, float("nan"))}
-    at_epoch_end = trainer.resumed_at_epoch_end or trainer.finished
-    if at_epoch_end and trainer.step not in results.scores:  # the run was stopped before this evaluation
-        scores = evaluate(run, eval_loader, split)
+    trainer = run.trainer
+    if trainer.at_epoch_end or run.stops_early:
+        scores = end_epoch(run, eval_loader, split)
     while not trainer.finished and not run.stops_early:
         with run.clock.phase("training"):
             train_epoch(run)
-        scores = evaluate(run, eval_loader, split)
-        window, first = trainer.processes.total(run.timer.epoch()), run.timer.epoch_first_batch_seconds
-        log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, run.text_of(window), first)
-        run.call("on_epoch_end")
-        run.write_rest()
+        scores = end_epoch(run, eval_loader, split)
     return scores
 
 
@@ -193,6 +188,8 @@ def train_epoch(run: Run) -> None:
             break
     log_rest(run)
     trainer.epoch += 1
+    window, first = trainer.processes.total(timer.epoch()), timer.epoch_first_batch_seconds
+    log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, run.text_of(window), first)
 
 
 def log_rest(run: Run) -> None:
@@ -218,13 +215,18 @@ def log_steps(run: Run) -> None:
     log.info("step %d: %s", trainer.step, text)
 
 
-def evaluate(run: Run, loader: Preloader, split: str) -> dict[str, float]:
-    """Returns the scores of the set that chooses the best checkpoint, which is saved before."""
+def end_epoch(run: Run, loader: Preloader, split: str) -> dict[str, float]:
+    """Saves a checkpoint, evaluates the set that chooses the best one, and returns its scores.
+
+    A run that resumes from this checkpoint repeats the rest as a whole: it may have stopped anywhere in it.
+    """
     trainer = run.trainer
     run.checkpoints.save(trainer.state_dict(run.train_loader))
     scores = score(run, loader, split)
     log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     run.call("on_evaluation", scores)
+    run.call("on_epoch_end")
+    run.write_rest()
     return scores
 
 

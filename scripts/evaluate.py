@@ -26,6 +26,7 @@ from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
 from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
+from training.results import finite
 from training.stopping import StopSignals
 from training.trust import check_links
 
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if picture := evaluation.draw_confusion():
             write_whole(out / "confusion.png", picture)
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
-    write_whole(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
+    write_whole(out / "evaluation.json", json.dumps(finite(result), indent=2) + "\n")
     print(run)
     text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{text} of {samples:,} {'images' if run.spec.images else 'samples'} ({given.split})")
@@ -74,7 +75,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
         nonlocal samples
         samples, scores = samples + rows(batch), step(batch)
         if evaluation is not None:
-            evaluation.add(batch["image"], batch[label].flatten(), run.task.predictions(outputs[-1]))
+            evaluation.add(batch[run.spec.images[0]], batch[label].flatten(), run.task.predictions(outputs[-1]))
         outputs.clear()
         return scores
 

@@ -158,6 +158,7 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         scores = trainer.evaluation_step(batch)
     metrics = trainer.metrics.names
     trainer.metrics.forget()
+    trainer.logged.load_state_dict({})
     if not any(trainer.task.metric.startswith(f"{name}_") for name in metrics):  # compute() may return several
         check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
 

@@ -37,15 +37,21 @@ class Results:
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True) -> None:
-        """Removes what an earlier run in this folder wrote after `step`, where training continues."""
+    def begin(
+        self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True, at_epoch_end: bool = False
+    ) -> None:
+        """Removes what an earlier run in this folder wrote after the checkpoint of `step`, where it continues.
+
+        at_epoch_end: whether the checkpoint ends an epoch, whose evaluation and callbacks follow.
+        """
         self.score_name, self.sign = score_name, 1 if higher_is_better else -1
         if not self._writes:
             return
         (self.folder / "summary.json").unlink(missing_ok=True)
         path = self.folder / "metrics.jsonl"
         if path.exists():
-            lines = [line for line in path.read_text(errors="replace").splitlines() if _step(line) <= step]
+            lines = path.read_text(errors="replace").splitlines()
+            lines = [line for line in lines if _precedes(line, step, at_epoch_end)]
             write_whole(path, "".join(f"{line}\n" for line in lines))
             for values in map(json.loads, lines):
                 self._note(values)
@@ -66,9 +72,10 @@ class Results:
         return self.sign * self.scores[step] >= max(self.sign * score for score in self.scores.values())
 
     def _note(self, values: dict[str, Any]) -> None:
-        score = values.get(self.score_name)
-        if score is not None:  # NaN counts as the worst score: no comparison with it would be true
-            self.scores[values["step"]] = -self.sign * math.inf if math.isnan(score) else score
+        if self.score_name in values:  # what is not finite, None in the file, counts as the worst score
+            score = values[self.score_name]
+            is_finite = score is not None and math.isfinite(score)
+            self.scores[values["step"]] = score if is_finite else -self.sign * math.inf
 
     def earlier_summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished in this folder; None without one."""
@@ -94,12 +101,13 @@ def finite(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinity for an incomplete line."""
+def _precedes(line: str, step: int, at_epoch_end: bool) -> bool:
+    """Whether the line of metrics.jsonl was written before the checkpoint of `step`; False for an incomplete line."""
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
+        return values["step"] < step + (not at_epoch_end or "lr" in values)  # lines of training steps have a rate
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return False
 
 
 def _git_commit() -> str | None:

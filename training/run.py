@@ -7,7 +7,7 @@ A callback is an object with any of these methods. conf/ lists it under `callbac
                                       optimizer.register_step_pre_hook
     on_log(run, values)               after each line of metrics.jsonl: `values` has its keys, with `step` and `epoch`
     on_evaluation(run, scores)        after the set that chooses the best checkpoint was evaluated, such as test_loss
-    on_epoch_end(run)                 after an epoch and its evaluation
+    on_epoch_end(run)                 after an epoch and its evaluation, which a run that resumes there repeats
     on_end(run, summary)              `summary` will be summary.json, and may be added to; None after a signal or error
 
 They are called in the order of the config, in every process: ask `run.is_main` before you write a file.

@@ -62,7 +62,7 @@ class Trainer:
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
-        self.is_in_step = self.resumed_at_epoch_end = False
+        self.is_in_step = self.at_epoch_end = False  # the latter: whether the resumed checkpoint ends an epoch
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -286,8 +286,8 @@ class Trainer:
                 schedule.load_state_dict(saved)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        self.resumed_at_epoch_end = state["loader"]["samples"] == 0
-        self.epoch += self.finished and not self.resumed_at_epoch_end  # train.max_steps ended it
+        self.at_epoch_end = self.finished or state["loader"]["samples"] == 0
+        self.epoch += self.finished and state["loader"]["samples"] > 0  # train.max_steps ended it
         log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
         if self.changed:
             log.info("train.resume with other settings: %s", "; ".join(self.changed))

@@ -108,6 +108,17 @@ def test_a_step_that_uses_the_network_after_its_optimizer_uses_the_new_weights_i
     assert train(tmp_path, *LINEAR, *step, "train.precision=bf16")["epochs"] == 1
 
 
+class Evaluating(Trainer):
+    def evaluation_step(self, batch):
+        self.log(evaluated=len(batch["label"]))
+        return super().evaluation_step(batch)
+
+
+def test_what_an_evaluation_step_logs_is_in_the_line_of_the_evaluation_alone(tmp_path):
+    train(tmp_path, *LINEAR, f"trainer._target_={HERE}.Evaluating", "train.epochs=1")
+    assert [line.get("evaluated") for line in metrics(tmp_path)] == [None] * 4 + [32.0]
+
+
 class Half(Trainer):
     def training_step(self, batch):
         return 0.5

@@ -15,6 +15,7 @@ from data.array_dataset import ArrayDataset
 from tests.configs import has_part
 from tests.test_train import metrics, train
 from tests.training.test_doors import HERE as DOORS
+from training.run import Run
 from training.stopping import Stopped
 from training.trainer import Trainer
 
@@ -35,6 +36,7 @@ PARTS = {  # settings of a run of 16 steps in two epochs
     "batch sampler": [*LINEAR, f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=16"],
 }
 SCHEDULES = {"cosine": [], "one_cycle": [], "step": ["schedule.step_size=1"]}
+CALLBACK = f"+callbacks.epochs._target_={HERE}.Epochs"
 LOADERS = ["torch", "prefetch", "threads", "resident"]
 
 
@@ -50,6 +52,13 @@ class TwoLosses(Trainer):
         losses = [self.task.loss(part(images), labels) for part in (self.model.first, self.model.second)]
         self.log(second=losses[1])
         return sum(losses)
+
+
+class Epochs:
+    """Logs how many epochs have ended."""
+
+    def on_epoch_end(self, run) -> None:
+        run.log(epochs_done=run.trainer.epoch)
 
 
 def augmented_images(train: bool, length: int, test_length: int, **_) -> ArrayDataset:
@@ -72,6 +81,10 @@ def numbers(folder: Path) -> list[dict]:
     ]
 
 
+def best(folder: Path) -> str:
+    return (folder / "checkpoints" / "best.pt").resolve().name
+
+
 def newest_step(folder: Path) -> int:
     return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
 
@@ -92,7 +105,7 @@ def undisturbed(tmp_path_factory):
     @cache
     def trained(part: str, schedule: str, loader: str) -> Path:
         folder = tmp_path_factory.mktemp("whole")
-        train(folder, *PARTS[part], f"schedule={schedule}", *SCHEDULES[schedule], f"loader={loader}")
+        train(folder, CALLBACK, *PARTS[part], f"schedule={schedule}", *SCHEDULES[schedule], f"loader={loader}")
         return folder
 
     return trained
@@ -100,17 +113,23 @@ def undisturbed(tmp_path_factory):
 
 def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
     """Stops the run in or after a step, by a signal or by an error; the error loses what was not saved."""
-    train_step, evaluate = Trainer.train_step, Trainer.evaluate
+    train_step, evaluate, write = Trainer.train_step, Trainer.evaluate, Run.write
 
     def stopping(trainer: Trainer, batch: dict) -> None:
         train_step(trainer, batch)
-        if trainer.step == step and how != "evaluation":
+        if trainer.step == step and how not in ("evaluation", "its line"):
             os.kill(os.getpid(), getattr(signal, how)) if how.startswith("SIG") else 1 / 0
 
     def failing(trainer: Trainer, *arguments: object) -> object:
         return evaluate(trainer, *arguments) if trainer.step < step else 1 / 0
 
+    def failing_after(run: Run, **values: object) -> None:
+        write(run, **values)
+        assert "lr" in values or run.trainer.step < step, 1 / 0
+
     patch.setattr(Trainer, "train_step", stopping)
+    if how == "its line":
+        patch.setattr(Run, "write", failing_after)
     if how == "evaluation":
         patch.setattr(Trainer, "evaluate", failing)
 
@@ -120,7 +139,8 @@ def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
     part=st.sampled_from(list(PARTS)),
     schedule=st.sampled_from(list(SCHEDULES)),
     stops=st.lists(
-        st.tuples(st.integers(1, 16), st.sampled_from(["SIGINT", "SIGTERM", "error", "evaluation"])), max_size=2
+        st.tuples(st.integers(1, 16), st.sampled_from(["SIGINT", "SIGTERM", "error", "evaluation", "its line"])),
+        max_size=2,
     ).map(sorted),
     loaders=st.lists(st.sampled_from(LOADERS), min_size=3, max_size=3),
 )
@@ -130,6 +150,7 @@ def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
 @example("modules beside the network", "one_cycle", [(11, "SIGTERM"), (12, "error")], ["torch", "prefetch", "torch"])
 @example("all at once", "step", [(12, "error")], ["torch", "torch", "torch"])
 @example("batch sampler", "cosine", [(5, "SIGINT")], ["prefetch", "prefetch", "torch"])
+@example("plain", "step", [(4, "its line"), (16, "SIGTERM")], ["torch", "prefetch", "torch"])
 @example("plain", "cosine", [(8, "evaluation")], ["torch", "threads", "torch"])
 def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(
     tmp_path_factory, undisturbed, part, schedule, stops, loaders
@@ -137,7 +158,7 @@ def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(
     alike = {"augmented": ["prefetch", "resident"], "batch sampler": ["prefetch"]}.get(part, LOADERS)
     loaders = [loader if loader in alike else alike[0] for loader in loaders]
     whole, folder = undisturbed(part, schedule, alike[0]), tmp_path_factory.mktemp("stopped")
-    given = [*PARTS[part], f"schedule={schedule}", *SCHEDULES[schedule], "train.checkpoint_every=4"]
+    given = [CALLBACK, *PARTS[part], f"schedule={schedule}", *SCHEDULES[schedule], "train.checkpoint_every=4"]
     for (step, how), loader in zip(stops, loaders, strict=False):
         with pytest.MonkeyPatch.context() as patch:
             stop(patch, step, how)
@@ -146,7 +167,7 @@ def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(
             except Stopped:
                 assert state(folder)["step"] == step, "a signal loses no step"
             except ZeroDivisionError:
-                assert newest_step(folder) >= (step if how == "evaluation" else step - 4), "an error loses few"
+                assert newest_step(folder) >= (step - 4 if how == "error" else step), "an error loses few"
     train(folder, *given, f"loader={loaders[len(stops)]}")
     assert differences(state(whole), state(folder)) == []
-    assert numbers(whole) == numbers(folder)
+    assert numbers(whole) == numbers(folder) and best(whole) == best(folder)

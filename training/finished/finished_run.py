@@ -35,7 +35,7 @@ from training.trust import check_config
 
 # The sections and keys of a run's settings that decide what its network computes.
 SECTIONS = ("data", "task", "model", "optim", "schedule", "trainer", "seed")
-TRAIN_KEYS = ("batch_size", "precision")
+KEYS = {"train": ("batch_size", "precision"), "loader": ("on_error", "streams")}
 SPLITS = ("test", "val", "train")
 CPU_BATCH = 32  # samples
 
@@ -53,7 +53,7 @@ class FinishedRun:
         self.path, state = find(given)
         try:
             settings = {key: state["config"][key] for key in SECTIONS}
-            settings["train"] = {key: state["config"]["train"][key] for key in TRAIN_KEYS}
+            settings |= {part: {key: state["config"][part][key] for key in keys} for part, keys in KEYS.items()}
             self.spec = DataSpec(**state["data_spec"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
@@ -66,11 +66,8 @@ class FinishedRun:
         stored = self.spec.dataset  # its attributes may have any names: no library gets them as arguments
         values = {"_target_": stored["_target_"], "attributes": list(stored["attributes"].values())}
         check_config(values, self.path, trusted, key="data")
-        self.config, self.step, self._epoch = (
-            configure(settings, overrides),
-            int(state["step"]),
-            state["loader"]["epoch"],
-        )
+        self.config, self.step = configure(settings, overrides), int(state["step"])
+        self._epochs = state["loader"]["epoch"] + (state["loader"]["samples"] > 0)  # that the run had begun
         self._others = state.get("others", {})  # the weights of the trainer's other modules
         self.folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
         self.device = chosen_device(self.config.device)
@@ -117,7 +114,7 @@ class FinishedRun:
         if trainer.overrides("configure_optimizers"):  # it may make modules; the default one makes none
             trainer.configure_optimizers()
         load_others(trainer.others, self._others, self.path)
-        trainer.epoch, trainer.step = self._epoch, self.step
+        trainer.epoch, trainer.step = self._epochs, self.step
         self.model, self.batch_size = trainer.model.eval(), self.config.train.batch_size
         return trainer
 
