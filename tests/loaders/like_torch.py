@@ -994,7 +994,10 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     reset_tables()
     earlier = {*multiprocessing.active_children(), *threading.enumerate()}  # of torch's class, where it hangs
     try:
-        with interrupted_after(5 if kind is TorchsLoader else 60):
+        ours = (
+            60 if program.method == "fork" else 240
+        )  # other methods import torch in each worker: 20 s if cores are busy
+        with interrupted_after(5 if kind is TorchsLoader else ours):
             try:
                 loader: Any = kind(dataset, **settings(program, dataset, kind))
             except (ValueError, TypeError) as error:
