@@ -52,7 +52,11 @@ def check_what_is_left():
 
 
 # Torch's own iterators are interrupted where a program hangs.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# The queues' threads of torch's class raise errors, too, if the garbage collector finds one of its iterators.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 multiprocessing.set_forkserver_preload(["torch", "torchvision.tv_tensors", "like_torch", "loaders"])
 
 AXES: dict[str, tuple] = {
