@@ -120,10 +120,11 @@ class WorkerProcess:
             with suppress(EOFError, OSError):
                 self.discard_messages()
             self.connection.close()
-            if self._alive in _alive:
-                _alive.discard(self._alive)
-                os.close(self._alive)
-            fd, self.pidfd = self.pidfd, -1  # first: an exception that interrupts this must not close it twice
+            fd, self._alive = self._alive, -1  # first: an exception that interrupts this must not close it twice
+            if fd in _alive:  # it is closed already in a forked child
+                _alive.discard(fd)
+                os.close(fd)
+            fd, self.pidfd = self.pidfd, -1
             if fd >= 0:
                 os.close(fd)
 
