@@ -227,7 +227,8 @@ class Epochs:
 
         Raises ValueError if a sampler holds a random generator.
         """
-        check_resumable(*self._samplers)
+        if self.tasks.has_sampler:
+            check_resumable(*self._samplers)
         position = self.position if self.is_running else None
         position = position or Position(*self.upcoming(), sampler_epoch=self._sampler_epoch)
         samples = self.order.samples_before(position.batch)

@@ -112,11 +112,11 @@ class DeviceCopier:
         try:
             with self._timed("copy", batch_id):
                 prepared = self._moved(batch)
-            with self._timed("transform", batch_id):
-                if self.transform is not None:
+            if self.transform is not None:
+                with self._timed("transform", batch_id):
                     prepared = self.transform(prepared, random)
-                if self._accelerator.has_streams:
-                    prepared = unlocked(prepared)
+            if self._accelerator.has_streams:
+                prepared = unlocked(prepared)
             self._ahead += 1
         finally:  # after an error too, what was queued before it reads the host batch; so may the transform
             if self._accelerator.has_streams:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate, default_collate_fn_map
 
-from ..preload.accelerator import page_locked_until
+from ..preload.accelerator import is_page_locked
 from .shared_memory import align
 
 ALIGNMENT = 64
@@ -46,7 +46,7 @@ class BatchBuffer:
         self._end = 0  # of the tensors in the slot
         self.outside = 0  # bytes that lie elsewhere
         self.missed: dict[int, int] = {}  # those of `empty`, by address
-        if page_locked_until(self.slot.ctypes.data) is not None:
+        if is_page_locked(self.slot):
             self.small = 0  # for a Preloader, which drops the host batch once it is copied
 
     @property

@@ -19,6 +19,7 @@ from .shared_memory import array_on, map_memory, write_shared
 
 LARGEST = 32 << 10  # bytes of a message that is sent through the socket
 ROOM = socket.CMSG_LEN(2 * array("i").itemsize)  # bytes for the descriptors of a message
+CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # not an enum's member, whose | is slow; only Linux has it
 IN_SHARED_MEMORY = b"\0"  # the message is in the first descriptor's memory; no other message begins with this byte
 
 
@@ -70,7 +71,7 @@ class Connection:
         if not self._arrived:
             # socket.recv_fds ignores its flags: programs that this process starts would inherit the descriptors.
             with suppress(BlockingIOError):
-                self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (socket.MSG_CMSG_CLOEXEC | flags,)))
+                self._arrived.extend(map(self.socket.recvmsg, (LARGEST,), (ROOM,), (CLOSE_ON_EXEC | flags,)))
             if not self._arrived:
                 return None
         received = self._arrived[0]
@@ -102,6 +103,8 @@ class Connection:
 
 
 def _descriptors(received: tuple[bytes, list[Any], int, Any]) -> list[int]:
+    if not received[1]:
+        return []
     fds = array("i")
     for *_, data in received[1]:
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

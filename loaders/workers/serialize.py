@@ -19,7 +19,7 @@ import torch
 from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _get_obj_state
 
-from ..preload.accelerator import page_locked_until
+from ..preload.accelerator import is_page_locked
 from .batch_buffer import ALIGNMENT, SHAREABLE, SMALL, WorkerBuffer, is_plain
 from .shared_memory import SharedMemory, align, create_shared_memory, full_machine_explained, page_aligned
 
@@ -237,7 +237,7 @@ class _BatchUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(payload.pickled))
         self._payload, self._slot, self._overflow = payload, slot, overflow
         # Page-locked slots are for a Preloader, which drops the host batch once it is copied.
-        is_kept = slot is None or page_locked_until(slot.ctypes.data) is None
+        is_kept = slot is None or not is_page_locked(slot)
         self._least = SMALL * sum(size for _, size in payload.areas) if is_kept else 0
         self._storages: list[torch.UntypedStorage | None] = [None] * len(payload.areas)
         self._tensors: dict[int, Any] = {}
