@@ -11,7 +11,9 @@ from loaders import LoaderConfig
 
 LEAST_LOSS = 0.15  # share of a step; if free data would save less, training counts as compute-bound
 MOST_OTHERS = 0.15  # share of the cores; if other programs use more, nothing can be said about the run
-DISAGREE = 1.3  # how many times as long as the shortest repetition the longest may take
+# How many times as long as the shortest repetition the longest may take: if all agree on whether training is bound by
+# its data, and if they do not.
+AGREE, DISAGREE = 2.0, 1.3
 VARIES = 0.1  # share by which the sizes of batches may differ, on average, from that of the batch for free data
 
 
@@ -96,7 +98,8 @@ class Measured:
             return "others"
         if self.free is None:
             return ""
-        if self.free.high > DISAGREE * self.free.low:
+        are_the_limit = {self.step - seconds > LEAST_LOSS * self.step for seconds in self.free}
+        if self.free.high > (AGREE if len(are_the_limit) == 1 else DISAGREE) * self.free.low:
             return "repetitions"
         saved = self.step - self.free.middle
         return "free" if self.seen > LEAST_LOSS * self.step and saved < self.seen / 2 else ""
