@@ -148,27 +148,29 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
     parent, _, last = key.rpartition(".")
+    given = f"{key}={'null' if value is None else value}"
     if key not in names and last == "_target_" and parent in names:
-        raise ConfigError(f"{key}={value}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
+        raise ConfigError(f"{given}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
     if key not in names:
         in_sections = [name for name in names if name.rpartition(".")[2] == last]  # lr or train.lr, for optim.lr
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
         hint += f"python train.py --cfg job prints all keys, +{key}=... adds one"
-        raise ConfigError(f"{key}={value}: there is no key {key}; {hint}")
+        raise ConfigError(f"{given}: there is no key {key}; {hint}")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig) and not isinstance(value, dict):
         if (CONF / key).is_dir():
-            raise ConfigError(f"{key}={value}: there is no conf/{key}/{value}.yaml")
+            raise ConfigError(f"{given}: there is no conf/{key}/{value}.yaml")
         example = next((name for name in names if name.startswith(f"{key}.")), key)
-        raise ConfigError(f"{key}={value}: {key} is a section: give one of its keys, such as {example}")
+        hint = f"give one of its keys, such as {example}" if value is not None else f"~{key} leaves it out"
+        raise ConfigError(f"{given}: {key} is a section: {hint}")
     # Many keys have no declared type: a value must have the type of the default.
     kinds = {float: (int, float)}.get(kind := type(default), (kind,))
     if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:
-        raise ConfigError(f"{key}={value}: it takes {TYPES[kind]}, such as {key}={str(default).lower()}")
+        raise ConfigError(f"{given}: it takes {TYPES[kind]}, such as {key}={str(default).lower()}")
     try:
         OmegaConf.update(known.copy(), key, value)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={value}: {one_line(error)}") from error
+        raise ConfigError(f"{given}: {one_line(error)}") from error
 
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:

@@ -174,6 +174,8 @@ def with_types(cfg: DictConfig) -> DictConfig:
     added = [item for callback in cfg.callbacks.values() for item in keys_of(callback.get("_target_", "")).items()]
     for section, base in (("train", TrainConfig), ("timing", TimingConfig)):
         schema = make_dataclass(section, [], bases=(*(keys for of, keys in added if of == section), base))
+        for key in cfg[section].keys() - schema.__dataclass_fields__.keys():
+            raise ConfigError(f"{section}.{key}: no callback of this run has this key; ~{section}.{key} leaves it out")
         OmegaConf.update(typed, section, OmegaConf.structured(schema), merge=False)
         OmegaConf.update(typed, section, OmegaConf.to_container(cfg[section]), merge=True)
     return typed

@@ -40,6 +40,7 @@ def config(*overrides: str):
             r"task\.loss\._target_=my\.Loss: task\.loss is not set; write 'task\.loss=\{",
         ),
         (["train=1"], r"train=1: train is a section: give one of its keys, such as train\.epochs$"),
+        (["callbacks.best=null"], r"callbacks\.best=null: callbacks\.best is a section: ~callbacks\.best leaves"),
         (["epochs"], r"'epochs' cannot be read as key=value"),
         (["train.epochs=["], r"'train\.epochs=\[' cannot be read"),
     ],
@@ -101,7 +102,7 @@ def test_a_value_out_of_bounds_is_refused_with_key_and_value(override):
     [
         ("device=gpu", "device='gpu' is unknown to torch: use 'cpu', 'cuda'"),
         ("task.scores=my.f", r"task\.scores=my\.f: write 'task\.scores=\{NAME: \{_target_: my\.f\}\}'"),
-        ("+train.epoch=1", r"Key 'epoch' not in 'train'"),
+        ("+train.epoch=1", r"train\.epoch: no callback of this run has this key; ~train\.epoch leaves it out"),
         ("device=cuda", "device='cuda', but torch finds no CUDA device"),
     ],
 )
