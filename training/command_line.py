@@ -170,7 +170,8 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     try:
         OmegaConf.update(known.copy(), key, value)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{given}: {one_line(error)}") from error
+        hint = f"; +{key}.NAME=... adds a key" if "not in struct" in str(error) else ""
+        raise ConfigError(f"{given}: {one_line(error)}{hint}") from error
 
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def with_types(cfg: DictConfig) -> DictConfig:
     added = [item for callback in cfg.callbacks.values() for item in keys_of(callback.get("_target_", "")).items()]
     for section, base in (("train", TrainConfig), ("timing", TimingConfig)):
         schema = make_dataclass(section, [], bases=(*(keys for of, keys in added if of == section), base))
-        for key in cfg[section].keys() - schema.__dataclass_fields__.keys():
+        for key in cfg[section].keys() - {known.name for known in fields(schema)}:
             raise ConfigError(f"{section}.{key}: no callback of this run has this key; ~{section}.{key} leaves it out")
         OmegaConf.update(typed, section, OmegaConf.structured(schema), merge=False)
         OmegaConf.update(typed, section, OmegaConf.to_container(cfg[section]), merge=True)

@@ -38,9 +38,10 @@ log = logging.getLogger(__name__)
 class Run:
     """What callbacks are given.
 
-    config, data, trainer, train_loader, folder, is_main: the settings, the datasets and the task, the network and its
-        optimizers, the loader of training batches, the folder for files, and whether this process writes them.
-    results, checkpoints, clock, timer, processes: metrics.jsonl and its scores, checkpoints, phases, and timed steps.
+    config: the settings; data: the datasets and the task; trainer: the network and its optimizers
+    train_loader: the loader of training batches
+    folder: for files; is_main: whether this process writes them
+    results: metrics.jsonl and its scores; checkpoints; clock: the phases of the run; timer: its steps; processes
     log, logged_step: Trainer.log, and the step of the last line with the means of steps.
     stops_early: set it to True, and the run ends after the current epoch.
     signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from data.errors import check_choice
 from training.config import ConfigError
@@ -47,6 +47,11 @@ def build_schedule(
         raise ConfigError(
             f"schedule: {section['_target_']} returned a {type(schedule).__name__}: return a subclass of "
             "torch.optim.lr_scheduler.LRScheduler"
+        )
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ConfigError(
+            "schedule: ReduceLROnPlateau steps by a score, which a schedule does not get: step it in a callback's "
+            "on_evaluation, and use schedule=constant"
         )
     return schedule
 

@@ -1,7 +1,7 @@
 """The Trainer: the training step, evaluation, optimizers and schedules, and the content of a checkpoint.
 
-For another training step, write a subclass in a file of your own, and choose it: trainer._target_=mine.MyTrainer. It
-overrides any of
+For another training step, write a subclass in a package of your own beside data/, and choose it:
+trainer._target_=my.MyTrainer. It overrides any of
 
     training_step(batch) -> loss            the mean loss of a batch, a scalar with a gradient
     evaluation_step(batch) -> scores        by name, a number per sample (B,), or their mean ()
@@ -9,7 +9,8 @@ overrides any of
 
 A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, and return None.
 self.model is the network. Other modules that are attributes of the trainer are saved with it, and trained if an
-optimizer has their parameters. self.log(name=value) adds to the log.
+optimizer has their parameters. self.log(name=value) adds a mean to the next line of metrics.jsonl. For task.metrics an
+evaluation_step calls self.metrics.update(outputs, labels).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ SCHEDULING = ("optim.", "schedule.", "train.", "trainer.")  # settings that a le
 class Trainer:
     """The network, its optimizers and schedules, and the number of epochs and steps that it was trained for.
 
-    steps: the optimizer steps of all epochs. A subclass with arguments of its own passes the others on.
+    steps: the optimizer steps of all epochs. A subclass with arguments of its own (+trainer.NAME=...) passes on the
+    others.
     Raises ConfigError if the network cannot be built.
     """
 

@@ -375,6 +375,7 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return a tensor"),
         ([f"schedule._target_={HERE}.Scale"], r"schedule: .*returned a Scale: return a subclass of torch"),
         ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
+        (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "step it in a callback's on_evaluation"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (
             ["task.metrics={f: {_target_: torch.nn.Flatten}}"],
