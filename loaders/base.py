@@ -105,10 +105,12 @@ class EpochIterator:
         delivery.batch = delivery.error = None
         if error is None:
             return batch
+        context = error.__context__  # the consumer may call next() where it handles another error
         try:
             raise error
         finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
-            del error, delivery
+            error.__context__ = context
+            del error, context, delivery
 
     def end_reader(self) -> None:
         """Ends the preloader's epoch that reads this one, and waits for its thread: an engine serves one at a time."""

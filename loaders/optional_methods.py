@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 
 class OptionalMethods:
@@ -57,12 +57,16 @@ class Closeable:
         self.close()
 
 
-def missing_attribute(loader: Any, name: str) -> AttributeError:
-    """Returns what a loader's `__getattr__` raises: it says why the loader lacks an optional method."""
-    sentence = f"{type(loader).__name__!r} object has no attribute {name!r}"
-    if name in ("set_epoch", "state_dict", "load_state_dict"):
-        sentence += ": it needs a loader with a seed: without one, torch chooses the order, which cannot be resumed"
-    return AttributeError(sentence, name=name, obj=loader)
+def raise_missing(loader: Any, name: str) -> NoReturn:
+    """Raises AttributeError, for a loader's `__getattr__`: it says why the loader lacks an optional method."""
+    if name not in ("set_epoch", "state_dict", "load_state_dict"):
+        object.__getattribute__(loader, name)  # raises Python's own, or again what a property has raised
+    raise AttributeError(
+        f"{type(loader).__name__!r} object has no attribute {name!r}: it needs a loader with a seed: without one, "
+        "torch chooses the order, which cannot be resumed",
+        name=name,
+        obj=loader,
+    )
 
 
 @cache

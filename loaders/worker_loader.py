@@ -21,7 +21,7 @@ from .arguments import check_arguments, check_stream_arguments, checked_last_bat
 from .base import nothing
 from .epoch_loader import EpochMethods
 from .machine import available_cores
-from .optional_methods import Closeable, keep_out_of_compilation, missing_attribute
+from .optional_methods import Closeable, keep_out_of_compilation, raise_missing
 from .order import Order
 from .samplers import OrderSampler, own_batch_sampler
 from .workers.added import Added
@@ -185,7 +185,7 @@ class WorkerLoader(DataLoader[T_co], Closeable):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(self, name)
+        raise_missing(self, name)
 
     def stats(self) -> dict[str, Any]:
         """Returns {"workers": totals}, see loaders.workers.stats; empty before the first epoch and after close().
@@ -210,7 +210,8 @@ class WorkerLoader(DataLoader[T_co], Closeable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        vars(self)["_added"] = copy(self._added)  # after copy.copy() it is the other loader's
+        if "_added" in state:  # a subclass may call __init__ later
+            vars(self)["_added"] = copy(self._added)  # after copy.copy() it is the other loader's
 
     def _get_iterator(self) -> Any:
         """Returns an iterator of a loader without a seed; torch's `__iter__` calls this; a subclass may wrap it."""

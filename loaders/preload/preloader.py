@@ -17,7 +17,7 @@ import torch
 from ..arguments import as_index
 from ..background import stop_at_exit
 from ..base import EpochIterator, Position
-from ..optional_methods import Closeable, OptionalMethods, missing_attribute
+from ..optional_methods import Closeable, OptionalMethods, raise_missing
 from ..samplers import pass_on_epoch
 from ..timeline import Timeline
 from .device_copy import DeviceCopier, Transform
@@ -131,7 +131,7 @@ class Preloader(Closeable):
             self._pass_on_epoch()
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(self, name)
+        raise_missing(self, name)
 
     def stats(self) -> dict[str, Any]:
         """Returns the loader's figures and, under "preloader", the preloader's.

@@ -126,7 +126,8 @@ class WorkerBuffer(BatchBuffer):
         try:
             return collate_fn(samples)
         finally:
-            default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+            if default_collate_fn_map.get(torch.Tensor) is stack:  # else collate_fn has replaced it
+                default_collate_fn_map[torch.Tensor] = collate_tensor_fn
 
     def stack(self, samples: Samples, *, collate_fn_map: object = None) -> torch.Tensor:
         if not self._as_torch:

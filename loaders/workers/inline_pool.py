@@ -10,6 +10,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
+
 from ..randomness import preserved_globals
 from ..timeline import WorkClock
 from .batch_buffer import BatchBuffer
@@ -64,8 +66,13 @@ class InlinePool(Pool):
         if reader.spec is not None or reader.seed is None:
             reader.read(task, buffer, reading)
         elif threading.get_ident() == self._thread:
-            with preserved_globals():  # the model's own draws must not change with the loader
-                reader.read(task, buffer, reading)
+            threads = torch.get_num_threads()
+            try:
+                torch.set_num_threads(1)  # as in a worker process: sums would differ in their last bits
+                with preserved_globals():  # the model's own draws must not change with the loader
+                    reader.read(task, buffer, reading)
+            finally:
+                torch.set_num_threads(threads)
         else:
             warn_of_unseeded_reading()
             reader.read(task, buffer, reading, seeds=False)

@@ -37,33 +37,31 @@ OF_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 
 @dataclass
 class Setup:
-    """What a worker process needs to begin."""
+    """What all worker processes of a pool need to begin."""
 
-    reader: Any  # a Reader, or a SpawnedReader, which arrives as one
-    worker_id: int
+    reader: Reader
     num_workers: int
     base_seed: int
     init_fn: Callable[[int], None] | None
-    signal_mask: set[int]  # of the thread that started the worker
 
 
-def work(setup: Setup, end: socket.socket) -> None:
-    """Runs a worker process, which has its end of a Connection."""
+def work(setup: Setup, worker_id: int, mask: set[int], end: socket.socket) -> None:
+    """Runs a worker process, which has its end of a Connection. mask: the signals that its parent's thread blocks."""
     gc.freeze()  # else the collector would write to memory that is shared with the parent, which copies it
-    _reset_signals(setup.signal_mask)
+    _reset_signals(mask)
     if hasattr(torch.multiprocessing, "_set_thread_name"):
         torch.multiprocessing._set_thread_name("pt_data_worker")  # as torch's workers are called in ps and top
     with suppress(OSError, EOFError, Stopping):  # the parent has closed the pool, or has exited
-        _Worker(setup, Connection(end, blocking=True)).run()
+        _Worker(setup, worker_id, Connection(end, blocking=True)).run()
     setup.reader.close()
 
 
 class _Worker:
     forks = 0  # goes up before a fork of this process, and after it
 
-    def __init__(self, setup: Setup, connection: Connection) -> None:
-        self._setup, self._connection = setup, connection
-        self._where = f"in DataLoader worker process {setup.worker_id}"
+    def __init__(self, setup: Setup, worker_id: int, connection: Connection) -> None:
+        self._setup, self._id, self._connection = setup, worker_id, connection
+        self._where = f"in DataLoader worker process {worker_id}"
         self._slots: dict[int, Any] = {}  # mappings, by number
         received = connection.receive()
         assert received is not None  # it is a blocking connection
@@ -75,12 +73,12 @@ class _Worker:
     def run(self) -> None:
         """Sets up the process, and answers tasks. If the set-up failed, its error is the answer to every task."""
         failed_setup = None
-        self._rows[self._setup.worker_id] = SET_UP
+        self._rows[self._id] = SET_UP
         try:
-            _set_up(self._setup)
+            _set_up(self._setup, self._id)
         except Exception:
             failed_setup = pickled_error(self._where)
-        self._rows[self._setup.worker_id] = NO_ROW
+        self._rows[self._id] = NO_ROW
         self._connection.send(READY)
         self._clock = WorkClock()
         while received := self._connection.receive():
@@ -117,7 +115,7 @@ class _Worker:
 
     def _tell_next(self) -> None:
         """Tells a dataset with `read_batch` and `will_read` which samples it reads after the current batch."""
-        reader: Reader = self._setup.reader
+        reader = self._setup.reader
         if reader.spec is None or not hasattr(reader.dataset, "will_read"):
             return
         with suppress(EOFError):
@@ -128,7 +126,7 @@ class _Worker:
         self, task: Any, slot: np.ndarray | None, reading: Reading
     ) -> tuple[Payload, SharedMemory | None, bool, int]:
         """Returns a batch as `dump` does, and how many bytes its tensors need."""
-        reader: Reader = self._setup.reader
+        reader = self._setup.reader
         buffer = WorkerBuffer(slot, as_torch=reader.seed is None)
         reader.read(task, buffer, reading, self._mark)
         return *dump((reading.batch, reading.skipped), buffer), buffer.needed
@@ -150,7 +148,7 @@ class _Worker:
     def _mark(self, row: int) -> None:
         """Tells the parent what is read next. Raises Stopping, to abandon the batch, if the parent closes the pool."""
         is_stopping = self._rows[-1]
-        self._rows[self._setup.worker_id] = NO_ROW if is_stopping else row
+        self._rows[self._id] = NO_ROW if is_stopping else row
         if is_stopping:
             raise Stopping
 
@@ -167,29 +165,33 @@ def _reset_signals(mask: set[int]) -> None:
     """Removes the parent's Python handlers, which a forked worker would run, except those of timers.
 
     SIGTERM then kills the worker. SIGCHLD takes its default action: if it were ignored, the dataset could not learn
-    how its programs ended. The other signals that had a handler, and SIGINT, are ignored: Ctrl-C reaches the whole
+    how its programs ended. The other signals that had a handler, and SIGINT, do nothing: Ctrl-C reaches the whole
     process group, and the parent handles it. Those of timers keep their handlers: a process inherits no timer, so only
     the dataset can have set one, to limit the time for a sample.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) and number not in OF_TIMERS:
-            signal.signal(number, signal.SIG_DFL if number in TAKES_DEFAULT else signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if (callable(signal.getsignal(number)) and number not in OF_TIMERS) or number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL if number in TAKES_DEFAULT else _do_nothing)
+            signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _set_up(setup: Setup) -> None:
+def _do_nothing(number: int, frame: object) -> None:
+    """Handles a signal. A program that the dataset starts would inherit SIG_IGN, but no handler."""
+
+
+def _set_up(setup: Setup, worker_id: int) -> None:
     torch.set_num_threads(1)
-    seed = setup.base_seed + setup.worker_id
+    seed = setup.base_seed + worker_id
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(setup.base_seed, setup.worker_id))
+    np.random.seed(torch_worker._generate_state(setup.base_seed, worker_id))
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=setup.worker_id, num_workers=setup.num_workers, seed=seed, dataset=setup.reader.dataset
+        id=worker_id, num_workers=setup.num_workers, seed=seed, dataset=setup.reader.dataset
     )
     if setup.init_fn is not None:
-        setup.init_fn(setup.worker_id)
+        setup.init_fn(worker_id)
 
 
 def die_with_parent(fd: int) -> None:

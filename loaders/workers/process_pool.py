@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -38,7 +37,7 @@ from .shared_memory import (
     page_aligned,
 )
 from .slots import Lease
-from .spawning import SpawnedReader, name_unpicklable
+from .spawning import SpawnedSetup, name_unpicklable
 from .tasks import Task
 from .worker_process import WorkerProcess, wait_for_exit
 
@@ -55,7 +54,8 @@ class ProcessPool(Pool):
     """Up to `num_workers` processes that read tasks. `started` of them start at once, each other with its first task.
 
     One thread at a time drives the pool; another may close it. `timeout` (seconds, 0 for none) is the limit for a
-    task, or for a sample if the task is read sample by sample.
+    task, or for a sample if the task is read sample by sample. Without a seed it counts, as torch's, only while the
+    consumer waits.
 
     `_rows`, int64 in shared memory, tells which row each worker is reading (see Death.row); its last item is 1 if the
     workers have to stop.
@@ -81,14 +81,14 @@ class ProcessPool(Pool):
         self._closed = False
         self._setup_seconds: dict[int, float] = {}  # how long each worker took until it was ready
         self._timeout = timeout
+        self._waits_since = 0.0  # time.monotonic
         self._context = context
         with full_machine_explained("making shared memory for workers"):
             self._memory = SharedMemory(create_shared_memory(page_aligned(8 * (num_workers + 1))))
             self._rows = self._memory.array().view(np.int64)
         self._memory.is_delivered = True  # it stays mapped in a forked child, which may use this object
-        self._reader = reader
-        self._spawned = None if context.get_start_method() == "fork" else SpawnedReader(reader)
-        self._setup = Setup(self._spawned or reader, 0, num_workers, base_seed, init_fn, set())
+        self._setup = Setup(reader, num_workers, base_seed, init_fn)
+        self._spawned = None if context.get_start_method() == "fork" else SpawnedSetup(self._setup)
         self._poll = select.poll()
         self._polled: dict[int, int] = {}  # descriptor -> worker
         stop_at_exit(self)
@@ -106,6 +106,7 @@ class ProcessPool(Pool):
             return process.submit(number, task, None if lease is None else lease.slot, sent)
 
     def wait(self) -> None:
+        self._waits_since = time.monotonic()
         try:
             while not self.events and not self._closed:
                 self._wait_and_receive()
@@ -152,12 +153,12 @@ class ProcessPool(Pool):
     def _start(self, worker_id: int) -> WorkerProcess:
         if self._closed:
             raise PoolClosed("the loader was closed")
-        setup = replace(self._setup, worker_id=worker_id)
+        setup = self._spawned or self._setup
         with full_machine_explained(f"starting worker {worker_id + 1} of {self.num_workers}"):
             try:
-                worker = WorkerProcess(self._context, setup, self._rows, self._memory.fd)
+                worker = WorkerProcess(self._context, setup, worker_id, self._rows, self._memory.fd)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise name_unpicklable(self._reader, setup.init_fn, error) from error
+                raise name_unpicklable(self._setup, error) from error
         self._workers[worker_id], self.processes[worker_id] = worker, worker.process
         for fd in worker.descriptors():
             self._polled[fd] = worker_id
@@ -184,7 +185,8 @@ class ProcessPool(Pool):
         if not worker.is_ready:
             known = self._setup_seconds.get(worker.number, math.inf) if worker.row == SET_UP else 0.0
             return worker.began + START_SECONDS + SETUP_FACTOR * known
-        return worker.began + self._timeout if self._timeout and worker.tasks else math.inf
+        began = worker.began if self._setup.reader.seed is not None else max(worker.began, self._waits_since)
+        return began + self._timeout if self._timeout and worker.tasks else math.inf
 
     def _enforce_limit(self, worker: WorkerProcess) -> None:
         """Ends a worker at its time limit, unless it reads sample by sample and has begun another sample."""

@@ -1,30 +1,30 @@
-"""Sends a dataset to workers that are not forked: as a pickle, with its large arrays in shared memory."""
+"""Sends a set-up to workers that are not forked: as a pickle, with the dataset's large arrays in shared memory."""
 
 from __future__ import annotations
 
 import io
 import os
 import pickle
-from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
 
-from .reader import Reader
+from .process_main import Setup
 from .shared_memory import array_on, map_memory, write_shared
 
 LARGE = 1 << 20  # arrays of at least so many bytes are shared instead of pickled
 
 
-class SpawnedReader:
-    """Wraps a reader, so that Process.start() can pickle it for each worker of a pool; it arrives as a Reader.
+class SpawnedSetup:
+    """Wraps a set-up, so that Process.start() can pickle it for each worker of a pool; it arrives as a Setup.
 
-    A large array is put into shared memory once, when the first worker starts. (Torch itself shares tensors.)
+    It is one pickle: a worker_init_fn that is a method of the dataset has the dataset that is read. A large array is
+    put into shared memory once, when the first worker starts. (Torch itself shares tensors.)
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self._shared: dict[tuple[int, int], tuple[np.ndarray, int]] = {}  # by place: an array, and its descriptor
 
     def __reduce__(self) -> Any:
@@ -43,7 +43,7 @@ class SpawnedReader:
 
         pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=share)
         pickler.dispatch_table = reduction.ForkingPickler(file).dispatch_table
-        pickler.dump(self._reader)
+        pickler.dump(self._setup)
         return _unpickle, (file.getvalue(), descriptors)
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class SpawnedReader:
             os.close(self._shared.popitem()[1][1])
 
 
-def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:
+def _unpickle(pickled: bytes, descriptors: list[Any]) -> Setup:
     arrays = []
     for descriptor in descriptors:
         fd = descriptor.detach()
@@ -60,15 +60,16 @@ def _unpickle(pickled: bytes, descriptors: list[Any]) -> Reader:
             arrays.append(array_on(map_memory(fd, private=True)))  # a worker may write to its array
         finally:
             os.close(fd)
-    reader: Reader = pickle.loads(pickled, buffers=arrays)
-    return reader
+    setup: Setup = pickle.loads(pickled, buffers=arrays)
+    return setup
 
 
-def name_unpicklable(reader: Reader, init_fn: Callable[[int], None] | None, error: Exception) -> Exception:
+def name_unpicklable(setup: Setup, error: Exception) -> Exception:
     """Returns an error of the same kind that names the attribute of the dataset, or the argument, to be changed."""
+    reader = setup.reader
     kind = type(error) if isinstance(error, (AttributeError, pickle.PicklingError)) else TypeError
     parts = {f"dataset.{name}": value for name, value in getattr(reader.dataset, "__dict__", {}).items()}
-    arguments = {"dataset": reader.dataset, "collate_fn": reader.collate_fn, "worker_init_fn": init_fn}
+    arguments = {"dataset": reader.dataset, "collate_fn": reader.collate_fn, "worker_init_fn": setup.init_fn}
     for name, part in {**parts, **arguments}.items():
         try:
             reduction.ForkingPickler.dumps(part)

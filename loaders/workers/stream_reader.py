@@ -44,7 +44,7 @@ class StreamReader:
     shuffle_buffer: int
     repeats: bool  # a stream that ends begins its next epoch
     init_fn: Callable[[int], None] | None  # with a seed
-    pickled: bytes  # with a seed: the dataset, of which each stream makes its copy
+    pickled: bytes  # with a seed: the dataset, of which each stream makes its copy, and init_fn if it is its method
     iterator: Any = None  # over the dataset, if iter(loader) has to make it as torch's does: no seed and no workers
     spec: None = None
     open: dict[int, _Stream] = field(default_factory=dict)
@@ -110,16 +110,17 @@ class StreamReader:
 def stream_reader(loader: Any) -> StreamReader:
     """Returns the reader of a WorkerLoader's streams. Raises StreamError if a seed is given and pickling fails."""
     added, dataset = loader._added, loader.dataset
+    init_fn, drop_last = loader.worker_init_fn, loader.drop_last
     how = added.on_error == "skip", added.streams, added.shuffle_buffer, added.steps_per_epoch is not None
     try:
-        pickled = b"" if added.seed is None else pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL)
+        own = init_fn if getattr(init_fn, "__self__", None) is dataset else None
+        pickled = b"" if added.seed is None else pickle.dumps((dataset, own), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise StreamError(
             f"{type(dataset).__name__} cannot be pickled, and each stream reads a copy of it that is made so: leave "
             f"open files, generators and lambdas out of its attributes ({error})"
         ) from error
     iterator = iter(dataset) if added.seed is None and not loader.num_workers else None
-    init_fn, drop_last = loader.worker_init_fn, loader.drop_last
     return StreamReader(dataset, loader.collate_fn, drop_last, added.seed, *how, init_fn, pickled, iterator)
 
 
@@ -150,13 +151,13 @@ class _Stream:
             self._iterator = iter(self._dataset) if reader.iterator is None else reader.iterator
             return
         began, state, key = time.perf_counter(), place.state or {}, int(fold(seed, self._epoch, self._number))
-        self._dataset = pickle.loads(reader.pickled)
+        self._dataset, own_init_fn = pickle.loads(reader.pickled)
         torch_worker._worker_info = self._info = torch_worker.WorkerInfo(
             id=self._number, num_workers=reader.streams, seed=key >> 1, dataset=self._dataset
         )
         seed_globals(key)
-        if reader.init_fn is not None:
-            reader.init_fn(self._number)
+        if (init_fn := own_init_fn or reader.init_fn) is not None:
+            init_fn(self._number)
         if callable(getattr(self._dataset, "set_epoch", None)):
             self._dataset.set_epoch(self._epoch)
         if "dataset" in state:  # in the order of torchdata's StatefulDataLoader

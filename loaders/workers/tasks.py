@@ -220,9 +220,16 @@ def draw(sampler: Any, seed: int, epoch: int) -> tuple[Iterator[Any], bool]:
 
 
 def snapshot(indices: Any) -> Any:
-    """Returns a copy of the indices, because some samplers fill the same list or array again for each batch."""
+    """Returns a copy of the indices, because some samplers fill the same list or array again for each batch.
+
+    An index that is a view of a tensor would be pickled with the whole tensor.
+    """
     if isinstance(indices, torch.Tensor):
         return indices.clone()
+    if isinstance(indices, list) and any(isinstance(index, torch.Tensor) for index in indices):
+        copied = copy(indices)  # of the same type
+        copied[:] = map(snapshot, indices)
+        return copied
     return copy(indices) if isinstance(indices, (list, dict, np.ndarray)) else indices
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -22,6 +21,7 @@ from .pool import NO_ROW
 from .process_main import READY, ROWS, Setup, work
 from .shared_memory import ADVICE
 from .slots import Slot
+from .spawning import SpawnedSetup
 from .tasks import Task
 
 INTERRUPTED_SECONDS = 0.3  # after a Ctrl-C, a worker may go on reading a sample so long before it is killed
@@ -34,8 +34,8 @@ class WorkerProcess:
     descriptor left.
     """
 
-    def __init__(self, context: Any, setup: Setup, rows: np.ndarray, rows_fd: int) -> None:
-        self.number = setup.worker_id
+    def __init__(self, context: Any, setup: Setup | SpawnedSetup, number: int, rows: np.ndarray, rows_fd: int) -> None:
+        self.number = number
         self.tasks: dict[int, Task] = {}  # unanswered, by number
         self.slots: dict[int, Slot] = {}  # that it has mapped, by number
         self.is_ready = False  # it has been set up, and answers tasks
@@ -43,7 +43,7 @@ class WorkerProcess:
         self.began_row = NO_ROW  # what it was reading when its time limit was last checked
         self._closing = threading.RLock()  # a signal handler may close the loader, too
         self._rows = rows
-        rows[self.number] = NO_ROW
+        rows[number] = NO_ROW
         self.pidfd = -1  # -1 where the system has none
         self.process: Any = None
         self.connection, end = Connection.pair()
@@ -58,7 +58,7 @@ class WorkerProcess:
                 self.connection.send(ROWS, [rows_fd, alive])
             finally:
                 os.close(alive)
-            self.process = context.Process(target=work, args=(replace(setup, signal_mask=mask), end), daemon=True)
+            self.process = context.Process(target=work, args=(setup, number, mask, end), daemon=True)
             self.process.start()
             protect_from_children(self.process)
             self.pidfd = _pidfd_open(self.process.pid)
@@ -160,7 +160,10 @@ def wait_for_exit(workers: list[WorkerProcess], deadline: float) -> None:
     It must not be killed meanwhile: it may hold a lock that later workers need, or be writing a file. After a Ctrl-C
     it is killed soon all the same, because a user waits for the end of the program.
     """
-    is_interrupted = isinstance(sys.exc_info()[1] or getattr(sys, "last_value", None), KeyboardInterrupt)
+    error = sys.exc_info()[1]
+    if not threading.main_thread().is_alive():  # the program ends; in a notebook, last_value may be an old error
+        error = getattr(sys, "last_value", None)
+    is_interrupted = isinstance(error, KeyboardInterrupt)
     kill_busy_at = time.monotonic() + INTERRUPTED_SECONDS if is_interrupted else deadline
     for worker in workers:
         with suppress(OSError):

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import threading
 from multiprocessing import util
 from pathlib import Path
@@ -138,7 +139,9 @@ class Locking(Numbers):
 
 
 @pytest.mark.parametrize("seed", [0, None])
-def test_a_worker_finishes_its_sample_before_it_exits_and_so_releases_its_lock(seed, bound):
+@pytest.mark.parametrize("last_value", [None, KeyboardInterrupt()])
+def test_a_worker_finishes_its_sample_before_it_exits_and_so_releases_its_lock(seed, last_value, bound, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", last_value, raising=False)  # in a notebook, perhaps of an hour ago
     with WorkerLoader(Locking(40), 1, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         workers = iterator._workers

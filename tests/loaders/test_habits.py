@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loaders import WorkerLoader
 
@@ -222,6 +222,76 @@ def test_a_subclass_keeps_its_own_names(num_workers):
         return [contents(loader), contents(twin), loader.names(), twin.names(), twin.pad()]
 
     assert seen(WorkerLoader) == seen(DataLoader)
+
+
+class Unfinished(WorkerLoader):
+    """Has not called WorkerLoader.__init__ yet."""
+
+    def __init__(self) -> None:
+        self.name = "mine"
+
+    @property
+    def broken(self) -> None:
+        raise AttributeError("the reason")
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_subclass_may_be_copied_before_it_calls_init(way):
+    assert way(Unfinished()).name == "mine"
+
+
+def test_an_attribute_error_of_a_property_is_not_replaced():
+    with pytest.raises(AttributeError, match="the reason"):
+        Unfinished().broken  # noqa: B018
+    with pytest.raises(AttributeError, match="'Unfinished' object has no attribute 'other'"):
+        Unfinished().other  # noqa: B018
+
+
+def test_an_error_keeps_its_context_though_the_consumer_handles_another_one():
+    class Explained(Numbers):
+        def __getitem__(self, index: int) -> int:
+            try:
+                raise KeyError(index)
+            except KeyError:
+                raise ValueError("no sample")  # noqa: B904
+
+    iterator = iter(WorkerLoader(Explained(4)))
+    with pytest.raises(ValueError, match="no sample") as caught:
+        try:
+            raise OSError("the consumer's")
+        except OSError:
+            next(iterator)
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+class Opened(Numbers):
+    """Its samples can be read once it was opened."""
+
+    place = None
+
+    def open(self, worker: int) -> None:
+        self.place = 100
+
+    def __getitem__(self, index: int) -> int:
+        return self.place + index
+
+    def __iter__(self):
+        yield from map(self.__getitem__, range(self.length))
+
+
+class OpenedStream(Opened, IterableDataset):
+    pass
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("kind", "seed"), [(Opened, None), (Opened, 0), (OpenedStream, None), (OpenedStream, 0)])
+def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_is_read(kind, seed, method):
+    dataset = kind(2)
+    settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}
+    if seed is not None and kind is OpenedStream:
+        settings["streams"] = 1
+    with WorkerLoader(dataset, 2, worker_init_fn=dataset.open, **settings) as loader:
+        assert contents(loader) == [[100, 101]]
 
 
 def test_the_seed_of_a_loader_cannot_be_changed():

@@ -122,8 +122,7 @@ def possible(program: Program) -> Program:
         program = program._replace(sampler="shuffled")
     if program.batch_size is None:
         program = program._replace(drop_last=False, sampler=program.sampler.replace("batches", "sized"))
-    raises = program.dataset in ("errors", "failing stream", "failing iterator")
-    if not program.in_order and (program.consumer == "nested" or (program.consumer == "leave" and raises)):
+    if not program.in_order and program.consumer in ("nested", "leave"):
         program = program._replace(consumer="drop")  # which batches come before it leaves is a race
     if program.dataset == "errors" and program.error == "exit" and program.seed is None:
         program = without(program, "random")  # a worker that is restarted begins anew

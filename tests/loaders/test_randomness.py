@@ -3,7 +3,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from example_datasets import Numbers, contents
 
+from loaders import WorkerLoader
 from loaders.randomness import Random, fold, preserved_globals, seed_globals
 
 
@@ -92,3 +94,21 @@ def test_the_global_generators_are_preserved_whatever_a_block_draws_or_raises():
         draws()
         raise ValueError("inside")
     assert states() == before
+
+
+class Threads(Numbers):
+    """Sample i is the number of threads that torch computes it with, on which the last bits of a sum depend."""
+
+    def __getitem__(self, index: int) -> int:
+        return torch.get_num_threads()
+
+
+def test_with_a_seed_samples_are_computed_in_one_thread_as_in_a_worker():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert contents(WorkerLoader(Threads(2), 2, seed=0)) == [[1, 1]]
+        assert contents(WorkerLoader(Threads(2), 2)) == [[3, 3]]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

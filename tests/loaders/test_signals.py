@@ -84,6 +84,18 @@ def test_a_signal_that_the_program_handles_does_nothing_to_a_worker_but_sigterm_
     assert_untouched(handlers)
 
 
+class Ignored(Numbers):
+    """Sample i is the set of signals that a program which the dataset starts ignores."""
+
+    def __getitem__(self, index: int) -> str:
+        return subprocess.check_output(["grep", "SigIgn", "/proc/self/status"], text=True)
+
+
+def test_a_program_that_the_dataset_starts_ignores_no_signal_that_the_consumers_program_handles(handlers):
+    (here,), (there,) = (next(iter(WorkerLoader(Ignored(1), num_workers=workers))) for workers in (0, 1))
+    assert here == there
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_at_the_moment_of_the_fork_does_not_run_the_parents_handler(kind, handlers, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "raises_in_forks", True)

@@ -90,3 +90,19 @@ def test_plain_tensors_are_cpu_memory_of_any_class():
     )
     odd = [one.to_sparse(), torch.ones(2, requires_grad=True), nested, quantized, torch.ones(2, device="meta")]
     assert not any(map(is_plain, [*odd, one.as_subclass(Intercepting), one.to(torch.complex64).conj()]))
+
+
+def test_a_collate_fn_may_replace_how_default_collate_stacks():
+    def mine(samples, *, collate_fn_map=None) -> str:
+        return "stacked"
+
+    def collate_fn(samples: list) -> str:
+        default_collate_fn_map[torch.Tensor] = mine
+        return default_collate(samples)
+
+    try:
+        for _ in range(2):
+            assert WorkerBuffer(memory()).collate(collate_fn, [torch.ones(2)]) == "stacked"
+        assert default_collate_fn_map[torch.Tensor] is mine
+    finally:
+        default_collate_fn_map[torch.Tensor] = collate_tensor_fn

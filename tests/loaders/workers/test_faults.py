@@ -10,8 +10,10 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from example_datasets import Noisy, Written
 from python_server import Program, PythonServer
 
 from loaders import Preloader, WorkerLoader
-from loaders.workers import process_pool
+from loaders.workers import process_pool, worker_process
 from loaders.workers.shared_memory import MachineFull
 
 
@@ -121,6 +123,41 @@ def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, h
 def test_a_worker_that_hangs_past_the_timeout_is_replaced(how):
     with loader_over(failing(Noisy, how, (7,), times=1), timeout=1) as loader:
         assert epochs(loader) == undisturbed(Noisy)
+
+
+class Held(Noisy):
+    """Samples after the first wait until they may be read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.has_begun, self.may_end = multiprocessing.Event(), multiprocessing.Event()
+
+    def __getitem__(self, index: int):
+        if index:
+            self.has_begun.set()
+            self.may_end.wait()
+        return super().__getitem__(index)
+
+
+def test_without_a_seed_the_timeout_counts_only_while_the_consumer_waits(in_thread, bound, monkeypatch):
+    passed, asked = [0.0], threading.Event()
+
+    def monotonic() -> float:
+        if passed[0]:
+            asked.set()
+        return time.monotonic() + passed[0]
+
+    for module in (process_pool, worker_process):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    with WorkerLoader(Held(2), num_workers=1, timeout=1000, max_restarts=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.dataset.has_begun.wait(bound)
+        passed[0] = 2000.0  # the consumer trains
+        second = in_thread(next, iterator)
+        assert asked.wait(bound)
+        loader.dataset.may_end.set()
+        second.result(bound)
 
 
 def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):

@@ -11,6 +11,7 @@ import pytest
 
 from loaders.timeline import WorkClock
 from loaders.workers import shared_memory
+from loaders.workers.process_main import Setup
 from loaders.workers.shared_memory import (
     ADVICE,
     MachineFull,
@@ -22,7 +23,7 @@ from loaders.workers.shared_memory import (
     page_aligned,
     write_shared,
 )
-from loaders.workers.spawning import SpawnedReader
+from loaders.workers.spawning import SpawnedSetup
 
 PAGE = page_aligned(1)
 
@@ -127,7 +128,7 @@ def test_without_memfds_an_unlinked_file_serves_where_there_is_more_room(lacks, 
 @pytest.mark.parametrize("what", ["memory", "arrays", "clock"])
 def test_a_close_that_is_interrupted_closes_no_descriptor_twice(what, monkeypatch):
     """Another file may have its number by then."""
-    spawned, clock = SpawnedReader(None), WorkClock()
+    spawned, clock = SpawnedSetup(Setup(None, 1, 0, None)), WorkClock()
     memory = SharedMemory(os.dup(0))
     spawned._shared = {(number, 1): (np.empty(0), os.dup(0)) for number in range(3)}
     clock.begin()

@@ -1,5 +1,6 @@
 """A user's sampler is drawn from with its own seed, and shared among ranks as our own order is."""
 
+import pickle
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from loaders.order import Order
 from loaders.workers import tasks as module
-from loaders.workers.tasks import OwnTasks, SamplerTasks, draw
+from loaders.workers.tasks import OwnTasks, SamplerTasks, draw, snapshot
 
 
 def order(length: int, batch_size: int = 4, **settings) -> Order:
@@ -33,6 +34,20 @@ def test_a_sampler_is_shared_among_ranks_as_our_own_order_is(length, world_size,
         ours = order(length, 2, **settings)
         given = contents(SamplerTasks([*range(length)], ours).epoch(1, first))
         assert given == [task for task in contents(OwnTasks(ours).epoch(1, first)) if task[3]]
+
+
+# What is sent to a worker
+
+
+def test_a_view_of_a_tensor_is_sent_without_the_tensor():
+    class Indices(list):
+        pass
+
+    indices = Indices(torch.randperm(100_000)[:4])
+    given = snapshot(indices)
+    assert type(given) is Indices and given == indices and len(pickle.dumps(list(given))) < 10_000
+    indices[:] = [], 1
+    assert len(given) == 4
 
 
 # Drawing
