@@ -82,7 +82,8 @@ def check_arguments(
             )
     for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor), ("rank", loader.rank)):
         is_left_out = name == "prefetch_factor" and value is None
-        if isinstance(value, bool) or not (hasattr(value, "__index__") or isinstance(value, str) or is_left_out):
+        is_number = hasattr(value, "__index__") and not isinstance(value, bool)
+        if seed is not None and not (is_number or isinstance(value, str) or is_left_out):
             raise ValueError(f"{name}={value!r}: give an integer from 0")
     wrong = ""
     if as_index(restarts) < 0:
