@@ -138,7 +138,7 @@ class ResidentLoader(EpochLoader):
         whole, layout = None, ""
         # The first sample is read alone, to learn how much memory all of them need.
         for start, stop in pairwise([0, *range(1, length, step), length]):
-            task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop))
+            task = Task(list(range(start, stop)), 0, 0, np.arange(start, stop, dtype=np.int64).tobytes())
             with preserved_globals():  # the model's own draws must not change with the loader
                 reader.read(task, BatchBuffer(), reading := Reading())
                 part = reading.batch

@@ -36,12 +36,12 @@ class InFlight:
         """
         self.deaths += 1
         task, next_is_last = self.task, self.deaths >= max_restarts
-        self.task = replace(task, singly=task.singly or next_is_last)
+        self.task = task._replace(singly=task.singly or next_is_last)
         has_begun = death.row != NEVER_BEGAN  # else the next worker would not begin either
         if has_begun and (self.deaths <= max_restarts or (skips and not task.singly and death.row == WHOLE_BATCH)):
             return []
         if death.row >= 0 and skips:
-            self.task, self.deaths = replace(self.task, without=task.without | {death.row}), 0
+            self.task, self.deaths = self.task._replace(without=task.without | {death.row}), 0
             return [(list(task.indices)[death.row], death.reason)]
         count = "A worker" if self.deaths == 1 else f"{self.deaths} workers in a row"
         if death.row >= 0:

@@ -7,8 +7,7 @@ restart, says where the stream begins: at its place after the latest answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 
 class StreamError(ValueError):
@@ -37,8 +36,7 @@ class Progress(NamedTuple):
     digest: bytes | None = None  # of the first samples of its epoch
 
 
-@dataclass(frozen=True)
-class StreamTask:
+class StreamTask(NamedTuple):
     """The next batch of a stream."""
 
     stream: int
@@ -48,7 +46,7 @@ class StreamTask:
     number: int
     start: Place | None = None  # where the stream begins; None: where its previous task has ended
     singly: bool = False  # `timeout` is the limit for each sample
-    without: ClassVar[frozenset[int]] = frozenset()  # of a Task: no sample of a stream can be passed over
+    without: frozenset[int] = frozenset()  # of a Task: no sample of a stream can be passed over
 
     @property
     def indices(self) -> list[str]:
@@ -96,7 +94,7 @@ class StreamTasks:
         task: StreamTask = flight.task
         if task.stream in self.unopened:
             place = self.places[task.stream]
-            flight.task = replace(task, start=place, singly=place.samples + place.taken > 0)
+            flight.task = task._replace(start=place, singly=place.samples + place.taken > 0)
             self.unopened.discard(task.stream)
 
     def restart(self, worker: int, workers: int) -> None:

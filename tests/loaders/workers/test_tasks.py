@@ -17,7 +17,7 @@ def order(length: int, batch_size: int = 4, **settings) -> Order:
 
 
 def contents(tasks) -> list[tuple]:
-    return [(task.epoch, task.number, task.positions.tolist(), task.indices) for task in tasks]
+    return [(task.epoch, task.number, task.random_key()[1].tolist(), task.indices) for task in tasks]
 
 
 # Samplers of indices
