@@ -10,7 +10,8 @@ A callback is an object with any of these methods. conf/ lists it under `callbac
     on_epoch_end(run)                 after an epoch and its evaluation, which a run that resumes there repeats
     on_end(run, summary)              `summary` will be summary.json, and may be added to; None after a signal or error
 
-They are called in the order of the config, in every process: ask `run.is_main` before you write a file.
+They are called in the order of the config, in every process: ask `run.is_main` before you write a file. A
+checkpoint has the trainer's modules and optimizers, but no attribute of a callback: a resumed run makes those anew.
 """
 
 from __future__ import annotations

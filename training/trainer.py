@@ -117,7 +117,10 @@ class Trainer:
         return {"loss": self.task.loss(outputs, labels), **self.task.scores(outputs, labels)}
 
     def configure_optimizers(self) -> Optimizer | Sequence[Optimizer]:
-        """Returns the optimizer, or several. By default it is the one of conf/optim/, for all of self.model."""
+        """Returns the optimizer, or several, each of which gets the schedule of conf/schedule/.
+
+        By default it is the one of conf/optim/, for all of self.model.
+        """
         return build_optimizer(self.model, self._optim)
 
     def log(self, **values: float | Tensor) -> None:
