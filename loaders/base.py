@@ -90,11 +90,11 @@ class EpochIterator:
             raise RuntimeError(ENDED)
         while True:
             with self._fetching:
-                delivery = source.next()
-            if delivery is None:
-                position.finished = True
-                self._close_source()
-                raise StopIteration
+                delivery = None if position.finished else source.next()
+                if delivery is None:
+                    position.finished = True
+                    self._close_source()
+                    raise StopIteration
             if not delivery.is_taken:  # by another thread
                 break
         # No call from here on: see above.

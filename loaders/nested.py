@@ -9,15 +9,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence, Set
 from functools import cache
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 NOT_WALKED = (str, bytes, bytearray, memoryview, range, int, float, complex, type, ModuleType)  # they hold no tensors
+WITHOUT_ATTRIBUTES = (dict, list, tuple)
 MOST_VALUES = 50_000  # in attributes of a batch's objects, which may refer to a dataset: a walk takes up to 25 ms
 
 log = logging.getLogger(__name__)
@@ -63,20 +65,26 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor of the batch; last those in attributes of objects, each of which is walked once.
+    """Yields every tensor of the batch; last the others in attributes of objects, each of which is walked once.
 
     Of all attributes together the first MOST_VALUES are looked at, and a warning says if there are more.
     """
     objects: list[Any] = []
+    found: set[int] = set()
     walked: set[int] = set()
-    yield from _tensors(_values(batch, objects))
+    for tensor in _tensors(_values(batch, objects)):
+        found.add(id(tensor))
+        yield tensor
     left = MOST_VALUES
     for item in objects:  # which grows meanwhile
         if id(item) not in walked:
             walked.add(id(item))
             attributes = {**_slots(item), **getattr(item, "__dict__", {})}
             values = list(islice(_values(attributes, objects), left))
-            yield from _tensors(values)
+            for tensor in _tensors(values):
+                if id(tensor) not in found:
+                    found.add(id(tensor))
+                    yield tensor
             left -= len(values)
         if left <= 0:
             warn_of_size(type(batch).__name__, type(item).__name__)
@@ -89,13 +97,18 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _values(batch: Any, objects: list[Any]) -> Iterator[Any]:
     """Yields what a nest holds, and adds the objects among it to `objects`."""
-    if isinstance(batch, torch.Tensor) or batch is None or isinstance(batch, NOT_WALKED):
+    if batch is None or isinstance(batch, NOT_WALKED):
         yield batch
-    elif isinstance(batch, (Mapping, Sequence)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
+        return
+    if type(batch) not in WITHOUT_ATTRIBUTES and (type(batch) is not torch.Tensor or vars(batch)):
+        objects.append(batch)
+    if isinstance(batch, np.ndarray) and batch.dtype == object:
+        batch = batch.ravel().tolist()
+    if isinstance(batch, (Mapping, Sequence, Set)):
+        values: Iterable[Any] = batch.values() if isinstance(batch, Mapping) else batch
+        for value in values if isinstance(batch, Sequence) else list(values):  # which another thread may fill
             yield from _values(value, objects)
     else:
-        objects.append(batch)
         yield batch
 
 
@@ -138,5 +151,10 @@ def _rebuilt(batch: Any, content: Any) -> Any:
 
 
 def _slots(batch: Any) -> dict[str, Any]:
-    names = [name for kind in type(batch).__mro__ for name in getattr(kind, "__slots__", ())]
-    return {name: getattr(batch, name, None) for name in names if not name.startswith("__")}
+    found = {}
+    for kind in type(batch).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            name = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name  # as Python stores it
+            found[name] = getattr(batch, name, None)
+    return found

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from .arguments import LoaderConfigError
 from .epoch_loader import EpochLoader, TaskSource
 from .machine import available_memory
-from .nested import move, tensors
+from .nested import leaves, move, tensors
 from .preload.accelerator import Accelerator, checked_device
 from .preload.transfer import strided_parts
 from .randomness import Random, preserved_globals
@@ -109,7 +109,8 @@ class ResidentLoader(EpochLoader):
         if self._accelerator.has_streams:
             wanted = wanted.pin_memory()  # from pageable memory the copy would be synchronous
             for part in strided_parts(self._samples):  # which may be freed while this gather is under way
-                part.record_stream(self._accelerator.current_stream())
+                if part.device == self.device:
+                    part.record_stream(self._accelerator.current_stream())
         wanted = wanted.to(self.device, non_blocking=self._accelerator.has_streams)
         batch = move(self._samples, lambda rows: rows.index_select(0, wanted))
         if self._augment is not None:
@@ -150,7 +151,7 @@ class ResidentLoader(EpochLoader):
                     f"samples {start} to {stop - 1} are {_layout(part)} where sample 0 is {layout}: "
                     "loader=resident needs samples of the same fields, shapes and dtypes"
                 )
-            for ours, theirs in zip(tensors(whole), tensors(part), strict=True):
+            for ours, theirs in zip(leaves(whole), leaves(part), strict=True):
                 ours[start:stop] = theirs
         return whole
 

@@ -17,8 +17,8 @@ What a consumer has to know:
   default mode, calls made by that thread, such as querying an event, make the capture fail.
 - However far the host is ahead of the device, the device holds at most depth + 4 batches, and those that you keep: a
   batch is copied only when the step that used the batch depth + 2 before it is done.
-- autocast, inference_mode and the default device are set per thread: in a preloader's thread, the transform does not
-  see the training loop's settings, and has to name its dtypes itself.
+- autocast, no_grad, inference_mode and the default device are set per thread: in a preloader's thread, the transform
+  does not see the training loop's settings, and has to name its dtypes itself.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class DeviceCopier:
         The side stream waits for the work that the calling thread has queued, in iter(loader) too: it may read memory
         to be reused. The batches of an epoch that was left early count as used now.
         """
-        holds = hasattr(loader, "holds_batches_until_copied")
+        kind = type(loader)
+        owner: Any = next((one for one in kind.__mro__ if "holds_batches_until_copied" in vars(one)), object)
+        # A subclass with its own `__iter__` may copy the batches to the device itself, and drop them.
+        holds = owner is not object and (kind.__iter__, kind._get_iterator) == (owner.__iter__, owner._get_iterator)
         with self._accelerator.current():
             if holds:
                 loader.holds_batches_until_copied = self._accelerator.has_streams  # elsewhere copies block
@@ -177,6 +180,7 @@ class DeviceCopier:
 
     def _to_device(self, leaf: Any) -> Any:
         try:
-            return leaf.to(self.device, non_blocking=self._accelerator.has_streams)
+            moved = leaf.to(self.device, non_blocking=self._accelerator.has_streams)
         except TypeError:  # not every class's `.to` knows the keyword
-            return leaf.to(self.device)
+            moved = leaf.to(self.device)
+        return leaf if moved is None else moved  # some objects move themselves, and return nothing

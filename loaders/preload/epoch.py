@@ -79,6 +79,7 @@ class PreloadedEpoch:
         self._got: deque[Item | None] = deque()  # the consumer's item, until it is delivered
         self._states = {position.batch: state}  # by the number of the next batch
         self._newest: Delivery | None = None
+        self._ready: Any = None  # the event of its completion
         self._owner, self._is_closed = os.getpid(), False
         for _ in range(depth):
             self._room.put(None)
@@ -107,6 +108,8 @@ class PreloadedEpoch:
         began = time.perf_counter()
         if self._newest is not None:
             if not self._newest.is_taken:
+                if self._newest.error is None:  # perhaps another thread takes it, on another stream
+                    self._copier.hand_over(self._newest.batch, self._ready)
                 return self._newest
             self._copier.used()
             self._newest = None
@@ -118,7 +121,7 @@ class PreloadedEpoch:
         if item.error is not None:
             delivery = Delivery(item.number if item.after > item.number else None, error=item.error)
         else:
-            delivery = Delivery(item.number, copier.hand_over(item.batch, item.ready))
+            delivery, self._ready = Delivery(item.number, copier.hand_over(item.batch, item.ready)), item.ready
             if copier.timeline is not None:
                 copier.timeline.delivered = self.position.epoch, item.number
             copier.figures["batches"] += 1

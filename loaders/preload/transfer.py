@@ -36,14 +36,16 @@ class _Group:
         self._members: list[tuple[torch.Tensor, int]] = []
         locked_until, storage = page_locked_until(self._start), first.untyped_storage()
         self._is_pinned = locked_until is not None or first.is_pinned()  # which asks the driver: about 1 us
-        self._limit = locked_until or storage.data_ptr() + storage.nbytes()
+        self.limit = locked_until or storage.data_ptr() + storage.nbytes()
         self.takes(first)
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Adds a tensor, which does not begin earlier than the others, if it may be copied together with them."""
         size, offset = tensor.nbytes, tensor.data_ptr() - self._start
         end, smallest = max(self._start + offset + size, self._end), min(max(size, ROUNDED), self._smallest)
-        if end > self._limit or smallest < SMALL * (end - self._start) or offset % tensor.itemsize:
+        if end > self.limit or smallest < SMALL * (end - self._start) or offset % tensor.itemsize:
+            return False
+        if offset < self._end - self._start:  # they overlap: as after `.to`, none may change when another is written
             return False
         self._end, self._smallest = end, smallest
         self._members.append((tensor, offset))
@@ -73,9 +75,13 @@ class _Group:
 def transfer(batch: Any, device: torch.device, to: Callable[[Any], Any]) -> Any:
     """Returns the batch with its plain host tensors copied to the device, and `to` applied to everything else."""
     groups: list[_Group] = []
-    for tensor in sorted(filter(_is_plain, leaves(batch)), key=torch.Tensor.data_ptr):
-        if not any(group.takes(tensor) for group in reversed(groups)):
+    unfinished: list[_Group] = []  # those that the next tensors may belong to
+    distinct = {id(leaf): leaf for leaf in leaves(batch) if _is_plain(leaf)}
+    for tensor in sorted(distinct.values(), key=torch.Tensor.data_ptr):
+        unfinished = [group for group in unfinished if tensor.data_ptr() < group.limit]
+        if not any(group.takes(tensor) for group in reversed(unfinished)):
             groups.append(_Group(tensor))
+            unfinished.append(groups[-1])
     copies = {number: copy for group in groups for number, copy in group.copies(device)}
     return move(batch, lambda leaf: copies[id(leaf)] if id(leaf) in copies else to(leaf))
 

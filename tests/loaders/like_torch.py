@@ -22,7 +22,7 @@ import weakref
 import zlib
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
@@ -1025,7 +1025,9 @@ def run(program: Program, kind: type, flag: str, epochs: int = 2, nests: bool = 
     children = set(multiprocessing.active_children()) - earlier
     if kind is TorchsLoader:  # an iterator that was interrupted while it started its workers has ended none
         for process in children:
-            process.kill()
+            with suppress(RuntimeError):  # torch's handler of SIGCHLD raises it here, and not in the next program
+                process.kill()
+                process.join()
         return [*seen, ("left", 0, [])]
     threads = set(threading.enumerate()) - earlier
     for left in threads:

@@ -14,7 +14,7 @@ import torch
 from example_datasets import Numbers, contents
 from torch.utils.data import DataLoader, IterableDataset
 
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 MODES = pytest.mark.parametrize(
     "mode",
@@ -88,6 +88,20 @@ def test_threads_that_share_an_iterator_get_each_batch_once(mode):
             iterator = iter(loader)
             parts = threads.map(lambda _, it=iterator: [batch.tolist() for batch in it], range(4), timeout=100)
             assert sorted(chain(*chain(*parts))) == list(range(200))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_threads_that_share_an_iterator_all_see_its_end(depth):
+    barrier = threading.Barrier(3)
+
+    def batches():
+        yield from range(3)
+        threading.Event().wait(0.1)  # meanwhile the others ask, too
+
+    with ThreadPoolExecutor(3) as threads:
+        iterator = iter(Preloader(batches(), "cpu", depth))
+        parts = threads.map(lambda _: (barrier.wait(), [*iterator])[1], range(3), timeout=100)
+        assert sorted(chain(*parts)) == [0, 1, 2]
 
 
 # What a worker may do

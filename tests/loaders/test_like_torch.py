@@ -391,7 +391,7 @@ def run_many(count: int, number: int) -> dict[str, Any]:
             if isinstance(error, AssertionError):
                 text += f"\nshrunk: {shrunk(program)}"
             else:
-                text += f" {program} {traceback.format_exc()[-1200:]}"
+                text += f" after {error.__context__!r}: {program} {traceback.format_exc()[-1200:]}"
             failures.append(text)
             print(f"#{at} {text[:2500]}", file=sys.stderr, flush=True)
         if time.monotonic() - began > 10:

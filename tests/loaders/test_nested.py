@@ -160,6 +160,46 @@ def test_tensors_in_attributes_are_found_once_in_a_cycle_too():
     assert rows([parent, torch.zeros(3)]) == 3, "an object's tensors come last: they may have no row for each sample"
 
 
+class Private:
+    """Has a tensor in a slot of a private name."""
+
+    __slots__ = ("__first",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__first = tensor
+
+
+class Fields(dict):
+    """A dict with an attribute."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def with_attribute(tensor: torch.Tensor) -> torch.Tensor:
+    holder = torch.zeros(0)
+    holder.tensor = tensor
+    return holder
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [Fields, Private, with_attribute, lambda tensor: {tensor}, lambda tensor: np.array([tensor, None], object)],
+    ids=["dict", "private", "tensor", "set", "array"],
+)
+def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
+    tensor = torch.ones(2)
+    assert any(found is tensor for found in tensors([hide(tensor)]))
+
+
+def test_an_object_may_be_filled_by_another_thread_while_it_is_walked():
+    cache = {0: torch.zeros(1), 1: torch.zeros(1)}
+    walk = tensors(cache)
+    next(walk)
+    cache[2] = torch.zeros(1)
+    assert len([*walk]) == 1
+
+
 def test_a_batch_that_refers_to_a_whole_dataset_is_walked_in_bounds_and_the_log_says_so(caplog):
     read = itertools.count()
 

@@ -64,7 +64,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "tensors of one copy share a version": [(TRANSFER, ", view.data", ", view")],
     "a tensor of one copy is another's": [(TRANSFER, "// width)", "// width * 0)")],
     "small tensors keep large ones": [(TRANSFER, "smallest < SMALL *", "smallest < 0 *")],
-    "every tensor is copied alone": [(TRANSFER, "end > self._limit or", "self._members or")],
+    "every tensor is copied alone": [(TRANSFER, "end > self.limit or", "self._members or")],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "two threads read from one engine": [("loaders/workers/epochs.py", "        self.end_reader()\n", "")],
     "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],

@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 2, 1)]
 import simulated_gpu as sim  # noqa: E402
 
 from loaders import Preloader, ResidentLoader, StepTimer, Timeline, WorkerLoader  # noqa: E402
-from loaders.preload import accelerator  # noqa: E402
+from loaders.preload import accelerator, transfer  # noqa: E402
 from loaders.timeline import COPY_STREAM, GPU  # noqa: E402
 
 DEVICE = torch.device("sim:0")
@@ -187,10 +187,25 @@ class Moving(Hidden):
         return self
 
 
+class Attributes(dict):
+    """A dict, of which nothing but attributes is used."""
+
+    def __init__(self, fields) -> None:
+        vars(self).update(fields)
+
+
+def attributed(fields) -> torch.Tensor:
+    tensor = torch.zeros(1, device=DEVICE)
+    vars(tensor).update(fields)
+    return tensor
+
+
 OBJECTS = {  # what the collate_fn and the transform return, and the longest delay of copies and of kernels
     "moves itself": (Moving, lambda batch, random: Hidden(doubled(vars(batch), random)), 0.02, 0.001),
     "comes from the transform": (dict, lambda batch, random: Hidden(doubled(batch, random)), 0, 0.01),
     "the consumer moves": (Hidden, None, 0.02, 0.001),
+    "a dict with attributes": (Attributes, None, 0.02, 0.001),
+    "a tensor with attributes": (dict, lambda batch, random: attributed(doubled(batch, random)), 0, 0.01),
 }
 
 
@@ -320,6 +335,41 @@ def test_tensors_of_every_kind_arrive_whole_whether_or_not_they_share_a_storage(
         for here, there in zip(sent, arrived[kind], strict=True):
             assert (there.device, there.dtype, there.stride()) == (DEVICE, here.dtype, here.to("meta").stride()), kind
             assert torch.equal(there.cpu(), here), kind
+
+
+def test_tensors_that_overlap_on_the_host_do_not_on_the_device():
+    tokens = torch.arange(1001)
+    (batch,) = Preloader([{"input": tokens[:-1], "target": tokens[1:]}], DEVICE, 2)
+    batch["target"].fill_(-100)
+    assert torch.equal(batch["input"].cpu(), tokens[:-1])
+
+
+def test_many_tensors_with_storages_of_their_own_are_compared_with_few_others(monkeypatch):
+    compared = []
+    takes = transfer._Group.takes
+    monkeypatch.setattr(
+        transfer._Group, "takes", lambda group, tensor: compared.append(len(tensor)) or takes(group, tensor)
+    )
+    (batch,) = Preloader([[torch.full((7,), index) for index in range(300)]], DEVICE, 2)
+    assert [tensor[0].item() for tensor in batch] == [*range(300)]
+    assert compared.count(7) < 1000
+
+
+class Moved(WorkerLoader):
+    """Copies its batches to the device itself, and drops them."""
+
+    def __iter__(self):
+        return map(self.moved, super().__iter__())
+
+    def moved(self, batch):
+        return {name: tensor.to(DEVICE, non_blocking=True) for name, tensor in batch.items()}
+
+
+def test_a_loader_that_copies_its_batches_itself_does_not_reuse_their_memory_meanwhile():
+    sim.copy_seconds = 0.02
+    base = Moved(Rows(), BATCH, pin_memory=True, num_workers=2, seed=3, prefetch_factor=1)
+    with Preloader(base, DEVICE, 4, doubled) as loader:
+        assert consumed(loader) == expected("seeded")
 
 
 def test_steps_and_spans_are_timed_on_their_own_device():

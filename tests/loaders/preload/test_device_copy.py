@@ -6,6 +6,7 @@
 import pytest
 import torch
 
+from loaders import Preloader
 from loaders.preload.device_copy import DeviceCopier
 from loaders.preload.transfer import strided_parts
 from loaders.randomness import Random
@@ -27,6 +28,15 @@ def test_an_object_whose_to_takes_no_non_blocking_is_moved():
 
     prepared, _ = DeviceCopier("meta", None, depth=0).prepare([Plain()], no_random())
     assert prepared[0].device == "meta"
+
+
+def test_an_object_whose_to_returns_nothing_has_moved_itself():
+    class Batch:
+        def to(self, device, non_blocking=False) -> None:
+            self.moved = True
+
+    (batch,) = Preloader([Batch()], "cpu", 0)
+    assert batch.moved
 
 
 def test_a_device_that_torch_does_not_know_is_refused_in_words():
