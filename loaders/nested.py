@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence, Set
 from functools import cache
 from itertools import islice
@@ -20,6 +21,8 @@ import torch
 
 NOT_WALKED = (str, bytes, bytearray, memoryview, range, int, float, complex, type, ModuleType)  # they hold no tensors
 WITHOUT_ATTRIBUTES = (dict, list, tuple)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+REFUSING_CHANGES = (Mapping, Set, deque)  # copied before a walk, because another thread may fill them
 MOST_VALUES = 50_000  # in attributes of a batch's objects, which may refer to a dataset: a walk takes up to 25 ms
 
 log = logging.getLogger(__name__)
@@ -67,12 +70,13 @@ def leaves(batch: Any) -> list[Any]:
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Yields every tensor of the batch; last the others in attributes of objects, each of which is walked once.
 
-    Of all attributes together the first MOST_VALUES are looked at, and a warning says if there are more.
+    Of all attributes together the first MOST_VALUES are looked at, and a warning says if there are more. What they
+    refer to may be in use elsewhere (a closed file, a queue): Python's own containers alone are walked there.
     """
     objects: list[Any] = []
     found: set[int] = set()
     walked: set[int] = set()
-    for tensor in _tensors(_values(batch, objects)):
+    for tensor in _tensors(_values(batch, (Mapping, Sequence, Set), objects)):
         found.add(id(tensor))
         yield tensor
     left = MOST_VALUES
@@ -80,7 +84,7 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
         if id(item) not in walked:
             walked.add(id(item))
             attributes = {**_slots(item), **getattr(item, "__dict__", {})}
-            values = list(islice(_values(attributes, objects), left))
+            values = list(islice(_values(attributes, CONTAINERS, objects), left))
             for tensor in _tensors(values):
                 if id(tensor) not in found:
                     found.add(id(tensor))
@@ -95,8 +99,8 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (value for value in values if isinstance(value, torch.Tensor))
 
 
-def _values(batch: Any, objects: list[Any]) -> Iterator[Any]:
-    """Yields what a nest holds, and adds the objects among it to `objects`."""
+def _values(batch: Any, containers: tuple[type, ...], objects: list[Any]) -> Iterator[Any]:
+    """Yields what a nest of such containers holds, and adds the objects among it to `objects`."""
     if batch is None or isinstance(batch, NOT_WALKED):
         yield batch
         return
@@ -104,10 +108,10 @@ def _values(batch: Any, objects: list[Any]) -> Iterator[Any]:
         objects.append(batch)
     if isinstance(batch, np.ndarray) and batch.dtype == object:
         batch = batch.ravel().tolist()
-    if isinstance(batch, (Mapping, Sequence, Set)):
+    if isinstance(batch, containers):
         values: Iterable[Any] = batch.values() if isinstance(batch, Mapping) else batch
-        for value in values if isinstance(batch, Sequence) else list(values):  # which another thread may fill
-            yield from _values(value, objects)
+        for value in list(values) if isinstance(batch, REFUSING_CHANGES) else values:
+            yield from _values(value, containers, objects)
     else:
         yield batch
 

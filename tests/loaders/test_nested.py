@@ -192,12 +192,29 @@ def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
     assert any(found is tensor for found in tensors([hide(tensor)]))
 
 
-def test_an_object_may_be_filled_by_another_thread_while_it_is_walked():
-    cache = {0: torch.zeros(1), 1: torch.zeros(1)}
+@pytest.mark.parametrize(
+    ("cache", "fill"),
+    [
+        ({0: torch.zeros(1), 1: torch.zeros(1)}, lambda cache: cache.update({2: torch.zeros(1)})),
+        (deque([torch.zeros(1), torch.zeros(1)]), lambda cache: cache.append(torch.zeros(1))),
+    ],
+    ids=["dict", "deque"],
+)
+def test_an_object_may_be_filled_by_another_thread_while_it_is_walked(cache, fill):
     walk = tensors(cache)
     next(walk)
-    cache[2] = torch.zeros(1)
+    fill(cache)
     assert len([*walk]) == 1
+
+
+class ClosedFile(FixedMapping):
+    def __iter__(self):
+        raise ValueError("the file is closed")
+
+
+def test_what_an_attribute_refers_to_may_be_closed():
+    batch = SimpleNamespace(x=torch.zeros(2), file=ClosedFile({"y": torch.ones(1)}))
+    assert [tensor.tolist() for tensor in tensors(batch)] == [[0, 0], [1]], "its attributes are walked"
 
 
 def test_a_batch_that_refers_to_a_whole_dataset_is_walked_in_bounds_and_the_log_says_so(caplog):
