@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence, Set
 from functools import cache
 from itertools import islice
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 NOT_WALKED = (str, bytes, bytearray, memoryview, range, int, float, complex, type, ModuleType)  # they hold no tensors
 WITHOUT_ATTRIBUTES = (dict, list, tuple)
-CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+CONTAINERS = (dict, MappingProxyType, list, tuple, set, frozenset, deque)
 REFUSING_CHANGES = (Mapping, Set, deque)  # copied before a walk, because another thread may fill them
 MOST_VALUES = 50_000  # in attributes of a batch's objects, which may refer to a dataset: a walk takes up to 25 ms
 
