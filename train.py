@@ -28,6 +28,7 @@ from training.datasets import Datasets, collate_of
 from training.launch import launch, run_job
 from training.processes import Processes, start_processes
 from training.results import Results
+from training.resume import resume
 from training.run import Run, build_callbacks
 from training.samplers import build_order, total_steps
 from training.schedule import step_all
@@ -68,10 +69,12 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         steps = total_steps(config, data.train, train_loader, processes)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"trainer: {config.trainer['_target_']} is no subclass of training.trainer.Trainer")
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):
-            trainer.resume(*found, train_loader)
+            resume(trainer, *found, train_loader)
         if (summary := processes.share(results.earlier_summary)) and is_complete(trainer, results, summary):
             return summary
         score_name = f"{eval_split}_{data.task.metric}"

@@ -7,6 +7,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+from data.errors import DataError
+
 
 def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     """Makes a batch of samples that have the same fields.
@@ -19,6 +21,8 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
         values = [sample[name] for sample in samples]
         values = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in values]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
+            if len(shapes := {tuple(one.shape[1:]) for one in values}) > 1:
+                raise DataError(f"data.collate.pad: {name!r} may differ in its first dimension only, not {shapes}")
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(one) for one in values])
         else:

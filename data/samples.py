@@ -111,9 +111,10 @@ class Samples:
         self._first = self._first or (where, shapes)
         for name, found, first in zip(self.names, shapes, self._first[1], strict=True):
             if found != first:
+                pads = found[1:] == first[1:] and ", or pad them with 'data.collate={_target_: data.collate.pad}'"
                 raise DataError(
                     f"{where} has {name!r} of shape {found}, and {self._first[0]} of shape {first}: give all samples "
-                    "one shape, or pad them with 'data.collate={_target_: data.collate.pad}'"
+                    f"one shape{pads or ''}"
                 )
 
 

@@ -109,8 +109,8 @@ def _values(batch: Any, containers: tuple[type, ...], objects: list[Any]) -> Ite
     if isinstance(batch, np.ndarray) and batch.dtype == object:
         batch = batch.ravel().tolist()
     if isinstance(batch, containers):
-        values: Iterable[Any] = batch.values() if isinstance(batch, Mapping) else batch
-        for value in list(values) if isinstance(batch, REFUSING_CHANGES) else values:
+        held: Any = batch.values() if isinstance(batch, Mapping) else batch
+        for value in [*held] if isinstance(batch, REFUSING_CHANGES) else held:
             yield from _values(value, containers, objects)
     else:
         yield batch

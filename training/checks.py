@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from data.errors import DataError, check_choice
@@ -22,6 +23,7 @@ from loaders import Random
 from loaders.nested import move
 from loaders.workers.reader import offers
 from training.config import ConfigError, one_line
+from training.optimizer import parameters_of
 from training.tasks import Task
 
 if TYPE_CHECKING:
@@ -156,6 +158,8 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
     name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
+    if not isinstance(scores, dict):
+        raise ConfigError(f"{name} returned {scores!r}: return the scores by name, such as {{'loss': loss}}")
     metrics = trainer.metrics.names
     trainer.metrics.forget()
     trainer.logged.load_state_dict({})
@@ -163,14 +167,18 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         check_choice("task.metric", trainer.task.metric, [*scores, *metrics], ConfigError)
 
 
-def check_saved(trainer: Trainer) -> None:
-    """Raises ConfigError if an optimizer trains a parameter that a checkpoint would not have."""
+def check_optimizers(trainer: Trainer) -> None:
+    """Raises ConfigError if there are no optimizers, or if one trains a parameter that a checkpoint would not have."""
+    given, about = trainer.optimizers, f"trainer: {type(trainer).__name__}.configure_optimizers"
+    if not (isinstance(given, list | tuple) and given and all(isinstance(one, Optimizer) for one in given)):
+        raise ConfigError(
+            f"{about} returned {given!r}: return an optimizer, or a list of some; schedule= makes schedules"
+        )
     modules = (trainer.model, *trainer.others.values())
     saved = {id(parameter) for module in modules for parameter in module.parameters()}
-    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    if any(id(parameter) not in saved for group in groups for parameter in group["params"]):
+    if any(id(parameter) not in saved for parameter in parameters_of(given)):
         raise ConfigError(
-            f"trainer: {type(trainer).__name__}.configure_optimizers trains a parameter that checkpoints would not "
+            f"{about} trains a parameter that checkpoints would not "
             "have: put it into self.model, or into a module that is an attribute of the trainer"
         )
 

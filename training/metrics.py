@@ -25,11 +25,12 @@ class Means:
         self._sums: dict[str, tuple[Tensor | float, int]] = {}  # the sum and the number of samples, by name
 
     def add(self, samples: int, values: dict[str, Any]) -> None:
-        """Adds the values of `samples` samples by name: one value for each sample (B,), or their mean ()."""
+        """Adds the values of `samples` samples by name: one or more for each sample (B, ...), or their mean ()."""
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))
             value = torch.as_tensor(value, dtype=torch.float64).detach()
-            self._sums[name] = total + (value.sum() if value.ndim else value * samples), count + samples
+            added = value.sum() if value.numel() == samples else value.mean() * samples
+            self._sums[name] = total + added, count + samples
 
     def read(self) -> dict[str, float]:
         """Returns the means since the last call, over all processes. A process may have added nothing."""
@@ -58,7 +59,7 @@ class EpochMetrics:
     """
 
     def __init__(self, section: dict[str, Any] | None, processes: Processes) -> None:
-        self._processes, self._kept = processes, list[tuple[Any, Any]]()
+        self._processes, self._batches, self._kept = processes, 0, list[tuple[Any, Any]]()
         self._metrics = {name: build(f"task.metrics.{name}", values) for name, values in (section or {}).items()}
         for name, metric in self._metrics.items():
             if missing := [method for method in METHODS if not callable(getattr(metric, method, None))]:
@@ -70,10 +71,10 @@ class EpochMetrics:
                 metric.to(processes.device)
 
     def update(self, outputs: Tensor, labels: Any) -> None:
-        """Adds a batch: outputs (B, ...) and labels (B, ...). Labels of as many numbers get the outputs' shape."""
-        outputs = outputs.float()
-        if isinstance(labels, Tensor) and labels.numel() == outputs.numel():
-            labels = labels.view_as(outputs)
+        """Adds a batch: outputs (B, ...) and labels (B, ...). The labels' dimensions of length 1 become the outputs'."""
+        self._batches, outputs = self._batches + 1, outputs.float()
+        if isinstance(labels, Tensor) and labels.squeeze().shape == outputs.squeeze().shape:
+            labels = labels.reshape(outputs.shape)
         for metric in self._metrics.values():
             if self._gathers_itself(metric):
                 metric.update(outputs, labels)
@@ -101,14 +102,22 @@ class EpochMetrics:
         return values
 
     def forget(self) -> None:
-        """Drops what `update` got."""
+        """Drops what `update` got. Raises ConfigError if it got nothing."""
+        if self._metrics and not self._batches:
+            raise ConfigError(
+                f"task.metrics.{self.names[0]} got no outputs: call self.metrics.update(outputs, labels) in the "
+                "trainer's evaluation_step"
+            )
         self._kept = []
         for metric in self._metrics.values():
             metric.reset()
 
     def higher_is_better(self, name: str, default: bool) -> bool:
         """Returns what the metric says of itself, as torchmetrics' do; `default` if it says nothing."""
-        found = getattr(self._metrics.get(name), "higher_is_better", None)
+        known = dict(self._metrics)
+        for several, metric in self._metrics.items():  # of which torchmetrics' MetricCollection is a dict
+            known |= {f"{several}_{key}": one for key, one in getattr(metric, "items", tuple)()}
+        found = getattr(known.get(name), "higher_is_better", None)
         return found if isinstance(found, bool) else default
 
     @property

@@ -91,6 +91,10 @@ def _blocks(module: nn.Module, large: float) -> Iterator[nn.Module]:
         yield from _blocks(child, large) if descends and any(child.children()) else (child,)
 
 
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    return [weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]]
+
+
 def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

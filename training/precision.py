@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from hashlib import blake2b
 
+import numpy as np
 import torch
 
 from loaders.preload.accelerator import Accelerator
@@ -23,7 +25,9 @@ def memory_format(channels_last: str, device: torch.device) -> torch.memory_form
 
 
 def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:
-    """Seeds torch's generators for one step, so that dropout draws the same numbers in a resumed run."""
+    """Seeds the global generators for one step, so that dropout and mixup draw the same numbers in a resumed run."""
     number = int.from_bytes(blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little")
     torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.1 ms, because it seeds all devices
     Accelerator(device).seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)

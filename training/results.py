@@ -95,9 +95,10 @@ class Results:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Replaces NaN and infinity, which JSON does not have, by None."""
+    """Replaces NaN and infinity, which JSON does not have, by None; tensors and numpy's numbers by their content."""
+    plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in values.items()}
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in plain.items()
     }
 
 

@@ -62,14 +62,18 @@ def total_steps(config: Config, dataset: Any, loader: Preloader, processes: Proc
 
     Raises ConfigError if an epoch has too few samples for a step, or not as many steps in all processes.
     """
-    if len(set(lengths := processes.gather(len(loader)))) > 1:
+    try:
+        length = len(loader)
+    except TypeError as error:
+        raise ConfigError(f"{error}: give it a __len__, from which the schedule and the run's end follow") from error
+    if len(set(lengths := processes.gather(length))) > 1:
         raise ConfigError(
             f"batch_sampler: an epoch has {', '.join(map(str, lengths))} batches in the processes of rank 0, 1, ...: "
             "give all ranks equally many, as all wait for one another in each step"
         )
-    if not len(loader):
+    if not length:
         size = config.train.batch_size
         raise ConfigError(f"train.batch_size={size}: there are only {len(dataset)} training samples; lower it")
     if config.train.last_batch == "rollover" and not is_stream(dataset):
         return config.train.epochs * len(dataset) // config.train.batch_size
-    return config.train.epochs * len(loader)
+    return config.train.epochs * length

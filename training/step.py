@@ -27,8 +27,12 @@ class Step(nn.Module):
             loss = trainer.training_step(batch)
         finally:
             trainer.is_in_step = False
-        if loss is not None and not isinstance(loss, Tensor):
-            raise ConfigError(f"trainer: {type(trainer).__name__}.training_step returned {loss!r}: return a tensor")
+        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ConfigError(
+                f"trainer: {type(trainer).__name__}.training_step returned {found}: return the mean loss, a tensor of "
+                "one number"
+            )
         return loss
 
 

@@ -63,7 +63,7 @@ class Task:
             raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is None and self.metric != type(self).metric:
-            higher_is_better = not self.metric.endswith(LOWER_IS_BETTER)
+            higher_is_better = not self.metric.lower().endswith(LOWER_IS_BETTER)
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 

@@ -9,8 +9,9 @@ trainer._target_=my.MyTrainer. It overrides any of
 
 A training_step may instead call self.backward(loss) and self.optimizer_step(optimizer) itself, and return None.
 self.model is the network. Other modules that are attributes of the trainer are saved with it, and trained if an
-optimizer has their parameters. self.log(name=value) adds a mean to the next line of metrics.jsonl. For task.metrics an
-evaluation_step calls self.metrics.update(outputs, labels).
+optimizer has their parameters; tensors that are no part of a module are not saved: make them its buffers.
+self.log(name=value) adds a mean to the next line of metrics.jsonl. For task.metrics an evaluation_step calls
+self.metrics.update(outputs, labels).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,23 +29,21 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
+from data.errors import check_choice
 from loaders import Preloader, merge_states
 from loaders.nested import rows
-from training.checkpoint import load_others, load_weights
-from training.checks import check_saved, check_trainer
-from training.config import Config, ConfigError, changes
+from training.checks import check_optimizers, check_trainer
+from training.config import Config, ConfigError
 from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
-from training.optimizer import build_network, build_optimizer, count_parameters, training_mode
+from training.optimizer import build_network, build_optimizer, count_parameters, parameters_of, training_mode
 from training.precision import choose_dtype, memory_format, seed_step
 from training.processes import Processes
-from training.schedule import build_schedule, replay, step_all
+from training.schedule import build_schedule, step_all
 from training.step import Step, split_batch
 from training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
-
-SCHEDULING = ("optim.", "schedule.", "train.", "trainer.")  # settings that a learning rate may depend on
 
 
 class Trainer:
@@ -65,6 +63,7 @@ class Trainer:
         self.processes, self.device = processes, processes.device
         self.epoch, self.step = 0, 0
         self.is_in_step = self.at_epoch_end = False  # the latter: whether the resumed checkpoint ends an epoch
+        self._has_stepped = False  # whether an optimizer has, since the scaler's last update
         self._steps_per_epoch = steps / self.config.epochs
         self.last_step = min(steps, self.config.max_steps or steps)
 
@@ -80,7 +79,7 @@ class Trainer:
         if config.task.get("higher_is_better") is None:
             self.task.higher_is_better = self.metrics.higher_is_better(self.task.metric, self.task.higher_is_better)
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
-        self._saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
+        self.saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
 
     def set_up(self, data: Datasets) -> None:
         """Checks the first samples, and makes the optimizers and schedules of self.model: nothing can be added later.
@@ -88,12 +87,13 @@ class Trainer:
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
         given = self.configure_optimizers()
-        self.optimizers = [given] if isinstance(given, Optimizer) else list(given)
-        check_saved(self)
+        self.optimizers = [given] if isinstance(given, Optimizer) else given
+        check_optimizers(self)
         check_trainer(self, data)  # after the optimizers: what makes them may also make modules
         if self.config.compile:
             self.model.compile()
         self.parallel = self.processes.parallel(Step(self))
+        self._averaged = {id(weight) for weight in self.parallel.parameters() if weight.requires_grad}  # by DDP
         warmup = self.config.warmup_epochs * self._steps_per_epoch
         self.schedules = [
             build_schedule(self._schedule, optimizer, self.last_step, warmup, self._steps_per_epoch)
@@ -138,20 +138,27 @@ class Trainer:
         """Adds the gradients of `loss` to those of the parameters."""
         if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
             self.processes.skip_averaging(self.parallel)
+        self._update_scale()
         with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
             self.scaler.scale(loss).backward()
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self.is_in_step:
-            self.processes.average_gradients(parameters)
+        parameters = parameters_of([optimizer])  # some may have been unfrozen after DDP looked
+        self.processes.average_gradients(w for w in parameters if self.is_in_step or id(w) not in self._averaged)
         if self.config.clip_norm is not None:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         self.scaler.step(optimizer)
+        self._has_stepped = True
         torch.clear_autocast_cache()  # else the rest of the step would use copies of the weights from before
         optimizer.zero_grad(set_to_none=True)
+
+    def _update_scale(self) -> None:
+        """Changes the scale of fp16 losses. The gradients of one optimizer's step have one scale."""
+        if self._has_stepped:
+            self.scaler.update()
+        self._has_stepped = False
 
     def train_step(self, batch: dict[str, Any]) -> None:
         """One step of the run. Adds its loss and scores to `means`, on the device, so that the host does not wait."""
@@ -175,13 +182,12 @@ class Trainer:
                 f"train.accumulate={len(parts)}: {type(self).__name__}.training_step steps its optimizers itself, "
                 "with a part of the batch each time: use train.accumulate=1"
             )
-        if self.scaler.is_enabled():
-            self.scaler.update()
+        self._update_scale()
         if not self.by_epoch and self.step < self.last_step:  # measurements come after
             step_all(self.schedules)
         self.step += 1
 
-    @torch.inference_mode()
+    @torch.no_grad()  # a network may train with what it keeps from here, but not with tensors of inference_mode
     def evaluate(self, loader: Preloader, signals: StopSignals) -> tuple[dict[str, float], int]:
         """Returns the mean loss and scores over the loader's samples, of all processes, and the number of a signal.
 
@@ -207,7 +213,9 @@ class Trainer:
             self.model = trained
             for module in in_training:
                 module.training = True
-        return means.read() | self.metrics.compute(), max(self.processes.gather(signals.received))
+        scores = means.read() | self.metrics.compute()
+        check_choice("task.metric", self.task.metric, scores, ConfigError)
+        return scores, max(self.processes.gather(signals.received))
 
     def evaluate_with(self, mean: AveragedModel) -> None:
         """Evaluates a mean of the weights in place of the network, and saves it in each checkpoint.
@@ -215,8 +223,8 @@ class Trainer:
         If the checkpoint that the run resumes from has such a mean, loads it.
         """
         self._mean = mean
-        if self._saved_mean is not None:
-            mean.load_state_dict(self._saved_mean)
+        if self.saved_mean is not None:
+            mean.load_state_dict(self.saved_mean)
 
     @property
     def others(self) -> dict[str, nn.Module]:
@@ -242,6 +250,7 @@ class Trainer:
 
     def state_dict(self, loader: Preloader) -> dict[str, Any]:
         """The content of a checkpoint: what a run needs to continue from here as if it had not been stopped."""
+        gradients = [None if weight.grad is None else weight.grad.cpu() for weight in parameters_of(self.optimizers)]
         return {
             "model": self.model.state_dict(),
             "others": {name: module.state_dict() for name, module in self.others.items()},
@@ -252,50 +261,11 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "loader": merge_states(self.processes.gather(loader.state_dict())),
             "step": self.step,
+            "gradients": self.processes.gather(gradients),  # a step may add them up over batches
             "means": [means.state_dict() for means in (self.means, self.logged)],
             "config": self.settings,
             "data_spec": asdict(self.spec),
         }
-
-    def resume(self, path: Path, state: dict[str, Any], loader: Preloader) -> None:
-        """Continues from a checkpoint. Raises ConfigError if it does not fit this run.
-
-        With other settings of the optimizers or the schedules, these start at the checkpoint's step with the new
-        settings; otherwise they continue with the same bits.
-        """
-        load_weights(self.model, state["model"], path)
-        load_others(self.others, state.get("others", {}), path)
-        self._saved_mean = state.get("ema")
-        theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in self.optimizers]
-        if theirs != ours:
-            raise ConfigError(
-                f"train.resume: {path} was trained with {', '.join(theirs)} and this run has {', '.join(ours)}: use "
-                "the same optim="
-            )
-        self.epoch, self.step = state["loader"]["epoch"], state["step"]
-        for means, sums in zip((self.means, self.logged), state.get("means", ()), strict=False):
-            means.load_state_dict(sums)
-        self.changed = changes(self.settings, state["config"])
-        has_new_rates = any(change.startswith(SCHEDULING) for change in self.changed)
-        try:
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                groups = {"param_groups": optimizer.state_dict()["param_groups"]} if has_new_rates else {}
-                optimizer.load_state_dict({**saved, **groups})
-            loader.load_state_dict(state["loader"])
-        except ValueError as error:
-            raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
-        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
-            if has_new_rates:
-                replay(schedule, self.epoch if self.by_epoch else self.step)
-            else:
-                schedule.load_state_dict(saved)
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        self.at_epoch_end = self.finished or state["loader"]["samples"] == 0
-        self.epoch += self.finished and state["loader"]["samples"] > 0  # train.max_steps ended it
-        log.info("resuming after step %d, in epoch %d, from %s", self.step, self.epoch + 1, path)
-        if self.changed:
-            log.info("train.resume with other settings: %s", "; ".join(self.changed))
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")

@@ -1,8 +1,11 @@
 """The doors of a run: callbacks, the training step, schedules, metrics of an epoch, samplers. As a fork uses them."""
 
 import json
+import random
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -193,6 +196,78 @@ class Beside(Trainer):
         return {"loss": self.task.loss(self.head(self.model(images)) + self.slow(noise), labels)}
 
 
+class Accumulating(Trainer):
+    """Steps after each third batch, and draws from the generators of Python and numpy."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        self.backward(self.task.loss(self.model(images), labels) * (random.random() + np.random.rand()))
+        if self.step % 3 == 2:
+            self.optimizer_step(*self.optimizers)
+
+
+class Irregular(Trainer):
+    """Skips a batch, steps twice, or returns its loss."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        for _ in range(2 * (self.step % 3)):
+            self.backward(self.task.loss(self.model(images), labels))
+            self.optimizer_step(*self.optimizers)
+        return self.task.loss(self.model(images), labels) if self.step % 4 == 3 else None
+
+
+class Remembering(nn.Sequential):
+    """Keeps weights of the positions for the largest batch that it has seen, as networks for texts do."""
+
+    kept: Tensor | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.kept is None or len(self.kept) < len(images):
+            self.kept = torch.ones(len(images), 1)
+        return super().forward(images) * self.kept[: len(images)]
+
+
+def remembering(num_classes: int, in_channels: int) -> nn.Module:
+    return Remembering(*linear(num_classes, in_channels))
+
+
+class Attacking(Trainer):
+    """Evaluates twice as many samples as a batch has, changed along the gradient of the loss."""
+
+    def evaluation_step(self, batch):
+        images, labels = batch["image"].repeat(2, 1, 1, 1), batch["label"].repeat(2)
+        with torch.enable_grad():
+            images = images.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.task.loss(self.model(images), labels), images)
+        return {"loss": self.task.loss(self.model(images + 0.1 * slope.sign()), labels)}
+
+
+class PerSample(Trainer):
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        return nn.functional.cross_entropy(self.model(images), labels, reduction="none")
+
+
+class Lightning(Trainer):
+    """Returns optimizers and schedules, as a LightningModule may."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Unscored(Trainer):
+    def evaluation_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        return self.task.loss(self.model(images), labels)
+
+
+class Unfed(Unscored):
+    def evaluation_step(self, batch):
+        return {"loss": super().evaluation_step(batch)}
+
+
 class Unsaved(Trainer):
     def configure_optimizers(self):
         self.scale = nn.Parameter(torch.ones(()))
@@ -218,6 +293,42 @@ class Confusion:
 
 
 TWO = [f"trainer._target_={HERE}.Alternating", f"model._target_={HERE}.TwoParts", "~model.width"]
+
+
+@pytest.mark.parametrize("step", ["Accumulating", "Irregular"])
+def test_with_fp16_a_step_may_step_its_optimizers_never_or_twice(tmp_path, step):
+    train(tmp_path, *LINEAR, f"trainer._target_={HERE}.{step}", "train.precision=fp16", "train.max_steps=8")
+    saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["step"] == 8 and saved["scaler"]["scale"] > 0
+
+
+def test_an_evaluation_may_need_gradients_and_the_network_trains_with_what_it_keeps_from_it(tmp_path):
+    attacking = [f"trainer._target_={HERE}.Attacking", "task.metric=loss"]
+    assert train(tmp_path, f"model._target_={HERE}.remembering", "~model.width", *attacking)["epochs"] == 2
+
+
+def test_gradients_that_ddp_does_not_know_are_averaged(tmp_path, monkeypatch):
+    averaged = []
+    monkeypatch.setattr(Processes, "average_gradients", lambda _, weights: averaged.append(len([*weights])))
+    train(tmp_path, *TWO[1:], "train.freeze=[first]", "train.max_steps=2")
+    assert averaged == [2, 2], "the weights and biases that were frozen: a callback may unfreeze them"
+
+
+class Last:
+    """Keeps the weights of the run's end, which it gets after the report."""
+
+    def on_end(self, run, summary) -> None:
+        Last.weights = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
+        summary["norm"] = Last.weights["1.weight"].norm()
+
+
+def test_a_callback_gets_the_runs_own_weights_after_measurements_too_and_may_add_a_tensor_to_the_summary(tmp_path):
+    train(tmp_path, *LINEAR, "timing.trial_seconds=0.05", f"+callbacks.last._target_={HERE}.Last", "train.max_steps=4")
+    saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["model"]
+    assert all(torch.equal(saved[name], value) for name, value in Last.weights.items())
+    assert json.loads((tmp_path / "summary.json").read_text())["norm"] == pytest.approx(
+        saved["1.weight"].norm().item()
+    )
 
 
 # Parts of a batch
@@ -291,6 +402,12 @@ def test_means_are_right_if_a_process_has_no_batch():
     assert means.read() == {"loss": 2.0, "right": 0.5}
 
 
+def test_a_score_may_have_any_shape():
+    means = Means(Processes(torch.device("cpu")))
+    means.add(4, {"one": torch.tensor([3.0]), "pixels": torch.tensor([[0.0, 1.0]] * 4)})
+    assert means.read() == {"one": 3.0, "pixels": 0.5}
+
+
 # Samplers
 
 
@@ -341,6 +458,13 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
 
 
+class Sizeless:
+    """A sampler without a length."""
+
+    def __iter__(self):
+        return iter(range(256))
+
+
 class Sized(Synthetic):
     """Has a list with a number for each sample; it is the sample's label."""
 
@@ -364,6 +488,8 @@ def test_a_sampler_sees_the_attributes_of_the_forks_dataset_also_with_a_validati
     assert set(Counted.seen) == {3} and 15 <= len(Counted.seen) <= 26
 
 
+REGRESSION = ["task=regression", f"data._target_={HERE}.Numbered"]
+WRONG = [f"task.metrics={{wrong: {{_target_: {HERE}.Error}}}}", "task.metric=wrong"]
 ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
 
 
@@ -372,9 +498,21 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
     [
         ([ADDS], r"callbacks\.mine: ReLU needs at least one of the methods on_start, "),
         ([*TWO, "train.accumulate=2"], r"accumulate=2: Alternating\.training_step steps its optimizers itself"),
-        ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return a tensor"),
+        ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return the mean loss"),
         ([f"schedule._target_={HERE}.Scale"], r"schedule: .*returned a Scale: return a subclass of torch"),
         ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
+        ([*LINEAR, f"trainer._target_={HERE}.PerSample"], r"training_step returned a tensor of shape \(32,\): return"),
+        ([f"trainer._target_={HERE}.Lightning"], r"configure_optimizers returned \(\[(.|\n)*: return an optimizer"),
+        ([f"trainer._target_={HERE}.Unscored"], r"Unscored\.evaluation_step returned tensor.*: return the scores"),
+        (
+            [f"trainer._target_={HERE}.Unfed", *WRONG],
+            r"task\.metrics\.wrong got no outputs: call self\.metrics\.update",
+        ),
+        (["trainer._target_=torch.nn.Identity"], r"torch\.nn\.Identity is no subclass of training\.trainer\.Trainer"),
+        (
+            [f"sampler._target_={HERE}.Sizeless", "train.last_batch=keep"],
+            r"sampler has no length.*: give it a __len__",
+        ),
         (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "step it in a callback's on_evaluation"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (
@@ -428,6 +566,26 @@ def test_a_loss_over_pairs_that_is_computed_in_parts_is_warned_of(tmp_path, capl
 # What is better, and what metrics get
 
 
+def square(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square()
+
+
+class Several(dict):
+    """Metrics by name, as a MetricCollection of torchmetrics is one."""
+
+    def __init__(self) -> None:
+        super().__init__(entropy=SimpleNamespace(higher_is_better=False))
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        pass
+
+    def compute(self) -> dict[str, float]:
+        return {"entropy": 1.0}
+
+    def reset(self) -> None:
+        pass
+
+
 class Error:
     """A metric of which lower is better, as it says itself."""
 
@@ -446,16 +604,14 @@ class Error:
         return self.total
 
 
-REGRESSION = ["task=regression", f"data._target_={HERE}.Numbered"]
-WRONG = [f"task.metrics={{wrong: {{_target_: {HERE}.Error}}}}", "task.metric=wrong"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "is_lower"),
     [
         ([], False),
         ([*REGRESSION, *WRONG], True),
         ([*REGRESSION, "task.metric=mse", "task.higher_is_better=true"], False),
+        ([*REGRESSION, f"task.scores={{MSE: {{_target_: {HERE}.square}}}}", "task.metric=MSE"], True),
+        ([*REGRESSION, f"task.metrics={{all: {{_target_: {HERE}.Several}}}}", "task.metric=all_entropy"], True),
     ],
 )
 def test_whether_a_higher_score_is_better_follows_from_the_metric(tmp_path, overrides, is_lower):
@@ -477,6 +633,9 @@ def test_a_metric_gets_labels_of_the_outputs_shape():
     metrics_ = EpochMetrics({"wrong": {"_target_": f"{HERE}.Error"}}, Processes(torch.device("cpu")))
     metrics_.update(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0]))
     assert metrics_.compute() == {"wrong": 4.0}
+    outputs = torch.zeros(1, 3, 2, 2)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        metrics_.update(outputs, torch.zeros(1, 2, 2, 3))
 
 
 class Overwriting(Trainer):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from data.collate import pad
 from data.errors import DataError
 from data.samples import Samples
 from tests.configs import NO_TRIALS, composed
@@ -132,6 +133,15 @@ def test_sequences_are_padded_and_their_sum_is_learnt(tmp_path):
     overrides = ["task=regression", "task.inputs=numbers", "+data.collate._target_=data.collate.pad"]
     summary = train(tmp_path, *overrides, *own("Summing"), "train.epochs=20", dataset="Sums")
     assert summary["test_mae"] < 0.2 and summary["score"] == "test_mae" and "test_accuracy" not in summary
+
+
+def test_what_differs_in_two_dimensions_is_not_padded():
+    tables = [{"numbers": torch.zeros(2, 3)}, {"numbers": torch.zeros(3, 2)}]
+    with pytest.raises(DataError, match="'numbers' may differ in its first dimension only"):
+        pad(tables)
+    samples = Samples([(torch.zeros(2, 3), 0), (torch.zeros(3, 2), 0)], ["numbers", "label"], None)
+    with pytest.raises(DataError, match=r"give all samples one shape$"):
+        [samples[index] for index in range(2)]
 
 
 def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):

@@ -150,7 +150,7 @@ class FinishedRun:
         height, width, channels = self.spec.shape
         return height, width, channels
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def outputs(self, batch: dict[str, Any]) -> Tensor:
         """Runs the network on a normalised batch. Returns float32 (B, number of outputs)."""
         with self._autocast:

@@ -1,7 +1,7 @@
 """Short measurements after a run: a step with free data, and a step with the change that the verdict suggests.
 
-The run's weights are saved before, so that these extra training steps do no harm. Each measurement has REPETITIONS
-parts, whose spread it gives.
+These are extra training steps: the run's weights are put back. Each measurement has REPETITIONS parts, whose spread
+it gives.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from itertools import chain, islice, pairwise, repeat
 from typing import Any
@@ -25,6 +26,7 @@ from loaders.nested import tensors
 from loaders.preload.accelerator import Accelerator
 from training.callbacks.report.measured import Interval
 from training.config import CONF
+from training.metrics import Means
 from training.run import Run
 
 log = logging.getLogger(__name__)
@@ -88,20 +90,26 @@ class Trials:
 
     @contextmanager
     def _apart_from_the_run(self) -> Iterator[None]:
-        """Does not count the steps in this block, hides warnings of settings that are tried, and ends at an error."""
-        step, loaders = self._trainer.step, logging.getLogger("loaders")
-        level = loaders.level
+        """Undoes the steps in this block, hides warnings of settings that are tried, and ends at an error."""
+        trainer, loaders = self._trainer, logging.getLogger("loaders")
+        step, level = trainer.step, loaders.level
+        modules = trainer.model, *trainer.others.values()
+        weights = [deepcopy(module.state_dict()) for module in modules]
+        logged, trainer.logged = trainer.logged, Means(trainer.processes)
         loaders.setLevel(logging.ERROR)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         except Exception as error:  # the run itself is complete
-            if self._trainer.processes.world_size > 1:  # the other processes wait for this one's steps
+            if trainer.processes.world_size > 1:  # the other processes wait for this one's steps
                 raise
             log.debug("a measurement after the run failed: %s", error)
         finally:
-            self._trainer.step = step
+            trainer.step = step
+            for module, kept in zip(modules, weights, strict=True):
+                module.load_state_dict(kept)
+            trainer.logged = logged
             loaders.setLevel(level)
 
     @contextmanager

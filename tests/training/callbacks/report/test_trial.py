@@ -16,7 +16,8 @@ def run():
     """A run whose trainer keeps the batches that it trains in `steps`; a changed loader of it gives 1, 2, 3."""
     signals, steps = SimpleNamespace(received=0), []
     alone = SimpleNamespace(world_size=1, agree=lambda *numbers: numbers, gather=lambda value: [value])
-    trainer = SimpleNamespace(step=7, device=torch.device("cpu"), processes=alone)
+    trainer = SimpleNamespace(step=7, device=torch.device("cpu"), processes=alone, model=torch.nn.ReLU(), others={})
+    trainer.logged = None
     trainer.train_step = lambda batch: steps.append(batch) or setattr(trainer, "step", trainer.step + 1)
     config = checked(composed("loader=workers", "loader.num_workers=1", "loader.prefetch_factor=4"))
     run = SimpleNamespace(trainer=trainer, signals=signals, config=config, steps=steps)
