@@ -71,7 +71,7 @@ class EpochMetrics:
                 metric.to(processes.device)
 
     def update(self, outputs: Tensor, labels: Any) -> None:
-        """Adds a batch: outputs (B, ...) and labels (B, ...). The labels' dimensions of length 1 become the outputs'."""
+        """Adds a batch: outputs (B, ...) and labels (B, ...), whose dimensions of length 1 become the outputs'."""
         self._batches, outputs = self._batches + 1, outputs.float()
         if isinstance(labels, Tensor) and labels.squeeze().shape == outputs.squeeze().shape:
             labels = labels.reshape(outputs.shape)
