@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict
 from itertools import chain, islice, pairwise, repeat
 from typing import Any
@@ -94,7 +93,8 @@ class Trials:
         trainer, loaders = self._trainer, logging.getLogger("loaders")
         step, level = trainer.step, loaders.level
         modules = trainer.model, *trainer.others.values()
-        weights = [deepcopy(module.state_dict()) for module in modules]
+        weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
+        kept = [weight.detach().clone() for weight in weights]
         logged, trainer.logged = trainer.logged, Means(trainer.processes)
         loaders.setLevel(logging.ERROR)
         try:
@@ -107,8 +107,9 @@ class Trials:
             log.debug("a measurement after the run failed: %s", error)
         finally:
             trainer.step = step
-            for module, kept in zip(modules, weights, strict=True):
-                module.load_state_dict(kept)
+            with torch.no_grad():
+                for weight, content in zip(weights, kept, strict=True):
+                    weight.copy_(content)
             trainer.logged = logged
             loaders.setLevel(level)
 
