@@ -33,7 +33,7 @@ from training.run import Run, build_callbacks
 from training.samplers import build_order, total_steps
 from training.schedule import step_all
 from training.stopping import StopSignals
-from training.targets import build
+from training.targets import build, target
 from training.trainer import Trainer
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -51,7 +51,6 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         signals = cleanup.enter_context(StopSignals())
         processes = cleanup.enter_context(start_processes(config))  # one, or as many as torchrun started
         config = checked(processes.share(lambda: cfg))
-        torch.manual_seed(config.seed)
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
         torch.set_num_threads(config.train.num_threads or torch.get_num_threads())
 
@@ -68,9 +67,9 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
         steps = total_steps(config, data.train, train_loader, processes)
-        trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
-        if not isinstance(trainer, Trainer):
+        if isinstance(kind := target(config.trainer), type) and not issubclass(kind, Trainer):
             raise ConfigError(f"trainer: {config.trainer['_target_']} is no subclass of training.trainer.Trainer")
+        trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):
@@ -105,12 +104,12 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
             "processes": processes.world_size,
             **parts.timer.summary(total),
             **scores,
-            "score": f"test_{data.task.metric}",
+            "score": score_name,
             "lower_is_better": not data.task.higher_is_better,
             "epochs": trainer.epoch,
             "stopped_early": not trainer.finished,
         }
-        log.info("test %s %.4f, %s", data.task.metric, summary[summary["score"]], parts.text_of(total))
+        log.info("test %s %.4f, %s", data.task.metric, scores[f"test_{data.task.metric}"], parts.text_of(total))
         parts.call("on_end", summary)
         return results.finish(**summary)
 

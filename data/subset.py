@@ -1,5 +1,6 @@
 """Subset: some samples of a dataset. If the dataset has `read_batch` and `arrays`, the subset has them too."""
 
+from collections.abc import Sequence
 from inspect import ismethod
 from typing import Any
 
@@ -24,10 +25,13 @@ class Subset:
         """The dataset's own attributes, such as `labels`; of one value for each of its samples, those of this part."""
         if name.startswith("_") or name in ("dataset", "indices") or ismethod(value := getattr(self.dataset, name)):
             raise AttributeError(f"{type(self).__name__} has no {name}")
-        sizes = (len(value),) if isinstance(value, list) else getattr(value, "shape", ())
+        if hasattr(value, "iloc"):  # of pandas, which would look for its own labels
+            value = value.to_numpy()
+        is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+        sizes = (len(value),) if is_sequence else getattr(value, "shape", ())
         if sizes[:1] != (len(self.dataset),):
             return value
-        return [value[index] for index in self.indices] if isinstance(value, list) else value[self.indices]
+        return [value[int(index)] for index in self.indices] if is_sequence else value[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -21,7 +21,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loaders.nested import rows
 from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
@@ -73,7 +72,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
 
     def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
         nonlocal samples
-        samples, scores = samples + rows(batch), step(batch)
+        samples, scores = samples + run.task.count(batch), step(batch)
         if evaluation is not None:
             evaluation.add(batch[run.spec.images[0]], batch[label].flatten(), run.task.predictions(outputs[-1]))
         outputs.clear()

@@ -129,7 +129,8 @@ def cells(run: FinishedRun, probabilities: Tensor) -> list[list[str | float]]:
     if probabilities.ndim != 2 or probabilities.shape[1] != wanted:
         raise ConfigError(
             f"{run} returns outputs of shape {tuple(probabilities.shape)}, and {type(run.task).__name__} needs "
-            f"{wanted} for each image: its predictions would mean nothing"
+            f"{wanted} for each image: its predictions would mean nothing; a task with `columns` and "
+            "write_prediction, as in examples/segmentation, may return others"
         )
     if not run.spec.classes:
         return probabilities.tolist()

@@ -19,6 +19,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -92,10 +93,17 @@ class Checkpoints:
             for partial in self.folder.glob(".*.pt.*"):  # a process that was killed during a save left them
                 partial.unlink(missing_ok=True)
             with replacing(path) as file:
-                torch.save(state, file)
+                torch.save(plain(state), file)
+            if self._saved_step < 0:  # the first one: nothing is lost yet
+                torch.load(path, map_location="cpu", mmap=True, weights_only=True)
             self._link("last.pt", path)
             self._saved_step = state["step"]
             self._remove_old(state["step"])
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{path} could not be read again: use tensors, numbers, texts, and dicts and lists of them, in the "
+                f"states of modules, optimizers and schedules: {one_line(error)}"
+            ) from error
         except (OSError, RuntimeError) as error:
             kept = next(iter(step_files(self.folder)), None)
             advice = f"{kept} is whole: make room, then resume from it" if kept else "make room; there is no other one"
@@ -192,6 +200,15 @@ def find_checkpoint(given: Path) -> tuple[Path, dict[str, Any]]:
     return found
 
 
+def plain(state: Any) -> Any:
+    """Returns nested dicts, lists and tuples with Python's numbers in place of numpy's, which are not read again."""
+    if type(state) is dict:
+        return {plain(key): plain(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(plain, state))
+    return state.item() if isinstance(state, np.generic) else state
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, its tensors on the CPU. Raises ConfigError for a damaged file or any other."""
     try:
@@ -210,7 +227,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Loads `weights` into `model`. Raises ConfigError with the first difference if they do not fit."""
     ours, theirs = (
-        {name: str(tuple(tensor.shape)) for name, tensor in given.items()} for given in (model.state_dict(), weights)
+        {name: str(tuple(getattr(value, "shape", ()))) for name, value in given.items()}
+        for given in (model.state_dict(), weights)
     )
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ARGUMENT_ERRORS = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)  # raised for bad arguments
+ARGUMENT_ERRORS = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)  # raised for bad arguments
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
 
@@ -60,7 +67,9 @@ def check_dataset(
             break
     if not found:
         raise DataError(f"{samples.name} has no samples, or none of the first {MOST_TRIED} can be read")
-    batch = (collate or default_collate)(found)
+    batch: Any = (collate or default_collate)(found)
+    if not hasattr(batch, "keys"):
+        raise DataError(f"data.collate returned a {type(batch).__name__}: return a dict of the batch's fields by name")
     for name in task.inputs:
         if name not in batch:
             raise ConfigError(f"task.inputs: a batch has no field {name}, only {', '.join(batch)}")
@@ -158,6 +167,9 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
     name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
+    for metric in vars(trainer).values():  # an own one of torchmetrics has counted these samples
+        if callable(getattr(metric, "compute", None)) and callable(getattr(metric, "reset", None)):
+            metric.reset()
     if not isinstance(scores, dict):
         raise ConfigError(f"{name} returned {scores!r}: return the scores by name, such as {{'loss': loss}}")
     metrics = trainer.metrics.names
@@ -174,6 +186,12 @@ def check_optimizers(trainer: Trainer) -> None:
         raise ConfigError(
             f"{about} returned {given!r}: return an optimizer, or a list of some; schedule= makes schedules"
         )
+    if any(isinstance(one, torch.optim.LBFGS) for one in given) and not trainer.overrides("training_step"):
+        raise ConfigError("optim: LBFGS needs a closure: give it one in a trainer= with its own training_step")
+    for name, value in vars(trainer).items():
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        if any(isinstance(one, nn.Module) for one in several):
+            log.warning("trainer: the modules in self.%s are in no checkpoint: use nn.ModuleList or ModuleDict", name)
     modules = (trainer.model, *trainer.others.values())
     saved = {id(parameter) for module in modules for parameter in module.parameters()}
     if any(id(parameter) not in saved for parameter in parameters_of(given)):
@@ -181,6 +199,13 @@ def check_optimizers(trainer: Trainer) -> None:
             f"{about} trains a parameter that checkpoints would not "
             "have: put it into self.model, or into a module that is an attribute of the trainer"
         )
+
+
+def warn_of_untrained(trainer: Trainer) -> None:
+    """Warns of what the first step has given a gradient, and no optimizer trains: optimizers clear those of theirs."""
+    for name, module in {"model": trainer.model, **trainer.others}.items():
+        if left := [weight for weight, content in module.named_parameters() if content.grad is not None]:
+            log.warning("trainer: no optimizer trains %s of self.%s: pass it in configure_optimizers", left[0], name)
 
 
 def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:

@@ -24,6 +24,7 @@ from models.pretrained import Preprocessing
 from training.checks import as_checked, check_dataset, check_methods, is_stream
 from training.config import Config, ConfigError
 from training.data_spec import DataSpec, stored
+from training.precision import seed_all
 from training.targets import build, function_of, target
 from training.tasks import Task
 
@@ -50,7 +51,7 @@ class Datasets:
         if check := getattr(target(data), "check_run", None):
             check(data, config.device, config.loader.name)
         self.collate: Callable | None = collate and function_of("data.collate", collate)
-        train, test = (open_dataset(data, train) for train in (True, False))
+        train, test = (open_dataset(data, train, config.seed) for train in (True, False))
         self.name = type(train).__name__
         self.made_seconds = sum(getattr(dataset, "made_seconds", 0.0) for dataset in (train, test))
         self.task = build_task(config.task, train)
@@ -154,8 +155,12 @@ def _check(call: tuple) -> dict[str, Any]:
     return check_dataset(*call)
 
 
-def open_dataset(section: dict[str, Any], train: bool) -> Any:
-    """Builds the training set or the test set of the section `data`. Raises ConfigError or DataError."""
+def open_dataset(section: dict[str, Any], train: bool, seed: int) -> Any:
+    """Builds the training set or the test set of the section `data`. Raises ConfigError or DataError.
+
+    Seeds the global generators first: a dataset that draws from them is the same in each process and script.
+    """
+    seed_all(seed)
     not_arguments = ("val_fraction", "streaming", "collate")  # see conf/any_data.yaml
     arguments = {key: value for key, value in section.items() if key not in not_arguments}
     if section.get("streaming"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,8 +73,13 @@ class EpochMetrics:
 
     def update(self, outputs: Tensor, labels: Any) -> None:
         """Adds a batch: outputs (B, ...) and labels (B, ...), whose dimensions of length 1 become the outputs'."""
-        self._batches, outputs = self._batches + 1, outputs.float()
-        if isinstance(labels, Tensor) and labels.squeeze().shape == outputs.squeeze().shape:
+        self._batches += 1
+        outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
+        if (
+            isinstance(labels, Tensor)
+            and isinstance(outputs, Tensor)
+            and labels.squeeze().shape == outputs.squeeze().shape
+        ):
             labels = labels.reshape(outputs.shape)
         for metric in self._metrics.values():
             if self._gathers_itself(metric):
@@ -93,9 +99,9 @@ class EpochMetrics:
             found = metric.compute()
             metric.reset()
             for key, value in found.items() if isinstance(found, dict) else [("", found)]:
-                if isinstance(value, Tensor) and value.numel() != 1:
+                if torch.as_tensor(value).numel() != 1:
                     raise ConfigError(
-                        f"task.metrics.{name}: compute() returned a tensor of shape {tuple(value.shape)}: return a "
+                        f"task.metrics.{name}: compute() returned values of shape {tuple(np.shape(value))}: return a "
                         "number, or a dict of numbers by name"
                     )
                 values[f"{name}_{key}" if key else name] = float(value)
@@ -117,6 +123,8 @@ class EpochMetrics:
         known = dict(self._metrics)
         for several, metric in self._metrics.items():  # of which torchmetrics' MetricCollection is a dict
             known |= {f"{several}_{key}": one for key, one in getattr(metric, "items", tuple)()}
+            if name.startswith(f"{several}_"):
+                known.setdefault(name, metric)
         found = getattr(known.get(name), "higher_is_better", None)
         return found if isinstance(found, bool) else default
 

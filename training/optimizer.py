@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from data.errors import did_you_mean
 from training.config import Config, ConfigError
-from training.precision import memory_format
+from training.precision import in_format, memory_format
 from training.targets import build
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def build_network(config: Config, options: dict[str, Any], device: torch.device)
     if not isinstance(model, nn.Module):
         name, kind = config.model["_target_"], type(model).__name__
         raise ConfigError(f"model: {name} returned a {kind}: return the network, a torch.nn.Module")
-    model = model.to(device).to(memory_format=memory_format(config.train.channels_last, device))
+    model = in_format(model.to(device), memory_format(config.train.channels_last, device))
     if config.train.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     freeze(model, config.train.freeze)

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+from torch import nn
 
 from loaders.preload.accelerator import Accelerator
 
@@ -22,6 +23,20 @@ def memory_format(channels_last: str, device: torch.device) -> torch.memory_form
     """The memory layout of weights and images on the device; `channels_last` is train.channels_last."""
     is_last = channels_last == "true" or (channels_last == "auto" and device.type in ("cuda", "xpu"))
     return torch.channels_last if is_last else torch.contiguous_format
+
+
+def in_format(model: nn.Module, layout: torch.memory_format) -> nn.Module:
+    """Gives the layout to the weights of 2-d convolutions, the only ones that channels_last is for."""
+    for weight in (*model.parameters(), *model.buffers()):
+        if weight.ndim == 4:
+            weight.data = weight.data.contiguous(memory_format=layout)
+    return model
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:

@@ -88,9 +88,18 @@ class Processes:
             model.require_backward_grad_sync = False  # as no_sync does
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Averages the gradients of the parameters over all processes."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.world_size == 1 or not gradients:
+        """Averages the gradients of the parameters over all processes. One that another process lacks is 0 there."""
+        weights = list(parameters)
+        if self.world_size == 1 or not weights:
+            return
+        used = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.uint8, device="cpu")
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._control)
+        gradients = []
+        for weight, is_used in zip(weights, used.tolist(), strict=True):
+            if is_used:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                gradients.append(weight.grad)
+        if not gradients:
             return
         whole = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(whole)
@@ -98,9 +107,9 @@ class Processes:
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def share_buffers(self, *modules: nn.Module) -> None:
         """Copies the main process's buffers to the other processes: their batch norm statistics differ."""
-        for buffer in model.buffers() if self.world_size > 1 else ():
+        for buffer in (b for module in modules for b in module.buffers()) if self.world_size > 1 else ():
             dist.broadcast(buffer, 0)
 
     def gather(self, value: Any = None) -> list[Any]:

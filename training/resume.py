@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from loaders import Preloader
@@ -15,7 +16,13 @@ from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-SCHEDULING = ("optim.", "schedule.", "train.", "trainer.")  # settings that a learning rate may depend on
+STEPS = ("epochs", "max_steps", "warmup_epochs", "batch_size", "steps_per_epoch", "last_batch")
+SCHEDULING = (
+    "optim.",
+    "schedule.",
+    "trainer.",
+    *(f"train.{key}=" for key in STEPS),
+)  # a learning rate may depend on them
 
 
 def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloader) -> None:
@@ -24,9 +31,14 @@ def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloade
     With other settings of the optimizers or the schedules, these start at the checkpoint's step with the new
     settings; otherwise they continue with the same bits.
     """
+    trainer.spec.check_classes(SimpleNamespace(**state["data_spec"]), f"those of {path} are")
     load_weights(trainer.model, state["model"], path)
     load_others(trainer.others, state.get("others", {}), path)
     trainer.saved_mean = state.get("ema")
+    trainer.changed = changes(trainer.settings, state["config"])
+    if not any(change.startswith("train.freeze=") for change in trainer.changed):
+        for name, weight in trainer.model.named_parameters():  # a callback may have changed it
+            weight.requires_grad_(name not in state.get("frozen", ()))
     theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in trainer.optimizers]
     if theirs != ours:
         raise ConfigError(
@@ -36,7 +48,6 @@ def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloade
     trainer.epoch, trainer.step = state["loader"]["epoch"], state["step"]
     for means, sums in zip((trainer.means, trainer.logged), state.get("means", ()), strict=False):
         means.load_state_dict(sums)
-    trainer.changed = changes(trainer.settings, state["config"])
     has_new_rates = any(change.startswith(SCHEDULING) for change in trainer.changed)
     try:
         for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
@@ -48,7 +59,9 @@ def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloade
             for weight, gradient in zip(parameters_of(trainer.optimizers), gradients, strict=True):
                 weight.grad = None if gradient is None else gradient.to(weight)
     except ValueError as error:
-        raise ConfigError(f"train.resume: {path} does not fit this run: {error}") from error
+        raise ConfigError(
+            f"train.resume: {path} does not fit this run: {error}; another folder, or train.resume=null, starts afresh"
+        ) from error
     for schedule, saved in zip(trainer.schedules, state["schedules"], strict=True):
         if has_new_rates:
             replay(schedule, trainer.epoch if trainer.by_epoch else trainer.step)

@@ -81,7 +81,7 @@ class Run:
         logged = self.trainer.logged.read()
         line = {"step": self.trainer.step, "epoch": self.trainer.epoch, **values}
         if taken := line.keys() & logged.keys():
-            raise ValueError(f"log({', '.join(sorted(taken))}=...): metrics.jsonl has that already: use another name")
+            raise ConfigError(f"log({', '.join(sorted(taken))}=...): metrics.jsonl has that already: use another name")
         line |= logged
         self.results.metrics(**line)
         self.call("on_log", line)

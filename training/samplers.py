@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from loaders import Preloader
 from training.checks import is_stream
 from training.config import Config, ConfigError
@@ -15,9 +17,9 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
     """The arguments of build_loader that decide which samples of the training set make a batch.
 
     A stream has an order of its own; that of other sets may be that of `sampler` or `batch_sampler`. Their target gets
-    those of dataset, data_source (the training set), labels (its labels, (N,)), seed, batch_size, drop_last, rank and
-    world_size that it accepts and its section does not set. A sampler gives the indices of an epoch, the same in all
-    processes, which are split among them; a batch sampler gives the batches of this process.
+    those of dataset, data_source (the training set), labels (its labels, (N,)), seed, batch_size and drop_last that it
+    accepts and its section does not set. A sampler gives the indices of an epoch, the same in all processes, which are
+    split among them; a batch sampler gives the batches of this process, and gets rank and world_size too.
     Raises ConfigError for settings that contradict each other.
     """
     keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
@@ -45,16 +47,21 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
         "seed": config.seed,
         "batch_size": config.train.batch_size // processes.world_size,
         "drop_last": config.train.last_batch == "drop",
-        "rank": processes.rank,
-        "world_size": processes.world_size,
     }
     section = getattr(config, key)
+    if key == "batch_sampler":
+        known |= {"rank": processes.rank, "world_size": processes.world_size}
     if key == "batch_sampler" and processes.world_size > 1 and not accepted(target(section), {"rank": 0}):
         raise ConfigError(
             f"batch_sampler: {section.get('_target_')} would give all {processes.world_size} processes the same "
             "batches: let it take rank and world_size, and give each rank its own, as many as the others"
         )
-    return order | {"shuffle": False, key: build(key, section, optional=known)}
+    sampler = build(key, section, optional=known)
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigError(
+            f"{key}: a DistributedSampler's indices would be split among the processes again: leave it out"
+        )
+    return order | {"shuffle": False, key: sampler}
 
 
 def total_steps(config: Config, dataset: Any, loader: Preloader, processes: Processes) -> int:

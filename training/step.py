@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 class Step(nn.Module):
-    """The trainer's modules; the forward pass is its training step, which may use any part of them."""
+    """The trainer's modules; the forward pass is its training step, which may use any part of them.
+
+    DDP begins each with the main process's buffers, also those of modules without trained weights: a queue, a teacher.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
-        others = (one for one in trainer.others.values() if any(weight.requires_grad for weight in one.parameters()))
-        self.parts, self._trainer = nn.ModuleList([trainer.model, *others]), [trainer]  # in a list: no part of this
+        self.parts = nn.ModuleList([trainer.model, *trainer.others.values()])
+        self._trainer = [trainer]  # in a list: no part of this
 
     def forward(self, batch: dict[str, Any]) -> Tensor | None:
         (trainer,) = self._trainer

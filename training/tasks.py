@@ -6,20 +6,23 @@ tasks know what outputs and labels mean: a new task needs no change in train.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from data.errors import DataError
+from loaders.nested import rows
 
 TOP5_CLASSES = 20  # with at least this many classes there is a score top5
 Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score
 
 
-LOWER_IS_BETTER = ("loss", "error", "mae", "mse")  # ends of the names of scores
+# Parts of the names of scores, such as error_rate.
+LOWER_IS_BETTER = {*("loss", "error", "err", "mae", "mse", "rmse", "mape", "nll", "perplexity", "wer", "cer", "fid")}
 
 
 class Task:
@@ -63,7 +66,7 @@ class Task:
             raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is None and self.metric != type(self).metric:
-            higher_is_better = not self.metric.lower().endswith(LOWER_IS_BETTER)
+            higher_is_better = LOWER_IS_BETTER.isdisjoint(re.split("[^a-z]+", self.metric.lower()))
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 
@@ -82,6 +85,20 @@ class Task:
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the probabilities of the classes (B, classes), or the predicted values (B, numbers)."""
         raise DataError(f"{type(self).__name__} has no predictions(outputs): define it, it says what outputs mean")
+
+    def count(self, batch: Any) -> int:
+        """The number of samples in a batch: the length of its labels, or else of an input, or of its first tensor."""
+        for name in (self.label, *self.inputs):
+            field = batch.get(name)
+            if isinstance(field, list) or (isinstance(field, Tensor) and field.ndim):
+                return len(field)
+        return rows(batch)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules with weights or buffers among its attributes, its loss and its scores, by name."""
+        scores = {f"scores.{name}": score for name, score in self._given_scores.items()}
+        found = {**vars(self), **scores}.items()
+        return {name: one for name, one in found if isinstance(one, nn.Module) and one.state_dict()}
 
     def check(self, outputs: Any, labels: Any) -> None:
         """Raises DataError if outputs and labels do not fit the task, or each other."""

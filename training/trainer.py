@@ -31,8 +31,7 @@ from tqdm import tqdm
 
 from data.errors import check_choice
 from loaders import Preloader, merge_states
-from loaders.nested import rows
-from training.checks import check_optimizers, check_trainer
+from training.checks import check_optimizers, check_trainer, warn_of_untrained
 from training.config import Config, ConfigError
 from training.datasets import Datasets
 from training.metrics import EpochMetrics, Means
@@ -78,6 +77,8 @@ class Trainer:
         self.metrics = EpochMetrics(config.task.get("metrics"), processes)
         if config.task.get("higher_is_better") is None:
             self.task.higher_is_better = self.metrics.higher_is_better(self.task.metric, self.task.higher_is_better)
+        for module in self.task.modules().values():
+            module.to(self.device)
         self._mean: AveragedModel | None = None  # of the weights, which is evaluated in place of the network
         self.saved_mean: dict[str, Any] | None = None  # that of the resumed checkpoint
 
@@ -106,7 +107,7 @@ class Trainer:
         outputs = self.model(*inputs)
         loss = self.task.loss(outputs, labels)
         with torch.no_grad():
-            self.means.add(rows(batch), self.task.scores(outputs, labels))
+            self.means.add(self.task.count(batch), self.task.scores(outputs, labels))
         return loss
 
     def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -145,7 +146,9 @@ class Trainer:
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
         parameters = parameters_of([optimizer])  # some may have been unfrozen after DDP looked
-        self.processes.average_gradients(w for w in parameters if self.is_in_step or id(w) not in self._averaged)
+        self.processes.average_gradients(
+            w for w in parameters if self.is_in_step or (w.requires_grad and id(w) not in self._averaged)
+        )
         if self.config.clip_norm is not None:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
@@ -165,7 +168,7 @@ class Trainer:
         if not self.model.training:  # it walks all modules: once after each evaluation is enough
             training_mode(self.model)
         seed_step(self.device, self.seed, self.step, self.processes.rank)
-        count, loss = rows(batch), None
+        count, loss = self.task.count(batch), None
         parts = split_batch(batch, count, self.config.accumulate)
         for number, (part, size) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
@@ -177,6 +180,8 @@ class Trainer:
         if loss is not None:
             for optimizer in self.optimizers:
                 self.optimizer_step(optimizer)
+            if self.step == 0:
+                warn_of_untrained(self)
         elif len(parts) > 1:
             raise ConfigError(
                 f"train.accumulate={len(parts)}: {type(self).__name__}.training_step steps its optimizers itself, "
@@ -201,12 +206,12 @@ class Trainer:
         try:
             for module in (self.model, *self.others.values()):
                 module.eval()
-            self.processes.share_buffers(self.model)
+            self.processes.share_buffers(self.model, *self.others.values())
             disable = None if self.processes.is_main else True  # None: only if the output is not a terminal
             batches = loader if (steps := self.config.eval_steps) is None else islice(loader, steps)
             for batch in tqdm(batches, "evaluating", steps, unit="step", leave=False, disable=disable):
                 with self.autocast:
-                    means.add(rows(batch), self.evaluation_step(batch))
+                    means.add(self.task.count(batch), self.evaluation_step(batch))
                 if signals.received:
                     break
         finally:
@@ -228,9 +233,12 @@ class Trainer:
 
     @property
     def others(self) -> dict[str, nn.Module]:
-        """The modules that a subclass keeps beside self.model, by the names of the attributes."""
+        """The modules that a subclass keeps beside self.model, and those with a state that the task has, by name."""
         ours = ("model", "parallel", "_mean")
-        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module) and name not in ours}
+        found = {
+            name: value for name, value in vars(self).items() if isinstance(value, nn.Module) and name not in ours
+        }
+        return found | {f"task.{name}": module for name, module in self.task.modules().items()}
 
     @property
     def finished(self) -> bool:
@@ -253,6 +261,7 @@ class Trainer:
         gradients = [None if weight.grad is None else weight.grad.cpu() for weight in parameters_of(self.optimizers)]
         return {
             "model": self.model.state_dict(),
+            "frozen": [name for name, weight in self.model.named_parameters() if not weight.requires_grad],
             "others": {name: module.state_dict() for name, module in self.others.items()},
             **({} if self._mean is None else {"ema": self._mean.state_dict()}),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],

@@ -45,7 +45,7 @@ class InFlight:
             return [(list(task.indices)[death.row], death.reason)]
         count = "A worker" if self.deaths == 1 else f"{self.deaths} workers in a row"
         if death.row >= 0:
-            moment = f"while reading sample {list(task.indices)[death.row]}"
+            moment = f"while reading sample {list(task.indices)[death.row]}; on_error='skip' leaves such samples out"
         elif death.row == WHOLE_BATCH:
             moment = f"while reading {task.indices}"
         elif has_begun:

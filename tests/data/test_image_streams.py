@@ -35,7 +35,7 @@ def opened(form: str, train: bool, streaming: bool = True, **keys):
     """The dataset that train.py makes."""
     module, name = ("data.webdataset", "WebDataset") if form == "tars" else ("data.huggingface", "HuggingFace")
     pytest.importorskip(module, reason="a fork may have deleted it")
-    return open_dataset({"_target_": f"{module}.{name}", "streaming": streaming, **keys}, train)
+    return open_dataset({"_target_": f"{module}.{name}", "streaming": streaming, **keys}, train, 0)
 
 
 def contents(samples) -> list:

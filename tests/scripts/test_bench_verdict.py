@@ -27,7 +27,7 @@ def test_a_case_has_a_dataset_and_a_model(name):
     config = checked(composed_by_hydra(*ALL[name][1]))
     cheap = {key: 0.0 for key in ("cost_ms", "open_ms") if key in config.data}
     for train in (True, False):
-        dataset = open_dataset(config.data | cheap, train)
+        dataset = open_dataset(config.data | cheap, train, 0)
         assert len(dataset) == config.data["length" if train else "test_length"]
         assert dataset[1]["image"].shape == dataset.image_shape
     build("model", config.model, num_classes=10, in_channels=3)

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
+from data.errors import DataError
 from data.synthetic import Synthetic
+from tests.configs import has_part
 from tests.test_train import compose_small, metrics
 from train import run
+from training.checkpoint import CheckpointError
 from training.config import ConfigError
 from training.metrics import EpochMetrics, Means
+from training.precision import in_format
 from training.processes import Processes
+from training.tasks import Task
 from training.trainer import Trainer
 
 HERE = __name__
@@ -310,8 +315,92 @@ def test_an_evaluation_may_need_gradients_and_the_network_trains_with_what_it_ke
 def test_gradients_that_ddp_does_not_know_are_averaged(tmp_path, monkeypatch):
     averaged = []
     monkeypatch.setattr(Processes, "average_gradients", lambda _, weights: averaged.append(len([*weights])))
-    train(tmp_path, *TWO[1:], "train.freeze=[first]", "train.max_steps=2")
-    assert averaged == [2, 2], "the weights and biases that were frozen: a callback may unfreeze them"
+    train(tmp_path, *TWO[1:], "train.freeze=[first]", f"+callbacks.unfreezing._target_={HERE}.Unfreezing")
+    assert averaged == [0] * 8 + [2] * 8, "the weight and the bias"
+
+
+def test_what_a_callback_has_unfrozen_is_trained_after_a_resume_too(tmp_path):
+    unfreezing = [*TWO[1:], "train.freeze=[first]", f"+callbacks.unfreezing._target_={HERE}.Unfreezing"]
+    folder, weights = tmp_path / "checkpoints", []
+    for steps in (9, 12):  # the second part has no epoch's end before its steps
+        train(tmp_path, *unfreezing, f"train.max_steps={steps}")
+        weights.append(torch.load(folder / "last.pt", weights_only=True)["model"]["first.1.weight"])
+    assert torch.load(folder / "last.pt", weights_only=True)["frozen"] == []
+    assert not torch.equal(*weights)
+
+
+class Buffers(nn.Sequential):
+    """Has a buffer of positions and one that is a mask, which have no mean."""
+
+    def __init__(self, *layers) -> None:
+        super().__init__(*layers)
+        self.register_buffer("positions", torch.arange(100))
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
+def buffers(num_classes: int, in_channels: int) -> nn.Module:
+    return Buffers(*linear(num_classes, in_channels))
+
+
+class NumpyRate:
+    """Sets a learning rate that is a number of numpy's."""
+
+    def on_step(self, run) -> None:
+        run.trainer.optimizers[0].param_groups[0]["lr"] = np.float64(0.01)
+
+
+def test_a_checkpoint_with_numpys_numbers_and_buffers_that_have_no_mean_can_be_read(tmp_path):
+    settings = [f"model._target_={HERE}.buffers", "~model.width", f"+callbacks.rate._target_={HERE}.NumpyRate"]
+    train(tmp_path, *settings, *(["train.ema=0.999"] if has_part("ema") else []), "train.epochs=5")
+    saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["optimizers"][0]["param_groups"][0]["lr"] == 0.01
+    if has_part("ema"):
+        for name in ("positions", "mask"):
+            assert torch.equal(saved["ema"][f"module.{name}"], saved["model"][name])
+
+
+class Unreadable(nn.Linear):
+    def get_extra_state(self):
+        return Path("here")
+
+
+def unreadable(num_classes: int, in_channels: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Unreadable(64 * in_channels, num_classes))
+
+
+def test_the_first_checkpoint_says_what_could_not_be_read_again(tmp_path):
+    with pytest.raises(CheckpointError, match="could not be read again: use tensors, numbers, texts"):
+        train(tmp_path, f"model._target_={HERE}.unreadable", "~model.width", "train.max_steps=2")
+
+
+class Centred(nn.Module):
+    """A loss with a buffer that follows the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(10))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.centre.lerp_(outputs.mean(0), 0.1)
+        return nn.functional.cross_entropy(outputs - self.centre, labels)
+
+
+def test_classes_in_another_order_are_refused_at_a_resume(tmp_path):
+    train(tmp_path, *LINEAR, "train.max_steps=2")
+    saved = tmp_path / "checkpoints" / "step-0000002.pt"
+    state = torch.load(saved, weights_only=True)
+    state["data_spec"]["classes"].reverse()
+    torch.save(state, saved)
+    with pytest.raises(ConfigError, match="in the same order"):
+        train(tmp_path / "other", *LINEAR, f"train.resume={saved}", "train.max_steps=4")
+
+
+class Unfreezing:
+    """Trains the whole network from the second epoch on."""
+
+    def on_epoch_end(self, run) -> None:
+        run.trainer.model.requires_grad_(True)
 
 
 class Last:
@@ -402,6 +491,18 @@ def test_means_are_right_if_a_process_has_no_batch():
     assert means.read() == {"loss": 2.0, "right": 0.5}
 
 
+def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
+    task = Task(Synthetic(train=True))
+    assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4
+    assert task.count({"step": torch.zeros(()), "image": [torch.zeros(3)] * 5}) == 5
+    assert task.count({"step": torch.zeros(()), "other": torch.zeros(6)}) == 1
+
+
+def test_a_network_for_volumes_has_no_channels_last_format():
+    network = in_format(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3)), torch.channels_last)
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last) and network[1].weight.is_contiguous()
+
+
 def test_a_score_may_have_any_shape():
     means = Means(Processes(torch.device("cpu")))
     means.add(4, {"one": torch.tensor([3.0]), "pixels": torch.tensor([[0.0, 1.0]] * 4)})
@@ -456,6 +557,24 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     summary = train(tmp_path, *sampler, f"loader={loader}", "train.epochs=3")
     assert set(Counted.seen) == {3} and len(Counted.seen) == 3 * 64
     assert summary["epochs"] == 3 and max(line["step"] for line in metrics(tmp_path)) == 6
+
+
+def distributed(dataset) -> DistributedSampler:
+    return DistributedSampler(dataset, num_replicas=2, rank=0)
+
+
+class SecondOrder(Trainer):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.model.parameters())
+
+
+def as_tuple(samples) -> tuple:
+    return tuple(samples[0].values())
+
+
+def test_a_collate_function_that_returns_no_dict_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"data\.collate returned a tuple: return a dict of the batch's"):
+        train(tmp_path, f"+data.collate._target_={HERE}.as_tuple")
 
 
 class Sizeless:
@@ -514,6 +633,11 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
             r"sampler has no length.*: give it a __len__",
         ),
         (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "step it in a callback's on_evaluation"),
+        (
+            [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],
+            "DistributedSampler's indices would be split among the processes again",
+        ),
+        ([f"trainer._target_={HERE}.SecondOrder"], "LBFGS needs a closure"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (
             ["task.metrics={f: {_target_: torch.nn.Flatten}}"],
@@ -610,6 +734,7 @@ class Error:
         ([], False),
         ([*REGRESSION, *WRONG], True),
         ([*REGRESSION, "task.metric=mse", "task.higher_is_better=true"], False),
+        ([*REGRESSION, f"task.scores={{error_rate: {{_target_: {HERE}.square}}}}", "task.metric=error_rate"], True),
         ([*REGRESSION, f"task.scores={{MSE: {{_target_: {HERE}.square}}}}", "task.metric=MSE"], True),
         ([*REGRESSION, f"task.metrics={{all: {{_target_: {HERE}.Several}}}}", "task.metric=all_entropy"], True),
     ],

@@ -34,6 +34,7 @@ PARTS = {  # settings of a run of 16 steps in two epochs
     "two steps in one": [*TWO_PARTS, f"trainer._target_={DOORS}.Alternating", "train.max_steps=13"],
     "modules beside the network": [*LINEAR, f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
     "a step of three batches": [*LINEAR, f"trainer._target_={DOORS}.Accumulating"],
+    "a loss with a state": [*LINEAR, f"task.loss={{_target_: {DOORS}.Centred}}"],
     "batch sampler": [*LINEAR, f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=16"],
 }
 SCHEDULES = {"cosine": [], "one_cycle": [], "step": ["schedule.step_size=1"]}
@@ -149,6 +150,7 @@ def stop(patch: pytest.MonkeyPatch, step: int, how: str) -> None:
 @example("all at once", "one_cycle", [(5, "SIGTERM"), (13, "evaluation")], ["prefetch", "torch", "threads"])
 @example("two steps in one", "one_cycle", [(8, "SIGINT"), (13, "SIGTERM")], ["torch", "prefetch", "torch"])
 @example("a step of three batches", "cosine", [(5, "SIGTERM"), (10, "error")], ["torch", "prefetch", "torch"])
+@example("a loss with a state", "cosine", [(5, "SIGTERM"), (10, "error")], ["torch", "prefetch", "torch"])
 @example("modules beside the network", "one_cycle", [(11, "SIGTERM"), (12, "error")], ["torch", "prefetch", "torch"])
 @example("all at once", "step", [(12, "error")], ["torch", "torch", "torch"])
 @example("batch sampler", "cosine", [(5, "SIGINT")], ["prefetch", "prefetch", "torch"])

@@ -22,19 +22,27 @@ class EmaKeys(Keys):
 
 
 class EMA:
-    """Keeps a running mean of the weights and buffers, which evaluations and checkpoints use; null: none."""
+    """Keeps a running mean of the weights and buffers, which evaluations and checkpoints use; null: none.
+
+    A buffer of integers (positions, counts), or with infinities (a mask), has no mean: the newest is used.
+    """
 
     keys: ClassVar = {"train": EmaKeys}
 
     def on_start(self, run: Run) -> None:
         self._run, self._decay = run, run.config.train.ema
         if self._decay is not None:
-            self._mean = AveragedModel(run.trainer.model, multi_avg_fn=self._average, use_buffers=True)
+            model = run.trainer.model
+            self._mean = AveragedModel(model, multi_avg_fn=self._average, use_buffers=True)
+            self._copied = [n for n, x in model.named_buffers() if not (x.is_floating_point() and x.isfinite().all())]
             run.trainer.evaluate_with(self._mean)
 
     def on_step(self, run: Run) -> None:
         if self._decay is not None:
             self._mean.update_parameters(run.trainer.model)
+            means, newest = (dict(one.named_buffers()) for one in (self._mean.module, run.trainer.model))
+            for name in self._copied:
+                means[name].copy_(newest[name])
 
     def _average(self, means: Any, weights: Any, count: Any) -> None:
         """Updates the running mean. The decay rises from 0.1 to train.ema, so that the first weights fade."""

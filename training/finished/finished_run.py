@@ -27,7 +27,7 @@ from training.config import Config, ConfigError, checked, full_errors, one_line
 from training.data_spec import DataSpec
 from training.datasets import as_samples, build_task, collate_of, open_dataset
 from training.launch import is_expected, sentence_of
-from training.precision import choose_dtype
+from training.precision import choose_dtype, in_format
 from training.processes import Processes
 from training.targets import build, function_of, reason_of
 from training.trainer import Trainer
@@ -95,7 +95,7 @@ class FinishedRun:
         ema = {name.removeprefix("module."): tensor for name, tensor in state.get("ema", {}).items()}
         ema.pop("n_averaged", None)
         load_weights(model, ema or state["model"], self.path)
-        network: nn.Module = model.to(self.device, memory_format=torch.channels_last)
+        network: nn.Module = in_format(model.to(self.device), torch.channels_last)
         return network.eval()
 
     def trainer(self) -> Trainer:
@@ -126,7 +126,7 @@ class FinishedRun:
         fraction = self.config.data["val_fraction"]
         if split == "val" and not fraction:
             raise ConfigError("the run has no validation set: data.val_fraction was 0")
-        dataset = open_dataset(self.spec.fill(self.config.data), train=split != "test")
+        dataset = open_dataset(self.spec.fill(self.config.data), split != "test", self.config.seed)
         if split == "train" and hasattr(dataset, "without_augmentation"):
             dataset = dataset.without_augmentation()
         self.spec.check(dataset)

@@ -165,7 +165,7 @@ def test_a_host_batch_is_held_until_its_transform_has_read_it():
     def read_late(batch, random):
         return {"x": batch["host"].tensor.to(DEVICE, non_blocking=True) * 2, "label": batch["label"]}
 
-    sim.copy_seconds = 0.02  # long enough for workers of a busy machine to write again
+    sim.copy_seconds = 0.06  # long enough for workers of a busy machine to write again
     for method in ("multiprocessing", "thread"):
         base = workers(collate_fn=with_host, worker_method=method, prefetch_factor=1)
         with Preloader(base, DEVICE, 2, read_late) as loader:
