@@ -321,8 +321,8 @@ def test_a_crash_counts_only_against_the_first_task_of_the_worker_that_has_no_re
 @pytest.mark.parametrize(
     ("row", "where"),
     [
-        (1, "while reading sample 1"),
-        (0, "while reading sample 0"),
+        (1, "while reading sample 1; on_error='skip' leaves such samples out"),
+        (0, "while reading sample 0; on_error='skip' leaves such samples out"),
         (WHOLE_BATCH, r"while reading \[0, 1, 2\]"),
         (NO_ROW, "before reading a sample, perhaps in worker_init_fn"),
     ],
