@@ -6,7 +6,7 @@ from torch import nn
 
 from data.synthetic import Synthetic
 from scripts import evaluate, predict
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError
 from training.finished.finished_run import CPU_BATCH
@@ -103,7 +103,7 @@ class Wordless(Classification):
 def trained(folder, *overrides):
     small = ["data=synthetic", "data.length=128", f"data.test_length={LENGTH}", "data.image_size=8", "model=linear"]
     small += ["data.num_classes=4", f"train.batch_size={2 * CPU_BATCH}", "train.epochs=1", "loader=torch"]
-    return run(composed(*small, "loader.num_workers=0", "timing.trial_seconds=0", *overrides), folder)
+    return run(composed(*small, "loader.num_workers=0", *NO_TRIALS, *overrides), folder)
 
 
 def evaluated(folder, *overrides):

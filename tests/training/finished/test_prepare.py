@@ -12,7 +12,7 @@ from data.errors import DataError
 from data.subset import Subset
 from data.synthetic import Synthetic
 from scripts import export, predict
-from tests.configs import composed
+from tests.configs import NO_TRIALS, composed
 from train import run
 from training.config import ConfigError
 from training.data_spec import stored
@@ -83,7 +83,7 @@ def half(train, **images):
 
 
 def trained(folder, target):
-    config = composed(*SMALL, "model=linear", "train.epochs=1", "timing.trial_seconds=0", "loader.num_workers=0")
+    config = composed(*SMALL, "model=linear", "train.epochs=1", *NO_TRIALS, "loader.num_workers=0")
     config.data._target_ = f"{HERE}.{target}"
     run(config, folder)
     return folder
