@@ -22,7 +22,9 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
         values = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in values]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
             if len(shapes := {tuple(one.shape[1:]) for one in values}) > 1:
-                raise DataError(f"data.collate.pad: {name!r} may differ in its first dimension only, not {shapes}")
+                raise DataError(
+                    f"data.collate.pad: {name!r} may differ in its first dimension only, not {sorted(shapes)}"
+                )
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(one) for one in values])
         else:

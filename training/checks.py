@@ -32,14 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ARGUMENT_ERRORS = (
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)  # raised for bad arguments
+# What calls raise for bad arguments.
+ARGUMENT_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 MOST_TRIED = 100  # samples that are tried, one after the other, until one can be read
 
 

@@ -17,12 +17,8 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 STEPS = ("epochs", "max_steps", "warmup_epochs", "batch_size", "steps_per_epoch", "last_batch")
-SCHEDULING = (
-    "optim.",
-    "schedule.",
-    "trainer.",
-    *(f"train.{key}=" for key in STEPS),
-)  # a learning rate may depend on them
+# What a learning rate may depend on.
+SCHEDULING = ("optim.", "schedule.", "trainer.", *(f"train.{key} " for key in STEPS))
 
 
 def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloader) -> None:
@@ -36,9 +32,9 @@ def resume(trainer: Trainer, path: Path, state: dict[str, Any], loader: Preloade
     load_others(trainer.others, state.get("others", {}), path)
     trainer.saved_mean = state.get("ema")
     trainer.changed = changes(trainer.settings, state["config"])
-    if not any(change.startswith("train.freeze=") for change in trainer.changed):
-        for name, weight in trainer.model.named_parameters():  # a callback may have changed it
-            weight.requires_grad_(name not in state.get("frozen", ()))
+    if "frozen" in state and not any(change.startswith("train.freeze ") for change in trainer.changed):
+        for name, weight in trainer.model.named_parameters():  # a callback may have frozen or unfrozen it
+            weight.requires_grad_(name not in state["frozen"])
     theirs, ours = state["optimizer_classes"], [type(optimizer).__name__ for optimizer in trainer.optimizers]
     if theirs != ours:
         raise ConfigError(

@@ -21,8 +21,8 @@ TOP5_CLASSES = 20  # with at least this many classes there is a score top5
 Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score
 
 
-# Parts of the names of scores, such as error_rate.
-LOWER_IS_BETTER = {*("loss", "error", "err", "mae", "mse", "rmse", "mape", "nll", "perplexity", "wer", "cer", "fid")}
+# In the name of a score, such as logloss or error_rate.
+LOWER_IS_BETTER = re.compile(r"(loss|error|mae|mse|mape|nll|perplexity|\b(err|wer|cer|fid))\b")
 
 
 class Task:
@@ -66,7 +66,7 @@ class Task:
             raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is None and self.metric != type(self).metric:
-            higher_is_better = LOWER_IS_BETTER.isdisjoint(re.split("[^a-z]+", self.metric.lower()))
+            higher_is_better = not LOWER_IS_BETTER.search(re.sub("[^a-z]", " ", self.metric.lower()))
         if higher_is_better is not None:
             self.higher_is_better = higher_is_better
 

@@ -359,6 +359,23 @@ def test_a_checkpoint_with_numpys_numbers_and_buffers_that_have_no_mean_can_be_r
             assert torch.equal(saved["ema"][f"module.{name}"], saved["model"][name])
 
 
+class Rate:
+    """Changes the learning rate."""
+
+    def on_step(self, run) -> None:
+        for group in run.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.01
+
+
+@pytest.mark.parametrize(("changed", "keeps"), [("train.log_interval=1", True), ("train.epochs=3", False)])
+def test_a_resume_keeps_a_rate_that_a_callback_has_set_unless_the_schedule_changes(tmp_path, changed, keeps):
+    settings = [*LINEAR, "schedule=constant"]
+    train(tmp_path / "one", *settings, f"+callbacks.rate._target_={HERE}.Rate")
+    saved = tmp_path / "one" / "checkpoints" / "step-0000008.pt"
+    train(tmp_path / "two", *settings, changed, f"train.resume={saved}")
+    assert ([line["lr"] for line in metrics(tmp_path / "two") if "lr" in line][-1] == 0.01) is keeps
+
+
 class Unreadable(nn.Linear):
     def get_extra_state(self):
         return Path("here")
@@ -736,6 +753,8 @@ class Error:
         ([*REGRESSION, *WRONG], True),
         ([*REGRESSION, "task.metric=mse", "task.higher_is_better=true"], False),
         ([*REGRESSION, f"task.scores={{error_rate: {{_target_: {HERE}.square}}}}", "task.metric=error_rate"], True),
+        ([*REGRESSION, f"task.scores={{logloss: {{_target_: {HERE}.square}}}}", "task.metric=logloss"], True),
+        ([*REGRESSION, f"task.scores={{power: {{_target_: {HERE}.square}}}}", "task.metric=power"], False),
         ([*REGRESSION, f"task.scores={{MSE: {{_target_: {HERE}.square}}}}", "task.metric=MSE"], True),
         ([*REGRESSION, f"task.metrics={{all: {{_target_: {HERE}.Several}}}}", "task.metric=all_entropy"], True),
     ],

@@ -89,12 +89,12 @@ class Trials:
 
     @contextmanager
     def _apart_from_the_run(self) -> Iterator[None]:
-        """Undoes the steps in this block, hides warnings of settings that are tried, and ends at an error."""
+        """Puts weights and counts back after this block, hides warnings of what is tried, and ends at an error."""
         trainer, loaders = self._trainer, logging.getLogger("loaders")
         step, level = trainer.step, loaders.level
         modules = trainer.model, *trainer.others.values()
         weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
-        kept = [weight.detach().clone() for weight in weights]
+        kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
         logged, trainer.logged = trainer.logged, Means(trainer.processes)
         loaders.setLevel(logging.ERROR)
         try:
