@@ -151,7 +151,7 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
         with _refused(about), torch.no_grad(), trainer.autocast:
             outputs = trainer.model(*inputs)
         trainer.task.check(outputs, labels)
-        if split == "training":
+        if split == "training" and isinstance(outputs, Tensor) and isinstance(labels, Tensor | None):
             _check_loss(trainer.task, outputs, labels, data.mixes)
             if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
                 log.warning(

@@ -37,6 +37,24 @@ def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
     assert not offers(plain, "read_batch") and not offers(plain, "arrays")
 
 
+class Column:
+    """As pandas' Series: indexing looks for labels."""
+
+    iloc, shape = None, (3,)
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array([10, 11, 12])
+
+
+def test_a_subset_has_its_part_of_each_attribute_with_a_value_per_sample():
+    dataset = arrays()
+    dataset.ids, dataset.names, dataset.column = np.arange(50), list(range(50)), Column()
+    some = Subset(dataset, np.array([4, 7]))
+    assert some.ids.tolist() == some.names == [4, 7] and some.column.tolist() == [10, 11, 12]
+    dataset.__class__ = type("Three", (ArrayDataset,), {"__len__": lambda self: 3})
+    assert Subset(dataset, np.array([0, 2])).column.tolist() == [10, 12]
+
+
 def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
     dataset = Subset(arrays(), np.arange(7, 27))
     for copied in (dataset, copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):

@@ -18,6 +18,7 @@ from tests.test_train import compose_small, metrics
 from train import run
 from training.checkpoint import CheckpointError
 from training.config import ConfigError
+from training.datasets import open_dataset
 from training.metrics import EpochMetrics, Means
 from training.precision import in_format
 from training.processes import Processes
@@ -327,6 +328,102 @@ def test_what_a_callback_has_unfrozen_is_trained_after_a_resume_too(tmp_path):
         weights.append(torch.load(folder / "last.pt", weights_only=True)["model"]["first.1.weight"])
     assert torch.load(folder / "last.pt", weights_only=True)["frozen"] == []
     assert not torch.equal(*weights)
+
+
+class Careless(Trainer):
+    """Keeps a module in a list, and another that no optimizer trains; counts the samples that it evaluates."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.teachers, self.head = [nn.Linear(10, 10)], nn.Linear(10, 10)
+        self.recall = Confusion()
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        return self.task.loss(self.head(self.model(images)), labels)
+
+    def evaluation_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        self.recall.update(outputs := self.model(images), labels)
+        return {"loss": self.task.loss(outputs, labels)}
+
+
+class Count:
+    def on_evaluation(self, run, scores) -> None:
+        run.log(counted=run.trainer.recall.all.sum())
+
+
+def test_modules_that_are_not_saved_or_not_trained_are_warned_of_and_own_metrics_count_no_trial(tmp_path, caplog):
+    careless = [f"trainer._target_={HERE}.Careless", "task.metric=loss", f"+callbacks.count._target_={HERE}.Count"]
+    train(tmp_path, *LINEAR, *careless, "train.epochs=1")
+    assert "trainer: the modules in self.teachers are in no checkpoint: use nn.ModuleList" in caplog.text
+    assert "trainer: no optimizer trains weight of self.head: pass it in configure_optimizers" in caplog.text
+    assert [line["counted"] for line in metrics(tmp_path) if "counted" in line] == [64]
+
+
+class EachItsOwn(Trainer):
+    """Each process trains a part of its own, and counts its steps in a buffer; evaluates if all have the same."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.steps = nn.BatchNorm1d(1, affine=False)
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        part = (self.model.first, self.model.second)[self.processes.rank]
+        self.backward(self.task.loss(part(images), labels))
+        self.optimizer_step(*self.optimizers)
+        self.steps.running_mean += self.processes.rank
+
+    def evaluation_step(self, batch):
+        if self.step:
+            tensors = [*self.model.parameters(), *self.steps.buffers()]
+            ours, *others = self.processes.gather([tensor.tolist() for tensor in tensors])
+            assert all(one == ours for one in others)
+        return super().evaluation_step(batch)
+
+
+class Mapped(Task):
+    """For networks that return a dict."""
+
+    def loss(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs["logits"], labels)
+
+    def scores(self, outputs, labels):
+        return {}
+
+
+class ReturnsDict(nn.Sequential):
+    def forward(self, images):
+        return {"logits": super().forward(images)}
+
+
+def returns_dict(num_classes: int, in_channels: int) -> nn.Module:
+    return ReturnsDict(*linear(num_classes, in_channels))
+
+
+def test_a_task_of_a_fork_may_take_outputs_of_any_kind(tmp_path):
+    mapped = [f"model._target_={HERE}.returns_dict", "~model.width", "task=own", f"task._target_={HERE}.Mapped"]
+    assert train(tmp_path, *mapped, "task.metric=loss")["test_loss"] < 2.3
+
+
+class Shuffled:
+    """Orders its samples itself, with the global generators."""
+
+    def __init__(self, train: bool) -> None:
+        self.order = random.sample(range(99), 99), np.random.permutation(99).tolist(), torch.randperm(99).tolist()
+
+    def __len__(self) -> int:
+        return 99
+
+    def __getitem__(self, index: int):
+        return {"image": torch.zeros(1, 8, 8), "label": 0}
+
+
+def test_a_dataset_draws_the_same_for_training_and_testing_in_every_process():
+    section = {"_target_": f"{HERE}.Shuffled"}
+    one, same, other = (open_dataset(section, *of).order for of in ((True, 1), (False, 1), (True, 2)))
+    assert one == same and all(mine != theirs for mine, theirs in zip(one, other, strict=True))
 
 
 class Buffers(nn.Sequential):

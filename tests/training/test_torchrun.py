@@ -174,6 +174,11 @@ def test_a_step_with_two_optimizers_is_the_same_in_two_processes(python, tmp_pat
     assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))
 
 
+def test_what_only_some_processes_train_and_buffers_beside_the_network_are_the_same_in_all(python, tmp_path):
+    settings = [f"trainer._target_={DOORS}.EachItsOwn", *TWO_OPTIMIZERS[1:], "data.length=160", "data.test_length=32"]
+    Run(python, tmp_path, *settings).finish()
+
+
 def test_several_processes_write_one_folder_and_one_log(undisturbed):
     summary = json.loads((undisturbed.out / "summary.json").read_text())
     assert summary["processes"] == 2 and summary["batch_size"] == 16
