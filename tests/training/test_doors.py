@@ -403,7 +403,14 @@ def returns_dict(num_classes: int, in_channels: int) -> nn.Module:
 
 
 def test_a_task_of_a_fork_may_take_outputs_of_any_kind(tmp_path):
-    mapped = [f"model._target_={HERE}.returns_dict", "~model.width", "task=own", f"task._target_={HERE}.Mapped"]
+    mapped = [
+        f"model._target_={HERE}.returns_dict",
+        "~model.width",
+        "task=own",
+        f"task._target_={HERE}.Mapped",
+        "task.label=label",
+        "+model.num_classes=10",
+    ]
     assert train(tmp_path, *mapped, "task.metric=loss")["test_loss"] < 2.3
 
 
