@@ -20,7 +20,6 @@ copies' time by which training does not get longer. It is 0 if each step first c
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -38,15 +37,16 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.errors import check_choice
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import LoaderConfig, Preloader, build_loader
-from loaders.preload.accelerator import Accelerator
+from loaders.preload.accelerator import Accelerator, checked_device
 from loaders.timing import StepTimer
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, Columns, Row, in_turns, parser, report
+from scripts.command import run_script
+from training.config import ConfigError
 
 LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
@@ -58,14 +58,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "tiny": (lambda: SmallCNN(10, 3), 32, 10, 8, 3),
 }
 COLUMNS: Columns = (
-    ("loader", "loader", str),
-    ("steps_per_second", "steps/s", "{:.2f}".format),
-    ("images_per_second", "images/s", "{:,.0f}".format),
-    ("ratio_to_limit", "of limit", "{:.3f}".format),
-    ("idle", "idle", lambda share: f"{100 * share:.1f} %"),
+    ("loader", "loader", "{}"),
+    ("steps_per_second", "steps/s", "{:.2f}"),
+    ("images_per_second", "images/s", "{:,.0f}"),
+    ("ratio_to_limit", "of limit", "{:.3f}"),
+    ("idle", "idle", "{:.1%}"),
 )
-
-MODELLED: Columns = (("depth", "depth", str), ("hidden", "hidden", "{:.3f}".format))
+MODELLED: Columns = (("depth", "depth", "{}"), ("hidden", "hidden", "{:.3f}"))
 
 
 def hidden_share(copy: float, step: float, host: float, depth: int, batches: int = 1000) -> float:
@@ -92,6 +91,7 @@ class Bench:
     """What all rows share. `warmup_steps` at the start of each turn use up the batches that were loaded before it."""
 
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
+        self.model = model
         self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
         self.workers, self.device, self.accelerator = workers, device, Accelerator(device)
@@ -189,46 +189,40 @@ def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str,
     return step
 
 
-def usable_device(name: str) -> torch.device:
-    """The device, with its number if it is a GPU. Raises BenchError if torch cannot use it."""
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise BenchError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
-
-
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", help=", ".join(MODELS) + " (resnet50)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (cuda; with --tiny, cpu)")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
-    parser.add_argument("--batch-size", type=int, help="(depends on the model)")
-    parser.add_argument("--steps", type=int, help="per turn (depends on the model)")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--model", default="resnet50", choices=MODELS)
+    options.add_argument("--device", help="cpu, cuda, cuda:1, ... (cuda; with --tiny, cpu)")
+    options.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
+    options.add_argument("--batch-size", type=int, help="(depends on the model)")
+    options.add_argument("--steps", type=int, help="per turn (depends on the model)")
+    options.add_argument(
         "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is not there"
     )
-    parser.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
-    given = parsed(parser, arguments, positive=("workers", "batch_size", "steps"))
-    check_choice("--model", given.model, MODELS, BenchError)
-    device = usable_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
+    options.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
+    given = options.parse_args(arguments)
+    try:
+        device = checked_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from error
     Accelerator(device).make_current()
     torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
 
-    model = "tiny" if given.tiny else given.model
-    bench = Bench(model, given.batch_size, given.steps, given.workers, device)
-    setting = {"model": model, "batch_size": bench.batch_size, "num_workers": given.workers, "device": str(device)}
+    bench = Bench("tiny" if given.tiny else given.model, given.batch_size, given.steps, given.workers, device)
+    result = {"model": bench.model, "batch_size": bench.batch_size, "num_workers": given.workers}
+    title = f"{bench.model}, batches of {bench.batch_size}, {given.workers} workers"
     if given.modelled:
         bandwidth, step = given.modelled
-        title = (
-            f"{model}, batches of {bench.batch_size}, on a modelled device: {bandwidth:g} GB/s, {step:g} ms per step"
+        result |= {"gigabytes_per_second": bandwidth, "step_ms": step}
+        result["rows"] = bench.modelled(1e9 * bandwidth, step / 1000)
+        report(
+            f"{title}, on a modelled device: {bandwidth:g} GB/s, {step:g} ms per step", MODELLED, result, given.json
         )
-        setting |= {"gigabytes_per_second": bandwidth, "step_ms": step}
-        report(title, MODELLED, {**setting, "rows": bench.modelled(1e9 * bandwidth, step / 1000)}, given.json)
-        return
-    title = f"{model}, batches of {bench.batch_size}, {given.workers} workers, on {device}"
-    report(title, COLUMNS, {**setting, "rows": bench.rows()}, given.json)
+    else:
+        result |= {"device": str(device), "rows": bench.rows()}
+        report(f"{title}, on {device}", COLUMNS, result, given.json)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -1,53 +1,38 @@
-"""What the benches share: measuring in turns, medians, a table, a JSON file, and errors of one sentence."""
+"""What the benches share: measuring in turns, medians, a table and a JSON file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from data.errors import DataError, check_choice
-from training.table import table
+from data.errors import check_choice
+from scripts import command
+from training.config import ConfigError
 
 ROUNDS = 3
 
 Row = dict[str, Any]  # "loader" and its figures, as in the JSON file
-Columns = Sequence[tuple[str, str, Callable[[Any], str]]]  # a key of the rows, its heading, the format of its value
+Columns = Sequence[tuple[str, str, str]]  # a key of the rows, its heading, the format of its value; None is "-"
 
 
-class BenchError(ValueError):
-    """One sentence that says what cannot be measured, and why."""
-
-
-def parsed(
-    parser: argparse.ArgumentParser, arguments: list[str] | None, positive: Iterable[str] = ()
-) -> argparse.Namespace:
-    """Adds --json and parses `arguments`. Raises BenchError if one named in `positive` is not above 0."""
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    given = parser.parse_args(arguments)
-    for key in positive:
-        value = getattr(given, key)
-        if value is not None and not 0 < value < math.inf:
-            raise BenchError(f"--{key.replace('_', '-')} {value:g}: give a number above 0")
-    if given.json is not None and not given.json.absolute().parent.is_dir():
-        raise BenchError(f"--json {given.json}: there is no folder {given.json.parent}")
-    return given
+def parser(about: str | None) -> argparse.ArgumentParser:
+    made = command.parser(about)
+    made.add_argument("--json", type=Path, help="write the result to this file")
+    return made
 
 
 def chosen(option: str, given: str | None, known: Collection[str]) -> list[str]:
-    """The names that the text `given` lists, separated by commas; None: all. Raises BenchError for an unknown one."""
+    """The names that the text `given` lists, separated by commas; None: all. Raises ConfigError for an unknown one."""
     names = given.split(",") if given else list(known)
     for name in names:
-        check_choice(option, name, known, BenchError)
+        check_choice(option, name, known, ConfigError)
     return names
 
 
@@ -61,34 +46,28 @@ def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]], r
     for _ in range(rounds):
         for name in tqdm(measured, leave=False, disable=None):
             measured[name].append(measure(name))
-    table: list[Row] = []
-    for name, rows in measured.items():
-        first, medians = next(iter(rows[0])), {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-        ends = [choose(row[first] for row in rows) for choose in (max, min)]
-        table.append({"loader": name, **medians, "spread": (ends[0] - ends[1]) / 2 / medians[first]})
-    return table
+    found: list[Row] = []
+    for name, turns in measured.items():
+        medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+        first, median = next(iter(medians.items()))
+        values = [turn[first] for turn in turns]
+        found.append({"loader": name, **medians, "spread": (max(values) - min(values)) / 2 / median})
+    return found
 
 
-def cells(columns: Columns, rows: list[Row]) -> list[list[str]]:
-    """The columns of a table, each with its heading first."""
-    return [[heading, *(formatted(row[key]) for row in rows)] for key, heading, formatted in columns]
+def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None, notes: str = "") -> str:
+    """Prints and returns the title, the rows of `result` as a Markdown table, and the notes.
 
-
-def markdown(columns: Columns, rows: list[Row]) -> str:
-    lines = list(zip(*cells(columns, rows), strict=True))
-    return tabulate(lines, headers="firstrow", tablefmt="github", disable_numparse=True)
-
-
-def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None) -> None:
-    """Prints the rows of `result` as a table, and writes all of `result` to `path` as JSON if a path is given."""
-    print("\n".join([title, "", *table(cells(columns, result["rows"]))]))
+    Writes all of `result` to `path` as JSON if a path is given.
+    """
+    cells = [
+        ["-" if row[key] is None else form.format(row[key]) for key, _, form in columns] for row in result["rows"]
+    ]
+    headings = [heading for _, heading, _ in columns]
+    text = f"{title}\n\n{tabulate(cells, headings, tablefmt='github', disable_numparse=True)}\n"
+    text += f"\n{notes}\n" if notes else ""
+    print(text)
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def run(main: Callable[[], None]) -> None:
-    """Runs a bench's main; an expected error ends it with one line and exit code 1."""
-    try:
-        main()
-    except (BenchError, DataError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
+    return text

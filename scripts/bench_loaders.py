@@ -21,7 +21,6 @@ rounds are compared.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import multiprocessing
 import os
@@ -37,19 +36,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.errors import check_choice
 from loaders.nested import rows
-from scripts.bench_harness import ROUNDS, BenchError, Columns, Row, chosen, in_turns, parsed, report, run
+from scripts.bench_harness import ROUNDS, Columns, Row, chosen, in_turns, parser, report
 from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, make_pictures
+from scripts.command import run_script
+from training.config import ConfigError
 
 FORK = multiprocessing.get_context("fork")
 COLUMNS: Columns = (
-    ("loader", "loader", str),
-    ("images_per_second", "images/s", "{:,.0f}".format),
-    ("spread", "±", "{:.0%}".format),
-    ("ratio_to_torch", "ratio", lambda ratio: "-" if ratio is None else f"{ratio:.2f}"),
-    ("first_batch_seconds", "1st batch", "{:.3f} s".format),
-    ("cpu_seconds_per_1000", "CPU s/1000", "{:.3f}".format),
+    ("loader", "loader", "{}"),
+    ("images_per_second", "images/s", "{:,.0f}"),
+    ("spread", "±", "{:.0%}"),
+    ("ratio_to_torch", "ratio", "{:.2f}"),
+    ("first_batch_seconds", "1st batch", "{:.3f} s"),
+    ("cpu_seconds_per_1000", "CPU s/1000", "{:.3f}"),
 )
 
 
@@ -65,7 +65,7 @@ def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Ro
 
 
 def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -> dict[str, float]:
-    """Measures one turn in a child process. Raises BenchError if the loader fails."""
+    """Measures one turn in a child process. Raises ConfigError if the loader fails."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_measure, args=(make, num_workers, seconds, sender))
     process.start()
@@ -76,7 +76,7 @@ def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -
         outcome = "its process died"
     process.join()
     if isinstance(outcome, str):
-        raise BenchError(f"{name}: {outcome}")
+        raise ConfigError(f"{name}: {outcome}")
     return outcome
 
 
@@ -111,17 +111,13 @@ def count(batches: Iterator[Any], seconds: float) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", required=True, help=", ".join(WORKLOADS))
-    parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
-    parser.add_argument("--loaders", help="rows to measure, separated by commas (all)")
-    parser.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(PICTURE_WORKLOADS)}")
-    parser.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
-    given = parsed(parser, arguments, positive=("workers", "seconds"))
-    check_choice("--workload", given.workload, WORKLOADS, BenchError)
-    if given.data_root is not None and given.workload not in PICTURE_WORKLOADS:
-        raise BenchError(f"--data-root: only {', '.join(PICTURE_WORKLOADS)} read images from a folder; leave it out")
-
+    options = parser(__doc__)
+    options.add_argument("--workload", required=True, choices=WORKLOADS)
+    options.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
+    options.add_argument("--loaders", help="rows to measure, separated by commas (all)")
+    options.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(PICTURE_WORKLOADS)}")
+    options.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
+    given = options.parse_args(arguments)
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
     with tempfile.TemporaryDirectory() as folder:
         root = given.data_root or Path(folder, "images")
@@ -135,4 +131,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -28,10 +28,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.image_folder import ImageFolder
-from scripts.bench_harness import BenchError, Columns, Row, in_turns, markdown, parsed, run
+from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
 from scripts.bench_workloads import make_pack, make_pictures
+from scripts.command import run_script
 from scripts.peer_loaders import BATCH, PEERS, SIZE, batches
+from training.config import ConfigError
 from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
@@ -43,13 +45,13 @@ ROWS = {f"{a}, {b}": (a, b) for a, b in [*FILES, ("ffcv", "pack, short side 256"
 NOTES = "space: of the files; ±: half of the rounds' range; ratio: to the first row. FFCV has a file of its own."
 ROUNDS, COLORS = 5, ("red", "green", "blue")
 COLUMNS: Columns = (
-    ("name", "loader", str),
-    ("reads", "reads", str),
-    ("space", "space", "{:.2f}".format),
-    ("images_per_second", "images/s", "{:,.0f}".format),
-    ("spread", "±", "{:.0%}".format),
-    ("ratio", "ratio", "{:.2f}".format),
-    ("ours", "WorkerLoader to this", "{:.2f}".format),
+    ("name", "loader", "{}"),
+    ("reads", "reads", "{}"),
+    ("space", "space", "{:.2f}"),
+    ("images_per_second", "images/s", "{:,.0f}"),
+    ("spread", "±", "{:.0%}"),
+    ("ratio", "ratio", "{:.2f}"),
+    ("ours", "WorkerLoader to this", "{:.2f}"),
 )
 
 
@@ -66,16 +68,16 @@ def turn(loader: str, reads: str, root: Path, workers: int, seconds: float) -> d
 
 
 def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) -> dict[str, float]:
-    """Runs a turn in the peer's environment. Raises BenchError with the last line of its output if it fails."""
+    """Runs a turn in the peer's environment. Raises ConfigError with the last line of its output if it fails."""
     peer = ROWS[row][0]
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if not python.exists():
-        raise BenchError(f"run `python scripts/bench_peers.py --setup {peer}` first")
+        raise ConfigError(f"run `python scripts/bench_peers.py --setup {peer}` first")
     settings = f"--workers={workers}", f"--seconds={seconds}", f"--turn={row}", f"--data-root={root}"
     command: list[str | Path] = [python, Path(__file__).resolve(), *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
-        raise BenchError((done.stderr.splitlines() or ["its process died"])[-1])
+        raise ConfigError((done.stderr.splitlines() or ["its process died"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -99,7 +101,7 @@ def compare(root: Path, workers: int, seconds: float, folder: Path) -> tuple[lis
     def measured(row: str) -> dict[str, float]:
         try:
             return measure(row, root, workers, seconds, folder)
-        except BenchError as error:
+        except ConfigError as error:
             left[row] = str(error)
             return dict.fromkeys(("images_per_second", *COLORS), float("nan"))
 
@@ -130,14 +132,14 @@ def draw(rows: list[Row], title: str) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setup", choices=PEERS, help="install a peer")
-    parser.add_argument("--data-root", type=Path, help="a folder of JPEGs (photographs that it makes)")
-    parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
-    parser.add_argument("--seconds", type=float, default=4, help="of measuring in each turn (4)")
-    parser.add_argument("--out", type=Path, default="docs", help="folder of peers.md and peers.png (docs)")
-    parser.add_argument("--turn", help=argparse.SUPPRESS)
-    given = parsed(parser, arguments, positive=("workers", "seconds"))
+    options = parser(__doc__)
+    options.add_argument("--setup", choices=PEERS, help="install a peer")
+    options.add_argument("--data-root", type=Path, help="a folder of JPEGs (photographs that it makes)")
+    options.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
+    options.add_argument("--seconds", type=float, default=4, help="of measuring in each turn (4)")
+    options.add_argument("--out", type=Path, default="docs", help="folder of peers.md and peers.png (docs)")
+    options.add_argument("--turn", help=argparse.SUPPRESS)
+    given = options.parse_args(arguments)
     if given.setup:
         return setup(given.setup)
     if given.turn:
@@ -149,12 +151,10 @@ def main(arguments: list[str] | None = None) -> None:
         rows, left = compare(root.resolve(), given.workers, given.seconds, Path(folder))
     title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
-    print(text := f"{title}\n\n{markdown(COLUMNS, rows)}\n\n{NOTES}\n{reasons}")
-    if given.json:
-        given.json.write_text(json.dumps({"rows": rows, "left": left}, indent=2) + "\n")
+    text = report(title, COLUMNS, {"rows": rows, "left": left}, given.json, f"{NOTES}\n{reasons}".rstrip())
     (given.out / "peers.md").write_text(text)
     (given.out / "peers.png").write_bytes(draw(rows, title))
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -9,7 +9,6 @@ may use (`taskset -c` chooses others). They must be idle: another program on the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -21,38 +20,40 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.bench_harness import BenchError, Columns, chosen, parsed, report, run
+from scripts.bench_harness import Columns, chosen, parser, report
+from scripts.command import run_script
 from scripts.verdict_cases import cases
+from training.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 CORES = 2
 COLUMNS: Columns = [
-    *((key, key, str) for key in ("case", "truth", "said", "right", "try")),
-    *((f"{kind}_gain", f"{kind} gain", lambda gain: f"{gain:.2f}" if gain else "-") for kind in ("said", "measured")),
+    *((key, key, "{}") for key in ("case", "truth", "said", "right", "try")),
+    *((f"{kind}_gain", f"{kind} gain", "{:.2f}") for kind in ("said", "measured")),
 ]
 
 
 def train(overrides: list[str]) -> dict[str, Any]:
-    """Runs train.py. Returns the run's summary. Raises BenchError with the end of the log if it fails."""
+    """Runs train.py. Returns the run's summary. Raises ConfigError with the end of the log if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *overrides, f"hydra.run.dir={folder}"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise BenchError(f"{shlex.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
+            raise ConfigError(f"{shlex.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
         return json.loads(Path(folder, "summary.json").read_text())
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", help=f"names, separated by commas (all): {', '.join(cases())}")
-    parser.add_argument("--gains", action="store_true", help="run what each verdict says to try, and compare the gain")
-    given = parsed(parser, arguments)
+    options = parser(__doc__)
+    options.add_argument("--cases", help=f"names, separated by commas (all): {', '.join(cases())}")
+    options.add_argument("--gains", action="store_true", help="run what each verdict says to try, and compare them")
+    given = options.parse_args(arguments)
     names = chosen("--cases", given.cases, cases())
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     if len(cores) < CORES:
-        raise BenchError(f"the cases need {CORES} cores, and this process may use {len(cores)}")
+        raise ConfigError(f"the cases need {CORES} cores, and this process may use {len(cores)}")
     os.sched_setaffinity(0, cores)
     rows = []
     for name in names:
@@ -64,9 +65,9 @@ def main(arguments: list[str] | None = None) -> None:
         if advice and given.gains:
             row["measured_gain"] = train([*overrides, *advice])["images_per_second"] / before["images_per_second"]
         rows.append(row)
-    report(f"cases on {CORES} cores", COLUMNS, {"rows": rows}, given.json)
-    print(f"\n{sum(row['right'] == 'yes' for row in rows)} of {len(rows)} verdicts name the bottleneck")
+    right = f"{sum(row['right'] == 'yes' for row in rows)} of {len(rows)} verdicts name the bottleneck"
+    report(f"cases on {CORES} cores", COLUMNS, {"rows": rows}, given.json, right)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

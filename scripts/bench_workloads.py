@@ -25,7 +25,7 @@ from data.images.decoders import DECODERS, choose
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from scripts.bench_harness import BenchError
+from training.config import ConfigError
 
 Maker = Callable[[int], Any]  # number of workers -> loader
 Workload = Callable[[Path, Path], dict[str, Maker]]  # folder of pictures, temporary folder -> the maker of each row
@@ -252,4 +252,4 @@ def make_pictures(root: Path) -> None:
 def make_pack(root: Path, pack: Path, *options: str) -> None:
     command: list[str | Path] = [sys.executable, Path(__file__).with_name("pack_images.py"), root, pack, *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise BenchError(f"scripts/pack_images.py could not pack {root}: see its error above")
+        raise ConfigError(f"scripts/pack_images.py could not pack {root}: see its error above")

@@ -21,10 +21,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.command import parser, run_script
 from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
-from training.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_script
+from training.finished.finished_run import SPLITS, FinishedRun, add_run, refused_as
 from training.results import finite
 from training.stopping import StopSignals
 from training.trust import check_links
@@ -32,8 +33,9 @@ from training.trust import check_links
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    options, overrides = parser(__doc__), "settings to replace, such as data.root=DIR or device=cpu"
-    options.add_argument("overrides", nargs="*", default=[], help=overrides)
+    options = parser(__doc__)
+    add_run(options)
+    options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
     given = options.parse_intermixed_args(arguments)

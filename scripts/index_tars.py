@@ -7,27 +7,23 @@ It writes URL.index.npz into the bucket, and for a local shard a hidden file. Ru
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.errors import DataError
 from data.tar_index import each_shard, put_index
 from data.webdataset import find_shards
+from scripts.command import parser, run_script
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("urls", nargs="+", help="shards, as data.urls names them")
-    shards = find_shards("URLS", parser.parse_args(arguments).urls)
+    options = parser(__doc__)
+    options.add_argument("urls", nargs="+", help="shards, as data.urls names them")
+    shards = find_shards("URLS", options.parse_args(arguments).urls)
     counts = each_shard(put_index, shards, "indexing")
     print(f"{len(shards):,} shards with {sum(counts):,} images have an index beside them")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (DataError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -38,6 +38,7 @@ from data.images.crops import resized, with_shorter_side
 from data.images.decoding import whole
 from data.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
+from scripts.command import parser, run_script
 from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
@@ -82,13 +83,10 @@ class Packing:
     """
 
     def __init__(self, splits: dict[str, ImageFolder], folder: Path, settings: dict[str, Any]) -> None:
-        self.splits, self.folder, self.settings = splits, folder, settings
-        about: dict[str, Any] = {
-            "version": VERSION,
-            **settings,
-            "classes": splits["train"].classes,
-            "images": {split: fingerprint(data) for split, data in splits.items()},
-        }
+        self.splits, self.folder = splits, folder
+        self.stored = {split: StoredImages(images, **settings) for split, images in splits.items()}
+        about: dict[str, Any] = {"version": VERSION, **settings, "classes": splits["train"].classes}
+        about["images"] = {split: fingerprint(images) for split, images in splits.items()}
         self.about = json.loads(json.dumps(about))  # with lists for tuples, to compare it with a file's content
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
@@ -105,18 +103,14 @@ class Packing:
         """The indices of the split's finished shards."""
         return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
 
-    def stored(self, split: str) -> StoredImages:
-        return StoredImages(self.splits[split], **self.settings)
-
     def expected_bytes(self) -> float:
         """Estimates the size of the pack from some images."""
         total = 0.0
-        for split, images in self.splits.items():
-            stored = self.stored(split)
-            some = np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(int).tolist()
+        for stored in self.stored.values():
+            some = np.linspace(0, len(stored) - 1, min(len(stored), SAMPLED)).astype(int).tolist()
             items = [stored[index] for index in some]
             sizes = [0 if isinstance(item, DataError) else len(item[0]) for item in items]
-            total += len(images) * float(np.mean(sizes))
+            total += len(stored) * float(np.mean(sizes))
         return total
 
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool) -> None:
@@ -127,7 +121,7 @@ class Packing:
         names = max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize
         settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
         with (
-            WorkerLoader[Any](self.stored(split), 8, sampler=range(number, len(images)), **settings) as loader,
+            WorkerLoader[Any](self.stored[split], 8, sampler=range(number, len(images)), **settings) as loader,
             tqdm(total=len(images), initial=number, desc=split, unit="image", disable=None) as bar,
         ):
             items, shard = chain.from_iterable(loader), len(indices)
@@ -159,9 +153,8 @@ class Packing:
         sizes = {path.name: path.stat().st_size for path in paths}
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in paths if path.suffix == ".npy"}
         write_whole(self.folder / "pack.json", json.dumps({**self.about, "bytes": sizes, "crc32": checksums}) + "\n")
-        for pattern in ("unfinished.json", ".*"):  # .*: temporary files of a killed process
-            for path in self.folder.glob(pattern):
-                path.unlink()
+        for path in (self.folder / "unfinished.json", *self.folder.glob(".*")):  # temporary files of a killed process
+            path.unlink(missing_ok=True)
 
 
 def entry(images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
@@ -200,17 +193,19 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
-    parser.add_argument("pack", type=Path, help="folder to write")
-    parser.add_argument("--verify", action="store_true", help="check a pack, write nothing")
-    parser.add_argument("--format", default="raw", choices=DEFAULT_SIDE, help="raw pixels, or files (raw)")
-    parser.add_argument("--short-side", type=int, help="pixels; larger images are resized (raw: 256, jpeg: none is)")
-    parser.add_argument("--quality", type=int, help="1 to 100, of the JPEGs that are resized (90)")
-    parser.add_argument("--shard-mb", type=float, default=1024, help="megabytes after which a new shard begins (1024)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
-    parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    options.add_argument("pack", type=Path, help="folder to write")
+    options.add_argument("--verify", action="store_true", help="check a pack, write nothing")
+    options.add_argument("--format", default="raw", choices=DEFAULT_SIDE, help="raw pixels, or files (raw)")
+    options.add_argument("--short-side", type=int, help="pixels; larger images are resized (raw: 256, jpeg: none is)")
+    options.add_argument("--quality", type=int, help="1 to 100, of the JPEGs that are resized (90)")
+    options.add_argument(
+        "--shard-mb", type=float, default=1024, help="megabytes after which a new shard begins (1024)"
+    )
+    options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
+    options.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
+    given = options.parse_args(arguments)
     if given.verify:
         return verify(given.pack)
     if given.images is None:
@@ -229,14 +224,11 @@ def main(arguments: list[str] | None = None) -> None:
                 packing.finish()
     except Timeout:
         raise DataError(f"{given.pack} is being packed by another process; wait for it") from None
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command continues after the last finished shard")
     counts = [f"{len(Packed(train=split == 'train', root=given.pack)):,} {split}" for split in SPLITS]
     print(f"{given.pack} has {' and '.join(counts)} images: python train.py data=packed data.root={given.pack}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (DataError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command continues after the last finished shard")
+    run_script(main)

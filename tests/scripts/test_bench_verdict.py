@@ -8,10 +8,9 @@ import torch
 
 from scripts import bench_verdict as bench
 from scripts import verdict_cases as parts
-from scripts.bench_harness import BenchError
 from tests.configs import composed_by_hydra
 from training.callbacks.report.verdict import CAUSES
-from training.config import checked
+from training.config import ConfigError, checked
 from training.datasets import open_dataset
 from training.targets import build
 
@@ -64,5 +63,5 @@ def test_a_verdict_is_compared_with_the_truth_and_its_gain_with_the_measured_one
 
 
 def test_an_unknown_case_is_refused_with_a_suggestion():
-    with pytest.raises(BenchError, match=r"--cases=slow_stp: did you mean slow_step\?"):
+    with pytest.raises(ConfigError, match=r"--cases=slow_stp: did you mean slow_step\?"):
         bench.main(["--cases", "slow_stp"])

@@ -11,13 +11,14 @@ from data.fashion import CLASSES, FashionMini
 from data.synthetic import Synthetic
 from models.small_cnn import SmallCNN
 from scripts import evaluate
+from scripts.command import run_script
 from tests.configs import composed
 from tests.scripts.conftest import SMALL
 from train import run
 from training.config import ConfigError
 from training.data_spec import DataSpec
 from training.finished.evaluation import MISTAKES, Evaluation
-from training.finished.finished_run import FinishedRun, find, run_script
+from training.finished.finished_run import FinishedRun, find
 
 HERE = "loader.num_workers=0"
 

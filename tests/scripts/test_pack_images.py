@@ -46,7 +46,7 @@ def interrupt(images, folder, stop_at, monkeypatch):
             raise KeyboardInterrupt
         return original(self, index)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match=r"^interrupted: the same command continues"):
         patch.setattr(pack_images.StoredImages, "__getitem__", interrupted)
         pack(images, folder)
 

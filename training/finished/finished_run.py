@@ -6,9 +6,8 @@ The weights, the settings and the DataSpec come from one checkpoint. It cannot r
 from __future__ import annotations
 
 import logging
-import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from training.command_line import compose_with
 from training.config import Config, ConfigError, checked, full_errors, one_line
 from training.data_spec import DataSpec
 from training.datasets import as_samples, build_task, collate_of, open_dataset
-from training.launch import is_expected, sentence_of
+from training.launch import is_expected
 from training.precision import choose_dtype, in_format
 from training.processes import Processes
 from training.targets import build, function_of, reason_of
@@ -191,22 +190,7 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     return checked(cfg)
 
 
-def parser(about: str | None) -> ArgumentParser:
-    """A parser with the arguments that evaluate, predict and export share; `about` is the script's docstring."""
-    made = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
-    made.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
-    made.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
-    return made
-
-
-def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's `main`. An error about a setting, a file or the machine is shown as one sentence."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
-        main()
-    except Exception as error:
-        if not is_expected(error) or full_errors():
-            raise
-        sys.exit(f"error: {sentence_of(error)}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+def add_run(options: ArgumentParser) -> None:
+    """Adds the arguments that evaluate, predict and export share."""
+    options.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
+    options.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")

@@ -1,0 +1,29 @@
+"""What all scripts share: their arguments' parser, and errors that end in one sentence."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
+
+from training.config import full_errors
+from training.launch import is_expected, sentence_of
+
+
+def parser(about: str | None) -> ArgumentParser:
+    """A parser whose help is `about`, the script's docstring."""
+    return ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Runs a script's `main`. An error about a setting, a file or the machine is shown as one sentence."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        main()
+    except Exception as error:
+        if full_errors() or not (is_expected(error) or isinstance(error, OSError)):
+            raise
+        sys.exit(f"error: {sentence_of(error)}")
+    except KeyboardInterrupt:
+        sys.exit(130)
