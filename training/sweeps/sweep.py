@@ -14,11 +14,9 @@ import csv
 import io
 import json
 import logging
-import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +27,13 @@ from hydra.types import RunMode
 
 from training.files import write_whole
 from training.launch import SweepStart
-from training.sweeps.picture import Figure, draw_bars
+from training.sweeps.picture import Bar, Figure, draw_bars
 from training.table import table
 
 log = logging.getLogger(__name__)
 
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
-# The words for a setting without a number, by its status.
-WORDS = {"done": "not measured", "failed": "failed", "unfinished": "unfinished"}
+STATUSES = ("done", "failed", "unfinished")
 SPEED, WAITING = "images_per_second", "data_wait_fraction"
 SPEED_ONLY = {"loader", "device", "timing", "logger"}  # sections that do not change what a job learns
 METRICS = {  # keys of summary.json, their headings in the table, and how their values are written there
@@ -53,14 +50,9 @@ class Job(NamedTuple):
 
     number: int
     overrides: list[str]  # as given on the command line: loader=torch
-    status: str  # a key of WORDS
+    status: str  # one of STATUSES
     summary: dict[str, Any]  # content of summary.json; empty if the job is not done
     error: str = ""  # why it is not done
-
-    def metric(self, key: str) -> float | None:
-        """The number under `key` in the summary; None if it is missing or not finite."""
-        value = self.summary.get(key)
-        return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 class Setting:
@@ -72,6 +64,7 @@ class Setting:
         self.command = shlex.join(["python", "train.py", *self.overrides])
         self.numbers = ", ".join(str(job.number) for job in jobs)
         self.status = statuses[0] if len(set(statuses)) == 1 else f"{statuses.count('done')} of {len(jobs)} done"
+        self.missing = self.status if self.status != "done" else "not measured"  # in place of a number
         self.summary: dict[str, Any] = next((job.summary for job in jobs if job.summary), {})
         self.is_free = self.summary.get("loader") == "cached"  # its speed is an upper limit, and not a result
 
@@ -80,7 +73,7 @@ class Setting:
 
         The speed of a single job has the quartiles of its windows instead. None without a number.
         """
-        values = [value for job in self.jobs if (value := job.metric(key)) is not None]
+        values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
         if not values:
             return None
         average = statistics.mean if key.startswith("test_") else statistics.median
@@ -99,20 +92,20 @@ def without_seed(job: Job) -> list[str]:
     return [text for text in job.overrides if text.partition("=")[0] != "seed"]
 
 
+def values_of(overrides: list[str]) -> dict[str, str]:
+    return {key: value for key, _, value in (override.partition("=") for override in overrides)}
+
+
 def read_job(folder: Path) -> Job:
-    """Reads a job from its folder. Files that are missing or damaged make it unfinished or failed."""
+    """Reads a job from its folder."""
     overrides, number = [], int(folder.name)
     with suppress(yaml.YAMLError):  # the job is just being started
         overrides = [str(text) for text in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) or []]
     if (folder / "error.txt").exists():
-        error = " ".join((folder / "error.txt").read_text(errors="replace").split())
-        return Job(number, overrides, "failed", {}, error or "its error.txt is empty")
-    try:
-        return Job(number, overrides, "done", dict(json.loads((folder / "summary.json").read_text())))
-    except FileNotFoundError:
-        return Job(number, overrides, "unfinished", {}, "it was interrupted, or is still running")
-    except (ValueError, TypeError, OSError) as error:
-        return Job(number, overrides, "failed", {}, f"its summary.json cannot be read: {error}")
+        return Job(number, overrides, "failed", {}, " ".join((folder / "error.txt").read_text().split()))
+    if (folder / "summary.json").exists():
+        return Job(number, overrides, "done", json.loads((folder / "summary.json").read_text()))
+    return Job(number, overrides, "unfinished", {}, "it was interrupted, or is still running")
 
 
 class Sweep:
@@ -120,14 +113,10 @@ class Sweep:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        found = [path.parents[1] for path in self.folder.glob("*/.hydra/overrides.yaml")]
-        found = sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
-        self.jobs = [read_job(path) for path in found]
+        found = [path.parents[1] for path in self.folder.glob("[0-9]*/.hydra/overrides.yaml")]
+        self.jobs = [read_job(path) for path in sorted(found, key=lambda path: int(path.name))]
         if not self.jobs:
-            raise ValueError(
-                f"{folder} is not a sweep's folder: it has no job (such as 0/.hydra/overrides.yaml). "
-                "Give one that `python train.py -m ...` made, such as multirun/2026-11-21_10-00-00_123456."
-            )
+            raise ValueError(f"{folder} has no job of a sweep, such as 0/.hydra/overrides.yaml")
         groups: dict[tuple[str, ...], list[Job]] = {}
         for job in self.jobs:
             groups.setdefault(tuple(without_seed(job)), []).append(job)
@@ -141,39 +130,38 @@ class Sweep:
         done = next((job.summary for job in self.jobs if job.summary), {})
         self.score = str(done.get("score", "test_accuracy"))  # the key in summary.json of a job's score
         self.sign = -1 if done.get("lower_is_better") else 1
-        self.fastest, self.as_fast = self._best(SPEED)
+        self.fastest = self.best(SPEED)
         # The images/s with free data, which are comparable if nothing but the loader differs between jobs.
         self.sections = {key.lstrip("+").partition(".")[0] for key in keys}
         free = [one.figure(SPEED) for one in self.settings if one.is_free and self.sections <= {"loader"}]
         self.ceiling: float | None = max([figure.value for figure in free if figure], default=None)
 
-    def _best(self, key: str, sign: int = 1) -> tuple[Setting | None, list[Setting]]:
-        """The simplest of the settings that are best in `key`, and all of those: the best one and its equals."""
+    def best(self, key: str, sign: int = 1) -> list[Setting]:
+        """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
         given = [(one, figure) for one in self.settings if not one.is_free and (figure := one.figure(key))]
-        if not given:
-            return None, []
-        best = max((figure for _, figure in given), key=lambda figure: sign * figure.value)
-        equals = [setting for setting, figure in given if figure.overlaps(best)]
-        return min(equals, key=Setting.complexity), equals
+        best = max((figure for _, figure in given), key=lambda figure: sign * figure.value, default=None)
+        return sorted((one for one, figure in given if best and figure.overlaps(best)), key=Setting.complexity)
 
-    def label(self, setting: Setting) -> str:
+    def mark(self, setting: Setting) -> str:
+        """ ">" for the setting to use, "=" for those that are as fast, else " "."""
+        return (">" if setting is self.fastest[0] else "=") if setting in self.fastest else " "
+
+    def label(self, jobs: list[Job]) -> str:
         """The values of the keys that vary, such as "job 2 (loader=torch num_workers=2)"."""
-        given = values_of(setting.overrides)
+        given = values_of(jobs[0].overrides)
         overrides = " ".join(f"{name}={given[key]}" for key, name in self.names.items() if key in given)
-        name = f"{len(setting.jobs)} runs" if len(setting.jobs) > 1 else f"job {setting.numbers}"
+        name = f"{len(jobs)} runs" if len(jobs) > 1 else f"job {jobs[0].number}"
         return f"{name} ({overrides})" if overrides else name
 
     def text(self) -> str:
         """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
         counts = Counter(job.status for job in self.jobs)
-        headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in WORDS if counts[status])
+        headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         headline += f"; all with {' '.join(self.constant)}" if self.constant else ""
-        lines = [f"Sweep {self.folder}", headline, "", *self._table()]
-        for sentence, setting in self._advice():
-            lines += ["", sentence, f"  {setting.command}"]
-        failed = [job for job in self.jobs if job.error]
-        not_done = [f"{job.status.capitalize()}: {self.label(Setting([job]))}: {job.error}" for job in failed]
-        return "\n".join([*lines, "", *not_done]).rstrip()
+        not_done = [f"{job.status.capitalize()}: {self.label([job])}: {job.error}" for job in self.jobs if job.error]
+        return "\n".join(
+            [f"Sweep {self.folder}", headline, "", *self._table(), *self._advice(), "", *not_done]
+        ).rstrip()
 
     def _table(self) -> list[str]:
         """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
@@ -190,34 +178,37 @@ class Sweep:
         columns = [column for column in columns if set(column[1:]) != {"-"}]
         if any(job.status != "done" for job in self.jobs):
             columns.append(["status", *(setting.status for setting in settings)])
-        best = [">" if setting is self.fastest else "=" if setting in self.as_fast else " " for setting in settings]
-        return [f"{mark} {line}".rstrip() for mark, line in zip([" ", *best], table(columns), strict=True)]
-
-    def _advice(self) -> Iterator[tuple[str, Setting]]:
-        """Sentences on the fastest setting, and on the most accurate one if it is another."""
-        best, equals = self.fastest, self.as_fast
-        if best is not None and (speed := best.figure(SPEED)):
-            sentence = f"{self._named('Fastest', best, equals)}, {speed.value:,.0f} images/s"
-            if waiting := best.figure(WAITING):
-                sentence += f", {waiting.value:.1%} of the time spent waiting for data"
-            if self.ceiling:
-                sentence += f" ({speed.value / self.ceiling:.0%} of the speed with free data)"
-            yield f"{sentence}.", best
-        setting, equals = self._best(self.score, self.sign)
-        if setting is not None and self.fastest not in equals and not self.sections <= SPEED_ONLY:
-            score = f"{self.score.replace('_', ' ')} {self._score(setting)}"
-            yield f"{self._named('Most accurate', setting, equals)}, {score}.", setting
+        marks = [" ", *map(self.mark, settings)]
+        return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(columns), strict=True)]
 
     def _score(self, setting: Setting) -> str:
         figure = setting.figure(self.score)
         return f"{figure.value:.4f}{figure.half_spread(' ±{:.4f}')}" if figure else "-"
 
-    def _named(self, best: str, setting: Setting, equals: list[Setting]) -> str:
-        jobs = f"{'job' if len(setting.jobs) == 1 else 'jobs'} {setting.numbers}"
-        if len(equals) == 1:
-            return f"{best}: {jobs}"
-        labels = "; ".join(map(self.label, equals))
-        return f"{best}, and equal within their spread: {labels}.\nThe simplest of them: {jobs}"
+    def _advice(self) -> list[str]:
+        """Sentences and commands: the fastest setting, and the most accurate one if it is another."""
+        lines = []
+        if self.fastest and (speed := self.fastest[0].figure(SPEED)):
+            found = f"{speed.value:,.0f} images/s"
+            if waiting := self.fastest[0].figure(WAITING):
+                found += f", {waiting.value:.1%} of the time spent waiting for data"
+            if self.ceiling:
+                found += f" ({speed.value / self.ceiling:.0%} of the speed with free data)"
+            lines += self._named("Fastest", self.fastest, found)
+        accurate = self.best(self.score, self.sign)
+        is_other = not any(setting in accurate for setting in self.fastest[:1])
+        if accurate and is_other and not self.sections <= SPEED_ONLY:
+            found = f"{self.score.replace('_', ' ')} {self._score(accurate[0])}"
+            lines += self._named("Most accurate", accurate, found)
+        return lines
+
+    def _named(self, best: str, equals: list[Setting], found: str) -> list[str]:
+        simplest = equals[0]
+        if len(equals) > 1:
+            labels = "; ".join(self.label(setting.jobs) for setting in equals)
+            best = f"{best}, and equal within their spread: {labels}.\nThe simplest of them"
+        jobs = f"{'job' if len(simplest.jobs) == 1 else 'jobs'} {simplest.numbers}"
+        return ["", f"{best}: {jobs}, {found}.", f"  {simplest.command}"]
 
     def csv(self) -> str:
         """A row per job, with the full names of all keys, including the seed."""
@@ -226,25 +217,21 @@ class Sweep:
         writer.writerow(["job", *(key.lstrip("+") for key in self.keys), *metrics, "status", "error"])
         for job in self.jobs:
             values = map(values_of(job.overrides).get, self.keys)
-            writer.writerow([job.number, *values, *map(job.metric, metrics), job.status, job.error])
+            writer.writerow([job.number, *values, *map(job.summary.get, metrics), job.status, job.error])
         return text.getvalue()
 
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
-        title = "No job measured its speed" if self.fastest is None else f"Fastest: {self.label(self.fastest)}"
-        if self.fastest is not None and len(self.as_fast) > 1:
-            title = f"{len(self.as_fast)} are equally fast; the simplest is {self.label(self.fastest)}"
-        marks = ["best" if one is self.fastest else "equal" if one in self.as_fast else "" for one in shown]
-        speeds, waiting = (
-            [setting.figure(key) or WORDS.get(setting.status, setting.status) for setting in shown]
-            for key in (SPEED, WAITING)
-        )
-        return draw_bars(title, list(map(self.label, shown)), speeds, waiting, marks, self.ceiling)
-
-
-def values_of(overrides: list[str]) -> dict[str, str]:
-    return {key: value for key, _, value in (override.partition("=") for override in overrides)}
+        title = "No job measured its speed"
+        if self.fastest:
+            title = f"{len(self.fastest)} are equally fast; the simplest is" if len(self.fastest) > 1 else "Fastest:"
+            title += f" {self.label(self.fastest[0].jobs)}"
+        bars = [
+            Bar(self.label(one.jobs), self.mark(one), one.figure(SPEED), one.figure(WAITING), one.missing)
+            for one in shown
+        ]
+        return draw_bars(title, bars, self.ceiling)
 
 
 def write_report(folder: str | Path) -> list[Path]:
