@@ -48,11 +48,10 @@ class Measured:
     steps: int
     phases: dict[str, float]  # of the whole run: start-up, training, evaluation, checkpoint, rest
     step: float  # the whole step, with waiting
-    waiting: float = 0.0  # for the loader; the copy and the transform below are the rest of a step's waiting
-    copy: float = 0.0  # in the training thread
-    transform: float = 0.0  # in the training thread
-    # The preloader's thread, for a batch: waiting for the loader, copying, transforming. Zeros without a thread.
-    ahead: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    waiting: float = 0.0  # until its batch has come, and has been made ready
+    copy: float = 0.0  # of a batch to the device, in the training thread or the preloader's
+    transform: float = 0.0  # of a batch, likewise
+    ahead: float | None = None  # the preloader's thread, for a batch: waiting for the loader; None: without a thread
     free: Interval | None = None  # a whole step with free data, while no worker runs; None: not measured
     sizes: Sequence[int] = (1,)  # how many numbers a batch has: the one for free data, and then those of the run
     others: float = 0.0  # share of the cores that other programs kept from the run
@@ -61,13 +60,19 @@ class Measured:
     in_memory: bool = False  # whether the dataset can be resident
 
     @property
-    def seen(self) -> float:
-        """All of a step's waiting: until its batch has come, and has been made ready."""
-        return self.waiting + self.copy + self.transform
+    def for_ready(self) -> float:
+        """The part of the waiting in which batches are made ready; of a thread's, as it spends its time."""
+        ready = self.copy + self.transform
+        return min(self.waiting, ready) if self.ahead is None else self.waiting * ready / ((self.ahead + ready) or 1.0)
+
+    @property
+    def for_loader(self) -> float:
+        """The rest of the waiting."""
+        return self.waiting - self.for_ready
 
     @property
     def computing(self) -> float:
-        return self.step - self.seen
+        return self.step - self.waiting
 
     def of_batch(self, key: str) -> float:
         """A worker's seconds for one batch; key: busy (all of it), cpu, queued (for a core) or collate."""
@@ -102,4 +107,4 @@ class Measured:
         if self.free.high > (AGREE if len(are_the_limit) == 1 else DISAGREE) * self.free.low:
             return "repetitions"
         saved = self.step - self.free.middle
-        return "free" if self.seen > LEAST_LOSS * self.step and saved < self.seen / 2 else ""
+        return "free" if self.waiting > LEAST_LOSS * self.step and saved < self.waiting / 2 else ""

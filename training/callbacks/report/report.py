@@ -50,9 +50,9 @@ class Report:
     keys: ClassVar = {"timing": ReportKeys}
 
     def __init__(self) -> None:
-        self._memory, self._active_workers = 0, None  # bytes; number of workers that read
-        self._device_memory: int | None = None  # bytes: the most that tensors took on a GPU
         self._size, self._sizes = 0, deque[int](maxlen=MOST_SIZES)  # numbers in the batch of this step, and of others
+        # Bytes, those of a GPU's tensors too, and the number of workers that read.
+        self._used: dict[str, Any] = {"memory_bytes": 0, "device_memory_bytes": None, "active_workers": None}
         self._verdict: Verdict | None = None  # set by `finish`
         self.text = NOT_TRAINED
 
@@ -75,8 +75,7 @@ class Report:
         if total.steps:
             if summary is not None:
                 run.results.finish(**summary, **self.summary())  # the run is complete even if a trial fails
-            trials = Trials(run, min(run.config.timing.trial_seconds, total.seconds / 5))
-            self.finish(total, run.train_loader, None if summary is None else trials)
+            self.finish(total, run.train_loader)
         if summary is not None:
             summary |= self.summary()
             log.info("\n%s", self.text)
@@ -86,24 +85,20 @@ class Report:
                 text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
             write_whole(run.folder / "report.md", text)
 
-    def finish(self, total: Window, loader: Preloader, trials: Trials | None) -> None:
+    def finish(self, total: Window, loader: Preloader) -> None:
         """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
 
-        total: the run's timed steps, of all processes. loader: the training loader, which is closed here. trials: None
-        after a signal, to measure nothing more.
+        total: the run's timed steps, of all processes. loader: the training loader, which is closed here.
         """
-        measured, step = self._measured(total, loader), total.seconds / total.steps
-        if trials:
-            measured = replace(measured, sizes=(trials.keep_batch(loader), *self._sizes))
+        run, measured, step = self.run, self._measured(total, loader), total.seconds / total.steps
+        trials = Trials(run, 0.0 if run.stopped else min(run.config.timing.trial_seconds, total.seconds / 5))
+        sizes = trials.keep_batch(loader), *self._sizes
         loader.close()  # its workers would slow down the measurements
-        if trials:
-            load, free = Load(), trials.free(step)
-            measured = replace(measured, free=free, others=max(measured.others, load.of_others()))
+        load, free = Load(), trials.free(step)
+        measured = replace(measured, sizes=sizes, free=free, others=max(measured.others, load.of_others()))
         verdict = diagnose(measured)
-        step = measured.free.middle if verdict.bottleneck == "step" and measured.free else step
-        for changes in candidates(verdict.bottleneck, measured):
-            if trials is None:
-                break
+        step = free.middle if verdict.bottleneck == "step" and free else step
+        for changes in [] if run.stopped else candidates(verdict.bottleneck, measured):
             tried = trials.change(changes, step)
             gain = None if tried is None else tried.map(lambda seconds: step / seconds)
             if gain is None or (gain.middle >= LEAST_GAIN and gain.low >= 1):
@@ -116,9 +111,7 @@ class Report:
         verdict = self._verdict
         return {
             "seconds": {phase: round(seconds, 3) for phase, seconds in self._phases().items()},
-            "memory_bytes": self._memory,
-            "device_memory_bytes": self._device_memory,
-            "active_workers": self._active_workers,
+            **self._used,
             "verdict": verdict.sentence if verdict else NOT_MEASURED if self.run.timer.whole().steps else NOT_TRAINED,
             "bottleneck": verdict and verdict.bottleneck,
             "gain": verdict and verdict.gain,
@@ -127,16 +120,16 @@ class Report:
 
     def _measured(self, total: Window, loader: Preloader) -> Measured:
         """What is known before anything more is measured."""
-        self._memory, stats, dataset = peak_memory(), loader.stats(), loader.dataset
-        on_cpu, is_inline = loader.device.type == "cpu", loader.depth == 0  # inline: in the training thread
-        self._device_memory = Accelerator(loader.device).peak_bytes()
-        workers, config = stats.get("workers", {}), self.run.config
-        self._active_workers, steps = workers.get("active_workers"), max(1, self.run.timer.whole().steps)
+        stats, dataset, config = loader.stats(), loader.dataset, self.run.config
+        workers, on_cpu = stats.get("workers", {}), loader.device.type == "cpu"
+        self._used["memory_bytes"] = peak_memory()
+        self._used["device_memory_bytes"] = Accelerator(loader.device).peak_bytes()
+        self._used["active_workers"] = workers.get("active_workers")
+        steps = max(1, self.run.timer.whole().steps)
         keys = ("loader_wait", "copy", "transform")
         ahead, copy, transform = (stats["preloader"][f"{key}_seconds"] / steps for key in keys)
         if on_cpu:  # there is no other device to copy to
             copy, transform = 0.0, copy + transform
-        made_ready = (copy, transform) if is_inline else (0.0, 0.0)
         no_policy = config.data.get("collate") is None and getattr(dataset, "policy", None) is None
         return Measured(
             loader=config.loader,
@@ -145,10 +138,10 @@ class Report:
             steps=steps,
             phases=self._phases(),
             step=total.seconds / total.steps,
-            waiting=max(0.0, total.wait_seconds / total.steps - sum(made_ready)),
-            copy=made_ready[0],
-            transform=made_ready[1],
-            ahead=(0.0, 0.0, 0.0) if is_inline else (ahead, copy, transform),
+            waiting=total.wait_seconds / total.steps,
+            copy=copy,
+            transform=transform,
+            ahead=ahead if loader.depth else None,
             others=self._load.of_others(),
             num_workers=max(1, workers.get("active_workers", 1)),
             workers=workers,
@@ -161,17 +154,16 @@ class Report:
 
     def _text(self, measured: Measured, verdict: Verdict) -> str:
         """The text of the report: tables of the whole run and of a step, memory, workers, and the verdict."""
-        first = self.run.timer.first_batch_seconds or 0.0
-        memory = f"First batch: waited {first:.2f} s; memory: at most {self._memory / 2**30:.2f} GiB, workers included"
-        if self._device_memory is not None:
-            memory += f"; on the GPU {self._device_memory / 2**30:.2f} GiB"
-        lines = [*self._run_table(measured), "", *self._step_table(), "", memory]
+        first, on_gpu = self.run.timer.first_batch_seconds or 0.0, self._used["device_memory_bytes"]
+        memory = f"at most {self._used['memory_bytes'] / 2**30:.2f} GiB, workers included"
+        memory += f"; on the GPU {on_gpu / 2**30:.2f} GiB" if on_gpu is not None else ""
+        lines = [*self._run_table(measured), "", *self._step_table(), ""]
+        lines.append(f"First batch: waited {first:.2f} s; memory: {memory}")
         if measured.workers:
             busy, cpu, queued = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued"))
-            is_inline = measured.loader.num_workers == 0
-            readers = (
-                "No workers, the training process reads: it is" if is_inline else f"Workers: {measured.num_workers},"
-            )
+            readers = f"Workers: {measured.num_workers},"
+            if measured.loader.num_workers == 0:
+                readers = "No workers, the training process reads: it is"
             lines.append(
                 f"{readers} busy {1 - measured.idle:.0%} of the time; {busy:.1f} ms for a "
                 f"batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core"
@@ -181,7 +173,8 @@ class Report:
     def _run_table(self, measured: Measured) -> list[str]:
         """The lines of a table with the seconds of each phase, and its share of the run."""
         whole, phases, first = self.run.timer.whole(), measured.phases, self.run.timer.first_batch_seconds or 0.0
-        copy, transform = measured.copy * measured.steps, measured.transform * measured.steps
+        in_thread = measured.steps if measured.ahead is None else 0  # batches that the training thread made ready
+        copy, transform = measured.copy * in_thread, measured.transform * in_thread
         rows = {
             "set-up": phases["set-up"],
             **({FILE_MAKING: phases[FILE_MAKING]} if FILE_MAKING in phases else {}),

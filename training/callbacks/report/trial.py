@@ -47,8 +47,9 @@ class Trials:
 
     def keep_batch(self, loader: Preloader) -> int:
         """Keeps the loader's next batch for `free`. Returns how many numbers it has; 0 if none will be needed."""
-        with self._apart_from_the_run():
-            self._batch = next(iter(loader)) if self._seconds else None
+        if self._seconds:
+            with self._apart_from_the_run():
+                self._batch = next(iter(loader))
         return size_of(self._batch)
 
     def free(self, step_seconds: float) -> Interval | None:

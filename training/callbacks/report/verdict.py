@@ -89,11 +89,9 @@ def losses_of(measured: Measured, free: float | None = None) -> dict[str, float]
     """The seconds that a step loses to its data, by cause. free: of a step with free data, if not the median."""
     middle = measured.computing if measured.free is None else measured.free.middle
     free = min(middle if free is None else free, measured.step)
-    ready = sum(measured.ahead[1:]) / (sum(measured.ahead) or 1.0)  # as the preloader's thread spent its time
-    losses = dict.fromkeys(("reading", "loader", "cores"), 0.0)
-    losses["transform"] = measured.copy + measured.transform + measured.waiting * ready
+    losses = {"reading": 0.0, "loader": 0.0, "cores": 0.0, "transform": measured.for_ready}
     cause = cause_of_waiting(measured)
-    losses[cause] += measured.waiting * (1 - ready)
+    losses[cause] += measured.for_loader
     # Workers slow down the step by no more than their CPU time, or twice that: threads also wait for one another.
     slowed = min(max(0.0, measured.computing - free), 2 * measured.of_batch("cpu"))
     # If workers are always busy, a step that they did not slow down would wait for them instead: same cause.
@@ -114,7 +112,7 @@ def cause_of_waiting(measured: Measured) -> str:
     if workers.get("retry_wait_seconds", 0.0) > 0.5 * workers.get("wait_seconds", 0.0) > 0:
         return "reading"  # workers died
     is_inline = measured.loader.num_workers == 0  # then the time of reading is a part of the waiting
-    rarely_reads = busy < BUSY * measured.waiting if is_inline else measured.idle > 1 - BUSY
+    rarely_reads = busy < BUSY * measured.for_loader if is_inline else measured.idle > 1 - BUSY
     if rarely_reads:
         return "loader"
     is_short = measured.num_workers > measured.cores or measured.of_batch("queued") > 0.5 * busy
@@ -148,13 +146,12 @@ def candidates(bottleneck: str, measured: Measured) -> list[tuple[str, ...]]:
 def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
     """The sentence about a bottleneck, with its figures in milliseconds; share: the part of the run of a phase."""
     free = (run.free or Interval.of([run.computing])).map(lambda seconds: 1000 * seconds)
-    step, computing, waiting, seen = (1000 * seconds for seconds in (run.step, run.computing, run.waiting, run.seen))
+    step, computing, waiting, copy = (1000 * seconds for seconds in (run.step, run.computing, run.waiting, run.copy))
     reading, cpu, collate, queued = (1000 * run.of_batch(key) for key in ("busy", "cpu", "collate", "queued"))
-    copy = 1000 * (run.copy or run.ahead[1])
-    ready = copy + 1000 * (run.transform or run.ahead[2] or (0.0 if run.workers else run.waiting))
+    ready = copy + 1000 * run.transform if run.workers or run.transform else waiting
     seconds, deaths = run.phases.get(bottleneck, 0.0), run.workers.get("deaths")
     if bottleneck == "step" and run.free is None:
-        return f"compute-bound: a step takes {step:.1f} ms, and waits for data for {seen:.1f} ms of them"
+        return f"compute-bound: a step takes {step:.1f} ms, and waits for data for {waiting:.1f} ms of them"
     if bottleneck == "step" and run.is_slowed:
         return (
             "compute-bound, and slowed down by something else than its data: computing takes "
@@ -176,7 +173,7 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
         f"and in {collate:.1f} collates, and a step takes {free:.1f} ms with free data"
         + (f"; {deaths} workers died (see the log), and their batches were retried" if deaths else ""),
         "loader": "data-bound: passing a batch from a worker to training is the limit: workers are idle "
-        f"{run.idle:.0%} of the time, and training waits for them for {waiting:.1f} ms per step",
+        f"{run.idle:.0%} of the time, and training waits for them for {1000 * run.for_loader:.1f} ms per step",
         "transform": f"data-bound: making batches ready in the training process takes {ready:.1f} ms per step, "
         f"{copy:.1f} of which for copies to the device",
         "cores": f"short of cores ({run.cores} for workers and training): computing takes {computing:.1f} ms per "
@@ -184,6 +181,6 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
         "start-up": f"start-up took {share:.0%} of the run: {seconds:.1f} s until the first batch arrived",
         "evaluation": f"evaluation took {share:.0%} of the run, {seconds:.1f} s",
         "checkpoint": f"saving checkpoints took {share:.0%} of the run, {seconds:.1f} s",
-        "not measurable": f"not measurable: {reasons.get(run.obstacle)}. A step takes {step:.1f} ms, {seen:.1f} of "
+        "not measurable": f"not measurable: {reasons.get(run.obstacle)}. A step takes {step:.1f} ms, {waiting:.1f} of "
         "which it waits for data",
     }[bottleneck]

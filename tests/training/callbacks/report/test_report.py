@@ -63,9 +63,11 @@ def test_a_run_reports_where_its_time_went_with_a_picture(tmp_path):
 def test_what_a_preloaders_thread_does_is_no_part_of_the_step(tmp_path, found, loader, in_thread):
     summary = train(tmp_path, f"loader={loader}", "loader.num_workers=0", "timing.warmup_steps=0")
     (run,) = found
-    assert run.waiting + run.copy + run.transform == pytest.approx(summary["data_wait_fraction"] * run.step)
-    assert run.copy == run.ahead[1] == 0, "on a CPU, copying is a part of the transform"
-    assert (run.transform > 0, sum(run.ahead) > 0) == (not in_thread, in_thread)
+    assert run.waiting == pytest.approx(summary["data_wait_fraction"] * run.step)
+    assert run.copy == 0 < run.transform, "on a CPU, copying is a part of the transform"
+    assert (run.ahead is not None) == in_thread and (run.ahead is None or run.ahead > 0)
+    rows = (tmp_path / "report.md").read_text().splitlines()
+    assert (next(row for row in rows if row.startswith("waiting for the transform")).split()[4] == "0.0") >= in_thread
 
 
 def first_ones(samples: list) -> dict:

@@ -61,9 +61,21 @@ CASES = {  # the measurements; what the sentence says; the first change that is 
         "training waits for them for 60.0 ms per step",
         "loader.prefetch_factor=16",
     ),
-    "transform": (measured(transform=0.05, free=0.05), "takes 50.0 ms per step, 0.0 of which for copies", ""),
-    "transform: ahead": (measured(**SLOW, ahead=(0.01, 0.01, 0.08)), "takes 90.0 ms per step, 10.0 of which", ""),
-    "transform: copies": (measured(**SLOW, ahead=(0.01, 0.08, 0.01)), "90.0 ms per step, 80.0 of which for", ""),
+    "transform": (
+        measured(waiting=0.05, transform=0.05, free=0.05),
+        "takes 50.0 ms per step, 0.0 of which for copies",
+        "",
+    ),
+    "transform: ahead": (
+        measured(**SLOW, ahead=0.01, copy=0.01, transform=0.08),
+        "takes 90.0 ms per step, 10.0 of which",
+        "",
+    ),
+    "transform: copies": (
+        measured(**SLOW, ahead=0.01, copy=0.08, transform=0.01),
+        "90.0 ms per step, 80.0 of which for",
+        "",
+    ),
     "transform: resident": (
         replace(measured("resident", waiting=0.05, free=0.05), workers={}),
         "takes 50.0 ms per step",
