@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -117,15 +116,8 @@ class Bench:
 
     def modelled(self, bytes_per_second: float, step_seconds: float) -> list[Row]:
         """What is hidden on a device with this bandwidth and time per step, at several depths."""
-        count = min(self.steps, 50)
         with self.loader("prefetch", None) as loader:
-            batches = iter(loader)
-            for _ in range(self.warmup_steps):
-                next(batches)
-            began = time.perf_counter()
-            for _ in range(count):
-                next(batches)
-            host = (time.perf_counter() - began) / count
+            host = 1 / self.turn(lambda batch: None, iter(loader))["steps_per_second"]
         copy = sum(self.field_bytes) / bytes_per_second
         print(f"a batch takes {1000 * host:.2f} ms on the host; its copy {1000 * copy:.2f} ms")
         return [{"depth": depth, "hidden": hidden_share(copy, step_seconds, host, depth)} for depth in (0, 1, 2, 4)]
@@ -139,13 +131,9 @@ class Bench:
             return Preloader(self.ready_batches() * (self.batches // READY), self.device, 2, transform)
         settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         if name == "torch":
-            settings |= {
-                "num_workers": self.workers,
-                "pin_memory": self.accelerator.has_streams,
-                "persistent_workers": True,
-            }
+            settings |= {"num_workers": self.workers, "persistent_workers": True, "multiprocessing_context": "fork"}
             dataset: Any = self.dataset
-            stock: DataLoader[Any] = DataLoader(dataset, multiprocessing_context="fork", **settings)
+            stock: DataLoader[Any] = DataLoader(dataset, pin_memory=self.accelerator.has_streams, **settings)
             return Preloader(stock, self.device, 0, transform)  # which copies asynchronously
         config = LoaderConfig(name, num_workers=self.workers, preload_depth=2 if name == "prefetch" else 0)
         return build_loader(config, self.dataset, seed=0, device=self.device, transform=transform, **settings)

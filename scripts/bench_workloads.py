@@ -49,7 +49,7 @@ class Transport:
         return {"image": self.images[index % 64], "label": index % 10}
 
     def sample_spec(self) -> dict[str, Any]:
-        return {"image": ((3, 224, 224), torch.uint8), "label": ((), torch.int64)}
+        return {"image": (tuple(self.images.shape[1:]), self.images.dtype), "label": ((), torch.int64)}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         images, source = out["image"].numpy(), self.images.numpy()
@@ -63,9 +63,6 @@ class Tiny(Transport):
 
     def __init__(self, length: int = 64_000) -> None:
         self.length, self.images = length, torch.rand(64, 8)
-
-    def sample_spec(self) -> dict[str, Any]:
-        return {"image": ((8,), torch.float32), "label": ((), torch.int64)}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         out["image"].copy_(self.images[indices % 64])
@@ -88,25 +85,26 @@ class Plain:
 
 def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: Any = None) -> dict[str, Maker]:
     """The rows of one workload: the stock DataLoader over each dataset in `stock`, and our loaders over `ours`."""
-    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
+    common: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True, "persistent_workers": True}
     plain: dict[str, Any] = {"dataset": Plain(ours), "seed": None}
     thread: dict[str, Any] = {"worker_method": "thread"}
 
-    def stock_loader(dataset: Any) -> Maker:
-        return lambda n: DataLoader(dataset, batch_size, num_workers=n, multiprocessing_context="fork", **common)
-
     def our_loader(depth: int = 0, **options: Any) -> Maker:
-        settings = {"dataset": ours, "seed": 0, "batch_size": batch_size, **common, **options}
+        settings = {"dataset": ours, "seed": 0, **common, **options}
         return lambda n: Preloader(WorkerLoader(num_workers=n, **settings), "cpu", depth, transform)
 
     return {
-        **{name: stock_loader(dataset) for name, dataset in stock.items()},
+        **{name: stock_loader(dataset, **common) for name, dataset in stock.items()},
         "workers": our_loader(),
         "workers-plain": our_loader(**plain),
         "threads": our_loader(**thread),
         "threads-plain": our_loader(**plain, **thread),
         "prefetch": our_loader(depth=2),
     }
+
+
+def stock_loader(dataset: Any, **options: Any) -> Maker:
+    return lambda n: DataLoader(dataset, num_workers=n, multiprocessing_context="fork", **options)
 
 
 def transport(*_: Path) -> dict[str, Maker]:
@@ -221,20 +219,15 @@ def stream(
     dataset = make(folders[-1])
     common: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate, "persistent_workers": True}
     return {
-        "torch": lambda n: DataLoader(dataset, num_workers=n, multiprocessing_context="fork", **common),
+        "torch": stock_loader(dataset, **common),
         "workers": lambda n: WorkerLoader(dataset, num_workers=n, seed=0, **common),
         "workers-plain": lambda n: WorkerLoader(dataset, num_workers=n, **common),
     }
 
 
-PICTURE_WORKLOADS: dict[str, Workload] = {
-    "jpeg": jpeg,
-    "evaluation": evaluation,
-    "packed": packed,
-    "decoders": decoders,
-}
-WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, **PICTURE_WORKLOADS}
-WORKLOADS |= {"overhead": overhead, **{kind: partial(costly, kind) for kind in ("python", "native", "wait")}}
+PICTURE_WORKLOADS: dict[str, Workload] = {one.__name__: one for one in (jpeg, evaluation, packed, decoders)}
+WORKLOADS: dict[str, Workload] = {"transport": transport, "cifar": cifar, **PICTURE_WORKLOADS, "overhead": overhead}
+WORKLOADS |= {kind: partial(costly, kind) for kind in ("python", "native", "wait")}
 WORKLOADS |= {
     "stream": partial(stream, lambda _: Shared(Transport()), 256, None),
     "stream-jsonl": partial(stream, Lines, 64, padded),
