@@ -18,7 +18,7 @@ from training.files import write_whole
 from training.run import Run
 
 PALE = "#8a8a8a"
-ACTIVITIES = {  # their meanings and colors
+ACTIVITIES = {  # their meanings and colors; a later one covers an earlier one
     "wait": ("waiting for the loader", "#d62728"),
     "compute": ("training step", "#2c7fb8"),
     "read": ("reading samples", "#a1d99b"),
@@ -28,6 +28,7 @@ ACTIVITIES = {  # their meanings and colors
     "evaluation": ("evaluation", "#d9d9d9"),
     "checkpoint": ("saving a checkpoint", "#969696"),
 }
+NUMBERED = {"read": INK, "compute": "white"}  # the colors of a batch's number
 MOST_STEPS = 24  # in the picture; timeline.json has all
 
 
@@ -99,47 +100,44 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
 
     The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step.
     """
-    from matplotlib.patches import Patch
-
     consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
-    steps = [span for span in spans if span.lane == consumer and span.activity == "compute"][:MOST_STEPS]
-    starts = [span.start for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
-    start = min(starts, default=0.0)
-    end = steps[-1].end if steps else start + 1e-3
-    spans = [  # their parts in the picture
-        span._replace(start=max(span.start, start), end=min(span.end, end))
+    own = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
+    start = own[0].start if own else 0.0
+    ends = [span.end for span in own if span.activity == "compute"][:MOST_STEPS]
+    end = ends[-1] if ends else start + 1e-3
+    spans = [  # their parts in the picture, in milliseconds
+        span._replace(start=1000 * (max(span.start, start) - start), end=1000 * (min(span.end, end) - start))
         for span in spans
         if span.end > start and span.start < end
     ]
-    lanes, rows = lanes_of(spans), max(1, len(lanes_of(spans)))
-    figure = new_figure(title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + 0.62 * rows)
+    lanes, width = lanes_of(spans), 1000 * (end - start)
+    least = 0.012 * width  # of a span that has room for its number
+    height = len(lanes) or 1
+    figure = new_figure(title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + 0.62 * height)
     axes = figure.subplots()
-    read: dict[Any, tuple[float, float]] = {}  # when and in which row a batch was read
-    for span in spans:
-        row, left, right = lanes.index(span.lane), 1000 * (span.start - start), 1000 * (span.end - start)
-        color = ACTIVITIES[span.activity][1]
-        axes.barh(row, right - left, 0.62, left, color=color, edgecolor="white", linewidth=0.5)
-        if span.batch and span.activity in ("read", "compute") and right - left > 12 * (end - start):
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
-            style["color"] = "white" if span.activity == "compute" else INK
-            axes.text((left + right) / 2, row, str(span.batch[1]), **style)
-        if span.activity in ("read", "collate"):
-            read[span.batch] = right, row + 0.31
-    for step in steps:
-        if step.batch in read:
-            time, below = read[step.batch]
-            ends = [time, 1000 * (step.start - start)], [below, lanes.index(consumer) - 0.31]
-            axes.plot(*ends, color=PALE, linewidth=0.7, zorder=0)
+    for activity, (meaning, color) in ACTIVITIES.items():
+        if shown := [span for span in spans if span.activity == activity]:
+            parts = [(lanes.index(span.lane), span.end - span.start, 0.62, span.start) for span in shown]
+            style = {"color": color, "edgecolor": "white", "linewidth": 0.5, "label": meaning}
+            bars = axes.barh(*zip(*parts, strict=True), **style)
+            if activity in NUMBERED:
+                numbers = [str(one.batch[1]) if one.batch and one.end - one.start > least else "" for one in shown]
+                axes.bar_label(bars, numbers, label_type="center", fontsize=8, color=NUMBERED[activity])
+    axes.barh(-1, 0, facecolor="white", edgecolor=PALE, label="nothing to do")  # for the legend: it is out of sight
+    read = {  # when and in which row a batch was read
+        span.batch: (span.end, lanes.index(span.lane) + 0.31) for span in spans if span.activity in ("read", "collate")
+    }
+    for step in spans:
+        if step.lane == consumer and step.activity == "compute" and step.batch in read:
+            ends = read[step.batch], (step.start, lanes.index(consumer) - 0.31)
+            axes.plot(*zip(*ends, strict=True), color=PALE, linewidth=0.7, zorder=0)
     axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_xlim(0, 1000 * (end - start))
+    axes.set_ylim(height - 0.5, -0.5)
+    axes.set_xlim(0, width)
     axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    shown = {span.activity for span in spans}
-    handles = [Patch(color=color, label=text) for name, (text, color) in ACTIVITIES.items() if name in shown]
-    handles.append(Patch(facecolor="white", edgecolor=PALE, label="nothing to do"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(loc="outside lower left", ncols=len(ACTIVITIES) + 1, frameon=False, fontsize=9)
     return png(figure)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from loaders import LoaderConfig
 from training.callbacks.report.measured import Interval, Measured
-from training.callbacks.report.verdict import CACHED, CAUSES, HINTS, Verdict, candidates, diagnose
+from training.callbacks.report.verdict import CACHED, Verdict, candidates, diagnose
 
 STEP = 0.1
 
@@ -170,24 +170,24 @@ def test_repetitions_give_an_interval():
     assert "With free data, training would be 2.0 to 3.3 times as fast" in verdict.sentence
 
 
-def test_a_step_of_several_threads_is_tried_with_one_unless_another_change_may_help_more():
-    one = ("train.num_threads=1",)
-    for case, changes in (("step", [one]), ("cores", [one, ("loader.num_workers=1",)])):
-        assert candidates(case, replace(RUNS[case], num_threads=2)) == changes
-    assert candidates("reading", replace(RUNS["reading"], num_workers=4, num_threads=4)) == [one]
+ONE_THREAD, FEWER = ("train.num_threads=1",), ("loader.num_workers=1",)
+AUTO = LoaderConfig(num_workers="auto")  # the number is found during training
+CHANGES = [  # a bottleneck, what is other than in its case above, and all changes to try
+    ("step", {"num_threads": 2}, [ONE_THREAD]),
+    ("cores", {"num_threads": 2}, [ONE_THREAD, FEWER]),
+    ("cores", {"in_memory": True}, [FEWER, ("loader=resident",)]),
+    ("cores", {}, [FEWER]),
+    ("cores", {"loader": AUTO}, []),
+    ("cores", {"num_workers": 1}, []),
+    ("reading", {"loader": AUTO}, []),
+    ("reading", {"num_workers": 4}, []),  # as many as cores
+    ("reading", {"num_workers": 4, "num_threads": 4}, [ONE_THREAD]),
+]
 
 
-def test_the_number_of_workers_is_left_alone_where_it_is_found_during_training_or_as_large_as_it_can_be():
-    auto = LoaderConfig(num_workers="auto")
-    for run in (replace(RUNS["reading"], loader=auto), replace(RUNS["reading"], num_workers=4)):
-        assert candidates("reading", run) == []
-    for run in (replace(RUNS["cores"], loader=auto), measured(num_workers=1)):
-        assert candidates("cores", run) == []
-
-
-def test_a_resident_set_is_tried_only_where_the_dataset_can_be_one():
-    assert candidates("cores", replace(RUNS["cores"], in_memory=True))[-1] == ("loader=resident",)
-    assert ("loader=resident",) not in candidates("cores", RUNS["cores"])
+@pytest.mark.parametrize(("bottleneck", "other", "changes"), CHANGES)
+def test_only_changes_that_the_run_can_make_and_that_may_help_are_tried(bottleneck, other, changes):
+    assert candidates(bottleneck, replace(RUNS[bottleneck], **other)) == changes
 
 
 def test_a_change_that_was_tried_is_a_command_with_its_gain():
@@ -199,7 +199,3 @@ def test_a_change_that_was_tried_is_a_command_with_its_gain():
     )
     assert verdict.gain == 1.75
     assert "free data" not in replace(verdict, measured_gain=Interval.of([3.0])).sentence
-
-
-def test_every_hint_belongs_to_a_bottleneck():
-    assert HINTS.keys() <= {*CAUSES}
