@@ -5,7 +5,6 @@
 The same version of liblzma writes the same bytes each time.
 """
 
-import argparse
 import lzma
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.errors import DataError
 from data.fashion import CLASSES, EMBEDDED, TEST_FILES, TRAIN_FILES, find_files, read_idx
+from scripts.command import parser, run_script
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist has it
 
@@ -39,8 +39,8 @@ def make(source: Path, target: Path, train_per_class: int = 1000, test_per_class
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--source", type=Path, default=SOURCE, help="folder of the full dataset (%(default)s)")
-    parser.add_argument("--target", type=Path, default=EMBEDDED, help="folder to write to (%(default)s)")
-    given = parser.parse_args()
-    make(given.source, given.target)
+    options = parser(__doc__)
+    options.add_argument("--source", type=Path, default=SOURCE, help="folder of the full dataset (%(default)s)")
+    options.add_argument("--target", type=Path, default=EMBEDDED, help="folder to write to (%(default)s)")
+    given = options.parse_args()
+    run_script(lambda: make(given.source, given.target))

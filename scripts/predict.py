@@ -66,14 +66,13 @@ def main(arguments: list[str] | None = None) -> None:
     digest = blake2b(run.path.read_bytes(), digest_size=16).hexdigest()
     images = "files" if inputs else {"split": given.split, **run.config.data}
     about = {"checkpoint": str(run.path.resolve()), "step": run.step, "digest": digest, "images": images}
-    with Predictions(out, header(run), about) as predictions:
-        todo = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
-        if len(todo) < len(names):
-            print(
-                f"{len(names) - len(todo):,} of {len(names):,} images are in {out} already: delete it, or give --out, "
-                "to predict them again"
-            )
-        failed = predict(run, BlackIfDamaged(dataset, shape), names, todo, predictions) if len(todo) else 0
+    predictions = Predictions(out, header(run), about)
+    todo = np.array([index for index, name in enumerate(names) if name not in predictions.done], dtype=int)
+    if done := len(names) - len(todo):
+        print(
+            f"{done:,} of {len(names):,} images are in {out} already: delete it, or give --out, to predict them again"
+        )
+    failed = predict(run, BlackIfDamaged(dataset, shape), names, todo, predictions) if len(todo) else 0
     print(f"{len(todo) - failed:,} predictions of {run}: {out}")
     if failed:
         print(f"{failed:,} images could not be read: {out.with_name(f'{out.stem}_failed.csv')}")

@@ -25,16 +25,8 @@ def test_the_program_takes_batches_of_any_size_and_its_folder_says_how_to_use_it
     about = json.loads((tmp_path / "preprocessing.json").read_text())
     assert (about["shape"], about["mean"], about["classes"][-1]) == ([8, 8, 3], [0.5] * 3, "class 5")
     readme = (tmp_path / "README.md").read_text()
-    parts = (
-        "model.pt2",
-        "synthetic.Synthetic.prepare",
-        "def prepare(self",
-        "[0.2, 0.2, 0.2]",
-        "RGB",
-        "(8, 8, 3)",
-        "class 5",
-    )
-    assert all(part in readme for part in parts) and "onnx" not in readme
+    parts = ["model.pt2", "synthetic.Synthetic.prepare", "def prepare(self", "[0.2, 0.2, 0.2]", "RGB", "(8, 8, 3)"]
+    assert all(part in readme for part in [*parts, "class 5"]) and "onnx" not in readme
 
 
 def test_onnx_computes_the_same_and_joins_the_readme(trained, tmp_path, capsys):

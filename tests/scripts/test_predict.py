@@ -1,6 +1,7 @@
 """scripts/predict.py: the same predictions in order, none twice and none left out, whatever the interruption."""
 
 import csv
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -93,18 +94,13 @@ def test_files_of_another_checkpoint_or_of_somebody_else_stay_as_they_are(traine
         run(trained, tmp_path, photos)
 
 
-def test_without_files_the_runs_own_dataset_is_predicted(trained, tmp_path):
-    run(trained, tmp_path, "data.test_length=9")
-    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(9)]
-
-
 @pytest.mark.parametrize("name", ["a,b", 'say "x"', "caf\udce9", "file", " a ", "return\r"])
 def test_any_file_name_on_one_line_is_found_again(tmp_path, name):
     for expected in (set(), {name}):
-        with Predictions(tmp_path / "p.csv", ["file", "class"], {}) as predictions:
-            assert predictions.done == expected
-            if not expected:
-                predictions.append([[name, "x"]], [])
+        predictions = Predictions(tmp_path / "p.csv", ["file", "class"], {})
+        assert predictions.done == expected
+        if not expected:
+            predictions.append([[name, "x"]], [])
     content = (tmp_path / "p.csv").read_bytes()
     for cut in range(len(content)):
         (tmp_path / "p.csv").write_bytes(content[:cut])
@@ -115,28 +111,18 @@ def test_any_file_name_on_one_line_is_found_again(tmp_path, name):
 def test_a_sample_whose_reading_crashes_is_listed(trained, tmp_path, monkeypatch):
     """The loader leaves it out of its batch."""
     network = FinishedRun(trained, [HERE, "train.batch_size=4"])
-
-    def skipping(*_, **__):
-        images = torch.zeros(3, 3, 8, 8)
-        batch = {"image": images, "index": torch.tensor([0, 1, 3]), "reason": ["", "", ""]}
-        return FakeLoader([batch])
-
-    monkeypatch.setattr(network, "loader", skipping)
-    with Predictions(tmp_path / "p.csv", predict.header(network), {}) as predictions:
-        assert predict.predict(network, network.dataset("test"), list("abcd"), np.arange(4), predictions) == 1
+    batch = {"image": torch.zeros(3, 3, 8, 8), "index": torch.tensor([0, 1, 3]), "reason": ["", "", ""]}
+    monkeypatch.setattr(network, "loader", lambda *_, **__: nullcontext([batch]))
+    predictions = Predictions(tmp_path / "p.csv", predict.header(network), {})
+    assert predict.predict(network, network.dataset("test"), list("abcd"), np.arange(4), predictions) == 1
     assert [row["file"] for row in rows(tmp_path / "p.csv")] == ["a", "b", "d"]
     assert rows(tmp_path / "p_failed.csv") == [{"file": "c", "reason": predict.CRASHED}]
 
 
-class FakeLoader(list):
-    def __enter__(self):
-        return self
+def test_without_files_the_runs_dataset_is_predicted_and_a_part_has_the_names_of_the_whole(trained, tmp_path):
+    run(trained, tmp_path, "data.test_length=9")
+    assert [row["file"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(9)]
 
-    def __exit__(self, *_):
-        pass
-
-
-def test_images_of_a_part_are_named_as_in_the_whole_dataset():
     class Named(list):
         def path(self, index: int) -> str:
             return f"{index}.jpg"

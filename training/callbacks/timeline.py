@@ -129,8 +129,8 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     }
     for step in spans:
         if step.lane == consumer and step.activity == "compute" and step.batch in read:
-            ends = read[step.batch], (step.start, lanes.index(consumer) - 0.31)
-            axes.plot(*zip(*ends, strict=True), color=PALE, linewidth=0.7, zorder=0)
+            way = read[step.batch], (step.start, lanes.index(consumer) - 0.31)
+            axes.plot(*zip(*way, strict=True), color=PALE, linewidth=0.7, zorder=0)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)

@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from training.config import ConfigError
 from training.files import write_whole
@@ -36,31 +36,20 @@ class Predictions:
                 f"{', '.join(existing)} exist, and are not predictions of this checkpoint for these data: choose "
                 "another --out, or delete them"
             )
-        self.path, self._about, self._files = path, (about_path, text), list[TextIO]()
-        self._whole = {path: whole_rows(path, header), failed: whole_rows(failed, FAILED)}
-        self.done = {name for rows in self._whole.values() for name in names_in(rows)}
-
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(*self._about)
-        for path, rows in self._whole.items():
-            path.write_bytes(rows)
-            self._files.append(path.open("a", newline="", encoding="utf-8", errors="surrogateescape"))
+        tables = {path: whole_rows(path, header), failed: whole_rows(failed, FAILED)}
+        self.done = {name for rows in tables.values() for name in names_in(rows)}
+        self.path, self._tables = path, (path, failed)
+        self._begin: dict[Path, bytes] = {about_path: text.encode(), **tables}  # the files before the first new row
 
     def append(self, rows: Iterable[Sequence[object]], failed: Iterable[Sequence[object]]) -> None:
         """Appends rows to both tables; the first call makes the files. The rows are in them when this returns."""
-        if not self._files:
-            self._open()
-        for file, new in zip(self._files, (rows, failed), strict=True):
-            csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
-            file.flush()
-
-    def __enter__(self) -> Predictions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for path, content in self._begin.items():
+            write_whole(path, content)
+        self._begin = {}
+        for path, new in zip(self._tables, (rows, failed), strict=True):
+            with path.open("a", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(new)
 
 
 def whole_rows(path: Path, header: Sequence[str]) -> bytes:

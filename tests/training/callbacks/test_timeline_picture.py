@@ -24,7 +24,7 @@ def test_lanes_are_in_the_order_in_which_a_batch_passes_through_them():
     assert lanes_of(spans) == ["worker 2", "worker 10", PRELOADER, COPY_STREAM, GPU, TRAINING]
 
 
-def test_the_trace_has_every_span_in_microseconds_on_its_lanes_thread():
+def test_the_trace_has_every_span_in_microseconds_on_its_lanes_thread_and_arrows_that_follow_a_batch_to_its_step():
     events = json.loads(trace(SPANS))["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     shown = [event for event in events if event["ph"] == "X"]
@@ -32,11 +32,6 @@ def test_the_trace_has_every_span_in_microseconds_on_its_lanes_thread():
     assert [event["ts"] for event in shown] == pytest.approx([1e6 * (span.start - 10) for span in SPANS])
     assert [event["dur"] for event in shown] == pytest.approx([1e6 * (span.end - span.start) for span in SPANS])
     assert [event["args"]["batch"] for event in shown] == [span.batch and span.batch[1] for span in SPANS]
-
-
-def test_arrows_in_the_trace_follow_a_batch_from_its_worker_to_its_step():
-    events = json.loads(trace(SPANS))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     ways = {}
     for event in events:
         if event["name"] == "batch":

@@ -48,21 +48,16 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])
 def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, monkeypatch, wandb, caplog, at):
+    def method(name: str):
+        def call(*_) -> None:
+            if name == at:
+                raise OSError(f"the network is down at the {at}")
+
+        return call
+
     class Failing(base.Logger):
         package = "wandb"
-
-        def start(self, run) -> None:
-            self.fail("start")
-
-        def metrics(self, step, values) -> None:
-            self.fail("metrics")
-
-        def finish(self, summary) -> None:
-            self.fail("finish")
-
-        def fail(self, where: str) -> None:
-            if where == at:
-                raise OSError(f"the network is down at the {at}")
+        start, metrics, finish = map(method, ("start", "metrics", "finish"))
 
     monkeypatch.setattr(module, "WandB", Failing)
     with caplog.at_level(logging.WARNING):
