@@ -146,9 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.turn:
         return print(json.dumps(turn(*ROWS[given.turn], given.data_root, given.workers, given.seconds)))
     with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or Path(folder, "images")
-        if given.data_root is None:
-            make_pictures(root)
+        root = given.data_root or make_pictures(Path(folder, "images"))
         rows, left = compare(root.resolve(), given.workers, given.seconds, Path(folder))
     title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())

@@ -235,11 +235,12 @@ WORKLOADS |= {
 }
 
 
-def make_pictures(root: Path) -> None:
-    """Makes the photographs of data=photographs in `root`."""
+def make_pictures(root: Path) -> Path:
+    """Makes the photographs of data=photographs in `root`, and returns it."""
     from data import photographs  # here, because a fork may have deleted it
 
     photographs.make(root)
+    return root
 
 
 def make_pack(root: Path, pack: Path, *options: str) -> None:

@@ -25,7 +25,7 @@ from scripts.command import parser, run_script
 from training.checks import is_stream
 from training.files import write_whole
 from training.finished.evaluation import Evaluation
-from training.finished.finished_run import SPLITS, FinishedRun, add_run, refused_as
+from training.finished.finished_run import SPLITS, FinishedRun, refused_as, with_run
 from training.results import finite
 from training.stopping import StopSignals
 from training.trust import check_links
@@ -33,8 +33,7 @@ from training.trust import check_links
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    options = parser(__doc__)
-    add_run(options)
+    options = with_run(parser(__doc__))
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.command import parser, run_script
 from training.config import ConfigError
 from training.finished.export import FORMATS, check_packages, describe, export
-from training.finished.finished_run import FinishedRun, add_run, refused_as
+from training.finished.finished_run import FinishedRun, refused_as, with_run
 from training.finished.prepare import Prepare
 from training.trust import check_links
 
@@ -28,8 +28,7 @@ COMPARED = 16  # images
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parser(__doc__)
-    add_run(options)
+    options = with_run(parser(__doc__))
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--format", choices=tuple(FORMATS), default="torch", help="default: torch")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")

@@ -29,7 +29,7 @@ from data.subset import Subset
 from scripts.command import parser, run_script
 from training.checks import is_stream
 from training.config import ConfigError
-from training.finished.finished_run import SPLITS, FinishedRun, add_run, refused_as
+from training.finished.finished_run import SPLITS, FinishedRun, refused_as, with_run
 from training.finished.predictions import Predictions
 from training.finished.prepare import Prepare
 from training.trust import check_links
@@ -38,8 +38,7 @@ CRASHED = "reading it crashes the process that reads it"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parser(__doc__)
-    add_run(options)
+    options = with_run(parser(__doc__))
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
     options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
     options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")

@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from data.fashion import CLASSES, FashionMini
-from data.synthetic import Synthetic
 from models.small_cnn import SmallCNN
 from scripts import evaluate
 from scripts.command import run_script
-from tests.configs import composed
-from tests.scripts.conftest import SMALL
-from train import run
 from training.config import ConfigError
 from training.data_spec import DataSpec
 from training.finished.evaluation import MISTAKES, Evaluation
@@ -40,30 +36,6 @@ def test_the_accuracy_is_that_of_the_run_and_all_is_written(trained, tmp_path, c
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "precision" in printed and "class 5" in printed and "of 40 images (test)" in printed
-
-
-class Scans(Synthetic):
-    """Its fields have other names, its images random noise, also in the test set, and one cannot be read."""
-
-    read_batch = None
-
-    def __getitem__(self, index):
-        if index == 3:
-            raise OSError("damaged")
-        sample = super().__getitem__(index)
-        return {"scan": sample["image"] ^ torch.randint(128, (8, 8, 3), dtype=torch.uint8), "kind": sample["label"]}
-
-
-def test_the_scores_are_those_of_the_run_whatever_its_fields_are_called_and_wherever_in_an_epoch_it_ended(tmp_path):
-    name = "tests.scripts.test_evaluate"
-    scans = [f"data._target_={name}.Scans", "task.inputs=scan", "task.label=kind", "train.max_steps=10"]
-    scans += ["loader=workers", "loader.on_error=skip"]
-    usual = [text for text in SMALL if text != "loader=torch"]
-    summary = run(composed(*usual, *scans), tmp_path)
-    result = evaluate.main([str(tmp_path), "loader.preload_depth=0", HERE, "--trust", name])
-    assert (
-        result["loss"] == pytest.approx(summary["test_loss"]) and (tmp_path / "evaluation/test/mistakes.png").exists()
-    )
 
 
 def test_the_table_and_the_mistakes_are_those_of_the_predictions():

@@ -190,7 +190,8 @@ def configure(settings: dict[str, Any], overrides: Sequence[str]) -> Config:
     return checked(cfg)
 
 
-def add_run(options: ArgumentParser) -> None:
+def with_run(options: ArgumentParser) -> ArgumentParser:
     """Adds the arguments that evaluate, predict and export share."""
     options.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
     options.add_argument("--trust", action="append", default=[], metavar="MODULE", help="a module that RUN may use")
+    return options

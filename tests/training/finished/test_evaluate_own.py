@@ -44,14 +44,16 @@ class Noise(Trainer):
         return {"noise": self.head(self.model(batch["image"])).mean(1) + torch.randn(len(batch["label"]))}
 
 
-class Noisy(Synthetic):
-    """Its test samples draw random numbers."""
+class Scans(Synthetic):
+    """Its fields have other names, its images random noise, also in the test set, and one cannot be read."""
 
     read_batch = None
 
     def __getitem__(self, index):
+        if index == 3:
+            raise OSError("damaged")
         sample = super().__getitem__(index)
-        return {**sample, "image": sample["image"].roll(int(torch.randint(8, ())), 0)}
+        return {"scan": sample["image"] ^ torch.randint(128, (8, 8, 3), dtype=torch.uint8), "kind": sample["label"]}
 
 
 class Failing(Margins):
@@ -111,6 +113,8 @@ def evaluated(folder, *overrides):
 
 
 WORKER = ["loader=workers", "loader.num_workers=1"]  # in a worker process, samples draw from seeded generators
+SCANS = [f"data._target_={HERE}.Scans", "task.inputs=scan", "task.label=kind", "loader.on_error=skip", *WORKER]
+SCANS += ["train.max_steps=3"]  # in the middle of an epoch
 MARGINS = [f"trainer._target_={HERE}.Margins", "task.metric=margin"]
 
 
@@ -120,13 +124,13 @@ MARGINS = [f"trainer._target_={HERE}.Margins", "task.metric=margin"]
         ([f"+task.metrics.share._target_={HERE}.Share"], {"loss", "accuracy", "share", "classes"}, set()),
         ([f"task._target_={HERE}.Pairs"], {"loss"}, set()),  # which depends on the batch
         (MARGINS, {"margin"}, {"accuracy", "classes"}),
-        ([f"data._target_={HERE}.Noisy", *WORKER], {"loss", "accuracy"}, set()),
+        (SCANS, {"loss", "accuracy", "classes"}, set()),
         ([f"trainer._target_={HERE}.Noise", "task.metric=noise"], {"noise"}, {"accuracy"}),
     ],
 )
 def test_all_scores_are_those_of_the_run(tmp_path, overrides, names, absent):
     summary = trained(tmp_path, *overrides, "train.epochs=2")
-    result = evaluated(tmp_path / "checkpoints" / "last.pt", *(WORKER if WORKER[0] in overrides else ()))
+    result = evaluated(tmp_path / "checkpoints" / "last.pt", *(WORKER[1:] if WORKER[0] in overrides else ()))
     assert names <= result.keys() and not absent & result.keys()
     for name in names - {"classes"}:
         assert result[name] == pytest.approx(summary[f"test_{name}"], rel=1e-5), name
