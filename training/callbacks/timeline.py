@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
@@ -54,17 +55,18 @@ class TimelinePicture:
         if timing.timeline:
             self.timeline = run.train_loader.timeline = Timeline(device)
             run.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
-            run.clock.watchers.append(self.add_phase)
-
-    def add_phase(self, phase: str, start: float, end: float) -> None:
-        if self.timeline is not None and phase in ("evaluation", "checkpoint"):
-            self.timeline.add(TRAINING, phase, start, end, None)
+            run.clock.watchers.append(partial(add_phase, self.timeline))
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         if self.timeline is not None and run.is_main and (summary is not None or run.stopped):
             spans = self.timeline.spans()
             write_whole(run.folder / "timeline.json", trace(spans))
             write_whole(run.folder / "timeline.png", draw_timeline(spans))
+
+
+def add_phase(timeline: Timeline, phase: str, start: float, end: float) -> None:
+    if phase in ("evaluation", "checkpoint"):
+        timeline.add(TRAINING, phase, start, end, None)
 
 
 def lanes_of(spans: Sequence[Span]) -> list[str]:

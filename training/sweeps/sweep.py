@@ -84,8 +84,7 @@ class Setting:
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
         loader, workers = self.summary.get("loader"), self.summary.get("num_workers") or 0
-        rank = SIMPLEST.index(loader) if loader in SIMPLEST else len(SIMPLEST)
-        return rank, workers, len(self.overrides), self.jobs[0].number
+        return (*SIMPLEST, loader).index(loader), workers, len(self.overrides), self.jobs[0].number
 
 
 def without_seed(job: Job) -> list[str]:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
-from training.callbacks.timeline import MOST_STEPS, TimelinePicture, draw_timeline, lanes_of, trace
+from training.callbacks.timeline import MOST_STEPS, add_phase, draw_timeline, lanes_of, trace
 
 SPANS = [
     Span("worker 1", "read", 10.00, 10.04, (0, 1)),
@@ -66,10 +66,7 @@ def test_only_the_first_steps_of_a_long_recording_are_drawn(drawn):
 
 
 def test_a_timeline_shows_evaluations_and_checkpoints():
-    picture = TimelinePicture()
-    picture.add_phase("evaluation", 0.0, 1.0)
-    assert picture.timeline is None, "timing.timeline=0"
-    picture.timeline = Timeline()
+    timeline = Timeline()
     for number, phase in enumerate(("evaluation", "training", "checkpoint")):
-        picture.add_phase(phase, number, number + 1)
-    assert [span.activity for span in picture.timeline.spans()] == ["evaluation", "checkpoint"]
+        add_phase(timeline, phase, number, number + 1)
+    assert [span.activity for span in timeline.spans()] == ["evaluation", "checkpoint"]
