@@ -35,12 +35,9 @@ class FashionMini(ArrayDataset):
     def __init__(
         self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
     ) -> None:
-        remedy = "restore it with `git checkout -- data/embedded`, or use scripts/make_fashion_mini.py"
-        if root is not None:
-            remedy = "leave out data.root to read the images that ship with this repository, or use data=fashion_mnist"
         root = Path(root or EMBEDDED).expanduser()
-        files = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
-        images, labels = (read_idx(file, remedy) for file in files)
+        remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
+        images, labels = (read_idx(root / f"{name}.xz", remedy) for name in (TRAIN_FILES if train else TEST_FILES))
         super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
 
 
