@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,11 @@ Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b""
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
     """Calls `function` for each shard, in threads for those in an object store, behind a progress bar."""
-    first, *rest = [partial(function, shard) for shard in shards]
-    with tqdm(total=len(shards), desc=what, unit="shard", leave=False, disable=None, delay=1) as bar:
-        results = {-1: first()}  # alone: if there is no network, one request waits for it
-        bar.update()
-        for number, result in object_store.Answers(rest, AT_ONCE if any(map(is_remote, shards)) else 0):
-            results[number] = result
-            bar.update()
-    return [results[number] for number in range(-1, len(rest))]
+    first = function(shards[0])  # alone: if there is no network, one request waits for it
+    calls = [partial(function, shard) for shard in shards[1:]]
+    results = object_store.answers(calls, AT_ONCE if any(map(is_remote, shards)) else 0)
+    bar = tqdm(results, what, len(calls), unit="shard", leave=False, disable=None, delay=1)
+    return [first, *(result for _, result in sorted(bar, key=itemgetter(0)))]
 
 
 def read_index(shard: str) -> Index:
