@@ -31,7 +31,7 @@ RESIZE: dict[str, Callable[..., Any]] = {
 }
 
 File = tuple[Any, str]  # the content of an image file, usually bytes, and its name for errors
-Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.read for one image
+Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.decoded for one image
 
 
 class CroppedDataset:
@@ -44,9 +44,9 @@ class CroppedDataset:
     antialiasing. None stands for image_size=224, interpolation="bilinear" and test_crop=0.875.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
-    array (N,), and defines `encoded`. decoder: "auto", or the first of the decoders to try
-    (decoders.choose). With decode_on="device" `read_batch` only reads the files, and data/images/decode_on_device.py
-    decodes them. Raises DataError for a value out of range.
+    array (N,), and defines `encoded`; one that has no image files also `decoded`. decoder: "auto", or the first of the
+    decoders to try (decoders.choose). With decode_on="device" `read_batch` only reads the files, and
+    data/images/decode_on_device.py decodes them. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
@@ -81,14 +81,6 @@ class CroppedDataset:
         self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
         self.policy = Policy(policy) if train and policy is not None else None
 
-    def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
-        """Reads the box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
-
-        If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
-        of its size.
-        """
-        return self.decoded(*self.encoded(index), crop, enough)
-
     def encoded(self, index: int) -> File:
         """Returns the bytes of the image file at `index`, and its name for errors."""
         raise NotImplementedError
@@ -98,7 +90,11 @@ class CroppedDataset:
         return enumerate(map(self.encoded, indices.tolist()))
 
     def decoded(self, data: Any, name: str, crop: Crop, enough: float) -> torch.Tensor:
-        """Decodes a file that `encoded` returned, as `read` does. Raises DataError if it is damaged."""
+        """Decodes the box that `crop` chooses in an image that `encoded` returned: RGB, uint8 (3, H, W).
+
+        If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
+        of its size. Raises DataError if the file is damaged.
+        """
         with image_errors(name, self.advice):
             return decode(data, crop, enough, self._decoders)
 
@@ -178,7 +174,7 @@ class CroppedDataset:
     def write(self, read: Read, image: torch.Tensor, draws: Sequence[float]) -> None:
         """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order, on any device.
 
-        `read(crop, enough)` is `self.read` for this sample, onto that device. For a test sample `draws` is empty.
+        `read(crop, enough)` is `self.decoded` for this sample, onto that device. For a test sample `draws` is empty.
         """
         if not draws:
             shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118
