@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, did_you_mean
+from data.errors import DataError, did_you_mean, explained
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -128,25 +128,20 @@ def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
 
 def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
-    try:
+    with explained("data=huggingface needs the package datasets", "pip install 'datasets>=4'", ImportError):
         datasets = importlib.import_module("datasets")
         if int(datasets.__version__.split(".")[0]) < 4:
             raise ImportError(f"version {datasets.__version__} can run a dataset's own code")
-    except ImportError as error:
-        raise DataError(f"data=huggingface needs the package datasets ({error}): pip install 'datasets>=4'") from error
     folder = Path(path).expanduser()
     # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
         raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
-    try:
+    remedy = "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`"
+    with explained(f"data.path={path} cannot be loaded", remedy):
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
         return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, **options)
-    except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        remedy = "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`"
-        raise DataError(f"data.path={path} cannot be loaded: {reason}; {remedy}") from error
 
 
 def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:

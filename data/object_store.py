@@ -20,7 +20,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from typing import Any, NamedTuple, TypeVar
 
-from data.errors import DataError
+from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
@@ -143,13 +143,11 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
 @cache
 def _library(process: int) -> Any:
     """The package obstore; loaded once more if this process was forked from one that has loaded it."""
-    try:
+    with explained("object stores are read with the package obstore", "pip install obstore", ImportError):
         if _copies:
             _copies.append({name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("obstore")})
             _load_copy("obstore._obstore", _copies[0]._obstore.__file__)
         _copies.append(import_module("obstore"))
-    except ImportError as error:
-        raise DataError(f"object stores are read with the package obstore ({error}): pip install obstore") from error
     return _copies[-1]
 
 

@@ -9,15 +9,14 @@ A pack is a folder with
 
 import json
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.images.crops import CroppedDataset
 from data.images.decoding import Crop
 
@@ -70,10 +69,11 @@ class Packed(CroppedDataset):
         self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
 
     def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
-        """Returns an image file, or the pixels (H, W, 3), and the name for errors."""
+        """Returns an image file and its name for errors, or the pixels (H, W, 3)."""
         entry, data = self._entries[index], self.verified(index)
-        shape = (entry["height"], entry["width"], 3)
-        return data.reshape(shape) if entry["height"] else data.tobytes(), f"{name_in(entry)} in {self.folder}"
+        if entry["height"]:
+            return data.reshape(entry["height"], entry["width"], 3), ""  # cutting a box out of them cannot fail
+        return data.tobytes(), f"{name_in(entry)} in {self.folder}"
 
     def decoded(self, data: bytes | np.ndarray, name: str, crop: Crop, enough: float) -> torch.Tensor:
         if isinstance(data, bytes):
@@ -118,11 +118,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-@contextmanager
-def damage_named(path: Path) -> Iterator[None]:
+def damage_named(path: Path) -> AbstractContextManager[None]:
     """Turns an OSError or ValueError of the block into a DataError with the file's name."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} is damaged ({reason}); copy the pack again, or remove it and {HOW}") from error
+    return explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}", (OSError, ValueError))

@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.download import DEFAULT_ROOT
-from data.errors import DataError
+from data.errors import explained
 from data.fashion import CLASSES, FashionMini
 from data.image_folder import ImageFolder
 from loaders.machine import available_cores
@@ -60,7 +60,8 @@ def make(root: Path) -> None:
     """
     partial, lock = root.with_name(f".{root.name}.partial"), root.with_name(f".{root.name}.lock")
     count = sum(COUNTS.values()) * len(CLASSES)
-    try:
+    remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
+    with explained(f"the photographs could not be made in {root.resolve()}", remedy, OSError):
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             if root.exists():
@@ -72,9 +73,6 @@ def make(root: Path) -> None:
                 partial.rename(root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
-        raise DataError(f"the photographs could not be made in {root.resolve()} ({error}); {remedy}") from error
 
 
 def write_all(folder: Path, count: int) -> None:

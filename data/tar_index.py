@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data import object_store
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.object_store import ATTEMPTS, Version, is_remote
 
 IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
@@ -90,15 +90,14 @@ def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS)
 
     Raises DataError if it cannot be read, or the block finds that it is not a tar.
     """
-    try:
+    cause = f"{shard} cannot be read as an uncompressed tar", "unpack or replace it"
+    with explained(*cause, (OSError, tarfile.TarError)):
         if is_remote(shard):
             version = version or object_store.find_version(shard)
             yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)
         else:
             with open(shard, "rb") as file:
                 yield file
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
 
 
 def find_version(shard: str) -> Version:
@@ -171,24 +170,20 @@ def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterat
 
     It has "extension offset bytes name" for each member. The header in the tar before each label must have its size.
     """
-    try:
+    texts = dict[int, bytes]()
+    with explained(f"{idx} is not the index of {shard}", "make it again, or remove it"):
         rows = [line.split() for line in os.fsdecode(lines).splitlines()[1:]]
         members = [(row[at + 3], int(row[at + 1]), int(row[at + 2])) for row in rows for at in range(0, len(row), 4)]
         if any(offset + size > version.bytes for _, offset, size in members):
             raise ValueError(f"the tar has only {version.bytes:,} bytes")
         labels = [place for name, *place in members if split(name)[1] in LABELS]
         starts, ends = [offset - tarfile.BLOCKSIZE for offset, _ in labels], [offset + size for offset, size in labels]
-        texts = dict[int, bytes]()
         answers = object_store.request("get_ranges", shard, starts=starts, ends=ends, coalesce=0)
         for (offset, size), content in zip(labels, map(bytes, answers), strict=True):
             header = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
             if header.size != size:
                 raise ValueError(f"the tar has {header.name} at byte {offset:,}")
             texts[offset] = content[tarfile.BLOCKSIZE :]
-    except DataError:
-        raise
-    except (ValueError, LookupError, tarfile.TarError) as error:
-        raise DataError(f"{idx} is not the index of {shard} ({error}); make it again, or remove it") from error
     for name, offset, size in members:
         yield name, offset, size, texts.get(offset, b"")
 
@@ -232,10 +227,8 @@ def pair(shard: str, members: Iterable[Member]) -> list[Member]:
 def read_label(shard: str, member: Member) -> bytes:
     """The label in a .cls or .json member."""
     name, *_, content = member
-    try:
+    with explained(f"{shard}: {name} has no label", "write a number or a name into it"):
         label = json.loads(content)["label"] if name.endswith(".json") else content.decode().strip()
         if not isinstance(label, int | str) or label == "":
             raise ValueError(f"it has {label!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{shard}: {name} has no label ({error}); write a number or a name into it") from error
-    return str(label).encode()
+        return str(label).encode()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -193,11 +193,9 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     """The names in a list, or in the lines of a file."""
-    try:
+    with explained(f"data.classes={classes} cannot be read", "set it to a file or a list"):
         names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
-    return tuple(str(name).strip() for name in names)
+        return tuple(str(name).strip() for name in names)
 
 
 def read_indices(shards: list[str]) -> list[Index]:
