@@ -111,11 +111,9 @@ class HuggingFaceStream(CroppedStream):
 def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
     """The rows with these columns; the first has images, which become encoded files."""
     image, encoded = columns[0], importlib.import_module("datasets").Image(decode=False)
-    try:
+    what = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
+    with explained(what, "choose another one", NotImplementedError):
         return rows.select_columns(columns).cast_column(image, encoded)
-    except NotImplementedError as error:
-        reason = f"this column of {path} has no images, but {rows.features[image]}"
-        raise DataError(f"data.image={image}: {reason}; choose another one") from error
 
 
 def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.image_folder import SUFFIXES
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
@@ -45,12 +45,8 @@ class ImageFiles:
         image = pixels.permute(1, 2, 0).contiguous().numpy()
         if self._channels == 1:
             image = np.array(Image.fromarray(image).convert("L"))[..., np.newaxis]
-        try:
+        with explained(f"prepare(image) cannot take {path}", "change prepare, or leave the image out"):
             return {"image": self._prepare(image)}
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"prepare(image) raised {type(error).__name__} for {path}: {error}") from error
 
 
 class BlackIfDamaged:
