@@ -72,6 +72,9 @@ class Samples:
         where = where or f"a sample of {self.name}"
         sample = self._named(where, sample)
         names = [name for name in self.names if name in sample]
+        for name in names if self.has_collate else sample:  # torch's own collate function refuses None
+            if sample[name] is None:
+                raise DataError(f"{where} has None as {name!r}: return a tensor")
         for name in names[:-1] if self.has_label else names:
             _check_input(where, name, sample[name])
         if self.has_label and self.num_classes is not None:

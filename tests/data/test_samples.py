@@ -64,7 +64,7 @@ def test_what_is_not_augmented_is_that_of_the_dataset():
         (IMAGE, r"is of type Tensor: return \(image, label\)"),
         ((IMAGE, 1, 2), r"has 3 parts: return \(image, label\)"),
         ({"pixels": IMAGE, "label": 1}, r"has no field 'image', only pixels, label: rename one, or set task\.inputs"),
-        ((None, 1), r"has 'image' of type NoneType: return a tensor"),
+        ((None, 1), r"has None as 'image': return a tensor"),
         ((Image.new("RGB", (8, 8)), 1), r"has 'image' of type Image: return a tensor, such as torch\.from_numpy"),
         (([[0.5]], 1), r"has 'image' of type list: return a tensor"),
         ((np.array(["a"]), 1), r"has 'image' of type ndarray"),
