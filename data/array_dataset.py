@@ -73,8 +73,7 @@ class ArrayDataset:
 
         image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
         """
-        height, width, _ = self.image_shape
-        return resized_middle(image, height, width)
+        return resized_middle(image, *self.image_shape[:2])
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
@@ -91,8 +90,8 @@ class ArrayDataset:
 
     def without_augmentation(self) -> "ArrayDataset":
         """Returns a dataset of the same images and labels, as with train=False."""
-        about: dict[str, Any] = {"classes": self.classes, "mean": self.mean, "std": self.std}
-        return ArrayDataset(self._unpadded(self.images), self.labels, train=False, **about)
+        images = self._unpadded(self.images)
+        return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""

@@ -5,8 +5,6 @@ FashionMini is the part that ships with this repository, FashionMNIST the full d
 
 import gzip
 import lzma
-import math
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
-from data.errors import DataError
+from data.errors import explained
 
 CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 ABOUT: dict[str, Any] = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
@@ -35,12 +33,9 @@ class FashionMini(ArrayDataset):
     def __init__(
         self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
     ) -> None:
-        remedy = "restore it with `git checkout -- data/embedded`, or use scripts/make_fashion_mini.py"
-        if root is not None:
-            remedy = "leave out data.root to read the images that ship with this repository, or use data=fashion_mnist"
         root = Path(root or EMBEDDED).expanduser()
-        files = [root / f"{name}.xz" for name in (TRAIN_FILES if train else TEST_FILES)]
-        images, labels = (read_idx(file, remedy) for file in files)
+        remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
+        images, labels = (read_idx(root / f"{name}.xz", remedy) for name in (TRAIN_FILES if train else TEST_FILES))
         super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
 
 
@@ -84,14 +79,11 @@ def read_idx(path: Path, remedy: str = "replace it with a good copy, or delete i
 
     Raises DataError if the file is missing, damaged, or has another format. Its sentence ends in `remedy`.
     """
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            content = file.read()
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
-    # The format: two zeros, 8 for uint8, the number of dimensions, four bytes for each dimension, then the values.
-    start = 4 + 4 * content[3] if len(content) > 4 else 0
-    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
-    if content[:3] != b"\0\0\x08" or len(content) != start + math.prod(shape):
-        raise DataError(f"{path} is not a complete IDX file of uint8 values; {remedy}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    with explained(f"{path} cannot be read", remedy), OPENERS.get(path.suffix, open)(path, "rb") as file:
+        content = file.read()
+        # The format: two zeros, 8 for uint8, the number of dimensions, four bytes for each dimension, then the values.
+        start = 4 + 4 * content[3]
+        shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("it is not an IDX file of uint8 values")
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -5,16 +5,20 @@ mapped into memory, and only the crops are decoded, as in data/image_folder.py.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, did_you_mean
+from data.errors import DataError, did_you_mean, explained
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
+from data.images.stream import CroppedStream
 
+SHARDS = 64  # of a dataset that was saved by the package: a stream can cut it anywhere
 LABELS = {"bool", "string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
 
@@ -71,14 +75,45 @@ class HuggingFace(CroppedDataset):
         return file_of(self._rows[index][self._image], self.path(index))
 
 
+class HuggingFaceStream(CroppedStream):
+    """data.streaming=true: the images of a whole split in the order of its files, not downloaded or converted before.
+
+    Each of torch's workers reads its share. `classes` must be given if the feature of the labels has no names.
+    """
+
+    like = HuggingFace
+
+    def open(self, options: SimpleNamespace) -> Sequence[str] | None:
+        splits = load(str(options.path), options.name, streaming=True)
+        key, usual = ("train_split", "train") if self.train else ("test_split", "test")
+        split = getattr(options, key) or (usual if self.train or usual in splits else "validation")
+        if split not in splits:
+            raise DataError(f"data.{key}={split}: a stream is a whole split; set it to one of {', '.join(splits)}")
+        rows, self._where = splits[split], f"{options.path}, {split} split"
+        if hasattr(rows, "to_iterable_dataset"):
+            rows = rows.to_iterable_dataset(min(SHARDS, len(rows)))
+        image = choose_column(rows.features, "data.image", options.image, "Image")
+        label = choose_column(rows.features, "data.label", options.label, "ClassLabel")
+        self._rows, self._columns = encoded_rows(rows, [image, label], options.path), (image, label)
+        return options.classes or getattr(rows.features[label], "names", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is, as the package says it."""
+        return dict(self._rows.state_dict())
+
+    def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, Any]]:
+        self._rows.load_state_dict(state)
+        for row in self._rows:
+            image, label = (row[column] for column in self._columns)
+            yield *file_of(image, self._where), label
+
+
 def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
     """The rows with these columns; the first has images, which become encoded files."""
     image, encoded = columns[0], importlib.import_module("datasets").Image(decode=False)
-    try:
+    what = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
+    with explained(what, "choose another one", NotImplementedError):
         return rows.select_columns(columns).cast_column(image, encoded)
-    except NotImplementedError as error:
-        reason = f"this column of {path} has no images, but {rows.features[image]}"
-        raise DataError(f"data.image={image}: {reason}; choose another one") from error
 
 
 def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
@@ -91,46 +126,32 @@ def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
 
 def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
-    try:
+    with explained("data=huggingface needs the package datasets", "pip install 'datasets>=4'", ImportError):
         datasets = importlib.import_module("datasets")
         if int(datasets.__version__.split(".")[0]) < 4:
             raise ImportError(f"version {datasets.__version__} can run a dataset's own code")
-    except ImportError as error:
-        raise DataError(f"data=huggingface needs the package datasets ({error}): pip install 'datasets>=4'") from error
     folder = Path(path).expanduser()
     # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
         raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
-    try:
+    remedy = "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`"
+    with explained(f"data.path={path} cannot be loaded", remedy):
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
         return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, **options)
-    except Exception as error:  # the package raises errors of its own, of huggingface_hub, httpx, pyarrow and Python
-        reason, kind = " ".join(str(error).split()), type(error).__name__
-        remedies = {
-            "gated": "ask for access on its page on the hub, then log in with `hf auth login`",
-            "onfig": "set data.name",  # the name of a configuration is missing or unknown
-            "": "check the name and the network, or set data.path to a local folder",
-        }
-        remedy = next(remedy for word, remedy in remedies.items() if word in reason)
-        raise DataError(f"data.path={path} cannot be loaded: {kind}: {reason}; {remedy}") from error
 
 
 def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:
     """The rows of the split `given`, in the package's syntax; without it, of the first of `usual` that exists."""
-    chosen = given or next((split for split in usual if split in splits), None)
-    remedy = f"the dataset has the splits {', '.join(splits)}; set {key} to one, or to a part, such as train[90%:]"
-    if chosen is None:
-        raise DataError(f"{key} is not set, and {remedy}")
-    datasets = importlib.import_module("datasets")
-    try:
+    chosen = given or next((split for split in usual if split in splits), "")
+    datasets, rows = importlib.import_module("datasets"), []
+    with suppress(ValueError):  # the package does not know the split, or its syntax
         parts = datasets.ReadInstruction.from_spec(chosen).to_absolute({name: len(splits[name]) for name in splits})
-    except ValueError as error:
-        raise DataError(f"{key}={chosen}: {remedy}") from error
-    rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
+        rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
     if not rows:
-        raise DataError(f"{key}={chosen} has no rows; set {key} to another split")
+        remedy = f"set it to one of the splits {', '.join(splits)}, or to a part, such as train[90%:]"
+        raise DataError(f"{key}={given} has no rows; {remedy}")
     return datasets.concatenate_datasets(rows).with_format(None)  # saved datasets keep their format
 
 
@@ -140,9 +161,8 @@ def choose_column(features: dict[str, Any], key: str, given: str | None, kind: s
     if len(found) == 1 and found[0] in features:
         return found[0]
     columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-    if given:
-        raise DataError(f"{key}={given}: {did_you_mean(given, features)}the columns are {columns}")
-    raise DataError(f"{key} is not set, and {len(found)} columns are of the kind {kind}; set it to one of {columns}")
+    hint = did_you_mean(given, features) if given else f"{len(found)} columns are of the kind {kind}; "
+    raise DataError(f"{key}={given}: {hint}set it to one of the columns {columns}")
 
 
 def read_labels(rows: Any, label: str, where: str) -> np.ndarray:

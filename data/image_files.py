@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.image_folder import SUFFIXES
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
-
-GREY = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # Pillow's weights of red, green and blue, times 65536
 
 
 class ImageFiles:
@@ -43,20 +42,17 @@ class ImageFiles:
         path = self.path(index)
         with image_errors(path):
             pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
+        image = pixels.permute(1, 2, 0).contiguous().numpy()
         if self._channels == 1:
-            pixels = ((pixels.int() * GREY).sum(0, keepdim=True) + 32768 >> 16).to(torch.uint8)
-        try:
-            return {"image": self._prepare(pixels.permute(1, 2, 0).contiguous().numpy())}
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"prepare(image) raised {type(error).__name__} for {path}: {error}") from error
+            image = np.array(Image.fromarray(image).convert("L"))[..., np.newaxis]
+        with explained(f"prepare(image) cannot take {path}", "change prepare, or leave the image out"):
+            return {"image": self._prepare(image)}
 
 
 class BlackIfDamaged:
     """The images of `dataset`, uint8 of `shape` (H, W, C), without labels. Those that cannot be read are black.
 
-    A batch of B images has "image", "index", int64 (B,), and "reason", a list: why an image cannot be read, or "".
+    A sample has "image", "index", and "reason": why the image cannot be read, or "".
     """
 
     def __init__(self, dataset: Any, shape: tuple[int, ...]) -> None:
@@ -65,19 +61,12 @@ class BlackIfDamaged:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": (self.shape, torch.uint8), "index": ((), torch.int64)}
-
-    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into the tensors of `out`, and adds the reasons."""
-        out["index"].numpy()[:] = indices
-        out["reason"] = [""] * len(indices)
-        for row, index in enumerate(indices.tolist()):
-            try:
-                out["image"][row] = self._image(index)
-            except Exception as error:  # whatever the dataset raises: the other images may be readable
-                out["image"][row] = 0
-                out["reason"][row] = " ".join(str(error).split()) or type(error).__name__
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            return {"image": self._image(index), "index": index, "reason": ""}
+        except Exception as error:  # whatever the dataset raises: the other images may be readable
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return {"image": torch.zeros(self.shape, dtype=torch.uint8), "index": index, "reason": reason}
 
     def _image(self, index: int) -> torch.Tensor:
         """Reads an image. Raises DataError if it has another shape or dtype, which writing it would convert."""

@@ -11,17 +11,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
-from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from data.errors import DataError
+from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
@@ -47,35 +46,25 @@ class Version(NamedTuple):
     etag: str
 
 
-class Answers(Iterator[tuple[int, T]]):
+def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
     """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
 
-    It raises the error of a call in its place, and then makes no more. most=0: makes each in this thread, in order.
+    The calls begin at once. It raises the error of a call in its place, and then makes no more.
+    most=0: makes each call when its result is wanted, in this thread, in order.
     """
+    if most == 0:
+        return enumerate(call() for call in calls)
+    threads = _threads(os.getpid(), most)
+    return _completed({threads.submit(call): number for number, call in enumerate(calls)})
 
-    def __init__(self, calls: Iterable[Callable[[], T]], most: int) -> None:
-        self._ended, self._numbers = SimpleQueue[Future[T]](), dict[Future[T], int]()
-        self._inline = iter(()) if most else enumerate(call() for call in calls)
-        for number, call in enumerate(calls if most else ()):
-            future = _threads(os.getpid(), most).submit(call)
-            self._numbers[future] = number
-            future.add_done_callback(self._ended.put)
 
-    def __next__(self) -> tuple[int, T]:
-        if not self._numbers:
-            return next(self._inline)
-        future = self._ended.get()
-        number = self._numbers.pop(future)
-        if future.exception() is not None:
-            self.cancel()
-        return number, future.result()
-
-    def cancel(self) -> None:
-        """Makes no more calls."""
-        for future in self._numbers:
+def _completed(futures: dict[Future[T], int]) -> Iterator[tuple[int, T]]:
+    try:
+        for future in as_completed(futures):
+            yield futures.pop(future), future.result()
+    finally:
+        for future in futures:
             future.cancel()
-
-    __del__ = cancel
 
 
 @cache
@@ -119,9 +108,7 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
             answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
             if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
                 raise library.exceptions.PreconditionError("its ETag is another one")
-            if len(data := bytes(answer.bytes())) != size:
-                raise ValueError(f"the server sent {len(data):,} bytes")
-            return data
+            return bytes(answer.bytes())
 
     return read if size else bytes  # no server sends an empty range
 
@@ -156,13 +143,11 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
 @cache
 def _library(process: int) -> Any:
     """The package obstore; loaded once more if this process was forked from one that has loaded it."""
-    try:
+    with explained("object stores are read with the package obstore", "pip install obstore", ImportError):
         if _copies:
             _copies.append({name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("obstore")})
             _load_copy("obstore._obstore", _copies[0]._obstore.__file__)
         _copies.append(import_module("obstore"))
-    except ImportError as error:
-        raise DataError(f"object stores are read with the package obstore ({error}): pip install obstore") from error
     return _copies[-1]
 
 

@@ -9,15 +9,14 @@ A pack is a folder with
 
 import json
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.images.crops import CroppedDataset
 from data.images.decoding import Crop
 
@@ -69,17 +68,18 @@ class Packed(CroppedDataset):
         self._shards: dict[int, np.ndarray] = {}  # by number, as this process maps them
         self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
 
-    def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
-        entry = self._entries[index]
-        if not entry["height"]:
-            return super().read(index, crop, enough)
-        pixels = self.verified(index).reshape(entry["height"], entry["width"], 3)
-        left, top, right, bottom = crop((pixels.shape[1], pixels.shape[0]))
-        return torch.from_numpy(pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
+    def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
+        """Returns an image file and its name for errors, or the pixels (H, W, 3)."""
+        entry, data = self._entries[index], self.verified(index)
+        if entry["height"]:
+            return data.reshape(entry["height"], entry["width"], 3), ""  # cutting a box out of them cannot fail
+        return data.tobytes(), f"{name_in(entry)} in {self.folder}"
 
-    def encoded(self, index: int) -> tuple[bytes, str]:
-        name = self._entries[index]["name"].decode(errors="backslashreplace")
-        return self.verified(index).tobytes(), f"{name} in {self.folder}"
+    def decoded(self, data: bytes | np.ndarray, name: str, crop: Crop, enough: float) -> torch.Tensor:
+        if isinstance(data, bytes):
+            return super().decoded(data, name, crop, enough)
+        left, top, right, bottom = crop((data.shape[1], data.shape[0]))
+        return torch.from_numpy(data[top:bottom, left:right].copy()).permute(2, 0, 1)
 
     def verified(self, index: int) -> np.ndarray:
         """The bytes of an image, uint8 (N,), read-only. Raises DataError if they have changed since it was packed."""
@@ -92,12 +92,16 @@ class Packed(CroppedDataset):
         data = self._shards[shard][start : start + int(entry["bytes"])]
         if not self._verified[index] and zlib.crc32(data.data) != entry["crc32"]:
             with damage_named(path):
-                raise ValueError(f"the checksum of {entry['name'].decode(errors='backslashreplace')} is wrong")
+                raise ValueError(f"the checksum of {name_in(entry)} is wrong")
         self._verified[index] = True
         return data
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # pickling a mapped file would copy it
+
+
+def name_in(entry: np.void) -> str:
+    return entry["name"].decode(errors="backslashreplace")
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -109,16 +113,11 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}")
     with damage_named(path):
         about = json.loads(path.read_text())
-        if not isinstance(about, dict) or about.get("version") != VERSION:
+        if about.get("version") != VERSION:
             raise ValueError(f"it does not have version {VERSION}")
     return about
 
 
-@contextmanager
-def damage_named(path: Path) -> Iterator[None]:
+def damage_named(path: Path) -> AbstractContextManager[None]:
     """Turns an OSError or ValueError of the block into a DataError with the file's name."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} is damaged ({reason}); copy the pack again, or remove it and {HOW}") from error
+    return explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}", (OSError, ValueError))

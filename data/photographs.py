@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.download import DEFAULT_ROOT
-from data.errors import DataError
+from data.errors import explained
 from data.fashion import CLASSES, FashionMini
 from data.image_folder import ImageFolder
 from loaders.machine import available_cores
@@ -60,7 +60,8 @@ def make(root: Path) -> None:
     """
     partial, lock = root.with_name(f".{root.name}.partial"), root.with_name(f".{root.name}.lock")
     count = sum(COUNTS.values()) * len(CLASSES)
-    try:
+    remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
+    with explained(f"the photographs could not be made in {root.resolve()}", remedy, OSError):
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             if root.exists():
@@ -72,26 +73,22 @@ def make(root: Path) -> None:
                 partial.rename(root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
-        raise DataError(f"the photographs could not be made in {root.resolve()} ({error}); {remedy}") from error
 
 
 def write_all(folder: Path, count: int) -> None:
     """Writes the files with a progress bar, in as many threads as this process may use cores: Pillow frees the GIL."""
 
-    def write(task: tuple[Path, list[np.ndarray], int]) -> None:
-        path, garments, seed = task
+    def write(seed: int, task: tuple[Path, list[np.ndarray]]) -> None:
+        path, garments = task
         photograph(garments, np.random.default_rng(seed)).save(path, quality=QUALITY)
 
-    with ThreadPoolExecutor(available_cores()) as pool:
-        for _ in tqdm(pool.map(write, tasks(folder)), "making photographs", count, leave=False, disable=None):
-            pass
+    with ThreadPoolExecutor(available_cores()) as pool:  # a photograph's number is its seed: it is always the same
+        done = pool.map(write, itertools.count(), tasks(folder))
+        list(tqdm(done, "making photographs", count, leave=False, disable=None))
 
 
-def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray], int]]:
-    """For each photograph its file, its garments, and its number as the seed, so that it is always the same."""
-    number = itertools.count()
+def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray]]]:
+    """For each photograph its file and its garments."""
     for split, count in COUNTS.items():
         images = FashionMini(train=split == "train", pad=0)
         for label, name in enumerate(CLASSES):
@@ -100,7 +97,7 @@ def tasks(folder: Path) -> Iterator[tuple[Path, list[np.ndarray], int]]:
             of_class = images.images[images.labels == label, ..., 0]
             for index in range(count):
                 chosen = [of_class[(index * GARMENTS + i) % len(of_class)] for i in range(GARMENTS)]
-                yield path / f"{index:04}.jpg", chosen, next(number)
+                yield path / f"{index:04}.jpg", chosen
 
 
 def photograph(garments: list[np.ndarray], random: np.random.Generator) -> Image.Image:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.array_dataset import resized_middle
+from data.array_dataset import ArrayDataset
 from data.errors import DataError, check_choice
 
 BANDS = 8  # of colour, side by side in an image
@@ -31,6 +31,9 @@ class Synthetic:
     Raises DataError for a value out of range.
     """
 
+    sample_spec: Any = ArrayDataset.sample_spec
+    prepare: Any = ArrayDataset.prepare  # both need only `image_shape`
+
     def __init__(
         self,
         train: bool,
@@ -49,7 +52,7 @@ class Synthetic:
                 raise DataError(f"data.{key}={value} must be a whole number, at least 1")
         if not 0 <= cost_ms < float("inf"):
             raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
-        check_choice("data.cost", cost, COSTS)
+        check_choice("data.cost", cost, COSTS, DataError)
         self.length = length if train else test_length
         self.cost, self.cost_ms = cost, cost_ms
         self.image_shape = (image_size, image_size, channels)
@@ -65,21 +68,10 @@ class Synthetic:
     def __len__(self) -> int:
         return self.length
 
-    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
-
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = np.empty(self.image_shape, np.uint8)
         label = self._write(index, image)
         return {"image": torch.from_numpy(self.prepare(image)), "label": torch.tensor(label)}
-
-    def prepare(self, image: np.ndarray) -> np.ndarray:
-        """Cuts the largest square out of the middle, and resizes it to `image_shape`.
-
-        image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
-        """
-        height, width, _ = self.image_shape
-        return resized_middle(image, height, width)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).

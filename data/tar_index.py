@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data import object_store
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.object_store import ATTEMPTS, Version, is_remote
 
 IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
@@ -35,14 +36,11 @@ Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b""
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
     """Calls `function` for each shard, in threads for those in an object store, behind a progress bar."""
-    first, *rest = [partial(function, shard) for shard in shards]
-    with tqdm(total=len(shards), desc=what, unit="shard", leave=False, disable=None, delay=1) as bar:
-        results = {-1: first()}  # alone: if there is no network, one request waits for it
-        bar.update()
-        for number, result in object_store.Answers(rest, AT_ONCE if any(map(is_remote, shards)) else 0):
-            results[number] = result
-            bar.update()
-    return [results[number] for number in range(-1, len(rest))]
+    first = function(shards[0])  # alone: if there is no network, one request waits for it
+    calls = [partial(function, shard) for shard in shards[1:]]
+    results = object_store.answers(calls, AT_ONCE if any(map(is_remote, shards)) else 0)
+    bar = tqdm(results, what, len(calls), unit="shard", leave=False, disable=None, delay=1)
+    return [first, *(result for _, result in sorted(bar, key=itemgetter(0)))]
 
 
 def read_index(shard: str) -> Index:
@@ -92,15 +90,14 @@ def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS)
 
     Raises DataError if it cannot be read, or the block finds that it is not a tar.
     """
-    try:
+    cause = f"{shard} cannot be read as an uncompressed tar", "unpack or replace it"
+    with explained(*cause, (OSError, tarfile.TarError)):
         if is_remote(shard):
             version = version or object_store.find_version(shard)
             yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)
         else:
             with open(shard, "rb") as file:
                 yield file
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}); unpack or replace it") from error
 
 
 def find_version(shard: str) -> Version:
@@ -173,24 +170,20 @@ def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterat
 
     It has "extension offset bytes name" for each member. The header in the tar before each label must have its size.
     """
-    try:
+    texts = dict[int, bytes]()
+    with explained(f"{idx} is not the index of {shard}", "make it again, or remove it"):
         rows = [line.split() for line in os.fsdecode(lines).splitlines()[1:]]
         members = [(row[at + 3], int(row[at + 1]), int(row[at + 2])) for row in rows for at in range(0, len(row), 4)]
         if any(offset + size > version.bytes for _, offset, size in members):
             raise ValueError(f"the tar has only {version.bytes:,} bytes")
         labels = [place for name, *place in members if split(name)[1] in LABELS]
         starts, ends = [offset - tarfile.BLOCKSIZE for offset, _ in labels], [offset + size for offset, size in labels]
-        texts = dict[int, bytes]()
         answers = object_store.request("get_ranges", shard, starts=starts, ends=ends, coalesce=0)
         for (offset, size), content in zip(labels, map(bytes, answers), strict=True):
             header = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
             if header.size != size:
                 raise ValueError(f"the tar has {header.name} at byte {offset:,}")
             texts[offset] = content[tarfile.BLOCKSIZE :]
-    except DataError:
-        raise
-    except (ValueError, LookupError, tarfile.TarError) as error:
-        raise DataError(f"{idx} is not the index of {shard} ({error}); make it again, or remove it") from error
     for name, offset, size in members:
         yield name, offset, size, texts.get(offset, b"")
 
@@ -234,10 +227,8 @@ def pair(shard: str, members: Iterable[Member]) -> list[Member]:
 def read_label(shard: str, member: Member) -> bytes:
     """The label in a .cls or .json member."""
     name, *_, content = member
-    try:
+    with explained(f"{shard}: {name} has no label", "write a number or a name into it"):
         label = json.loads(content)["label"] if name.endswith(".json") else content.decode().strip()
         if not isinstance(label, int | str) or label == "":
             raise ValueError(f"it has {label!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{shard}: {name} has no label ({error}); write a number or a name into it") from error
-    return str(label).encode()
+        return str(label).encode()

@@ -8,21 +8,28 @@ them at a time, so that the order of the samples is any, and no shard is downloa
 import glob
 import os
 import re
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import get_worker_info
 
-from data.errors import DataError
-from data.images.crops import CroppedDataset, Read, class_indices
+from data.errors import DataError, explained
+from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
-from data.object_store import ATTEMPTS, SCHEMES, Answers, is_remote, range_reader
-from data.tar_index import Index, each_shard, read_index
+from data.images.stream import CroppedStream
+from data.object_store import ATTEMPTS, SCHEMES, answers, is_remote, range_reader
+from data.tar_index import KINDS, Index, each_shard, opened, pair, read_index, scan, split
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
+Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file
 
 
 class WebDataset(CroppedDataset):
@@ -51,9 +58,6 @@ class WebDataset(CroppedDataset):
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
-        for key, value in {"requests": requests, "attempts": attempts}.items():
-            if value < 1:
-                raise DataError(f"data.{key}={value}: give a number from 1")
         self.attempts = attempts
         shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
         indices = read_indices(shards)
@@ -61,7 +65,7 @@ class WebDataset(CroppedDataset):
         self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index in indices])
         self._offsets, self._bytes, self._names = (joined(indices, name) for name in ("offset", "bytes", "name"))
         self._at_once = requests if any(map(is_remote, shards)) else 0
-        self._begun: dict[bytes, Answers[bytes]] = {}  # by indices: this batch's files and the next one's, at most
+        self._begun: dict[bytes, Files] = {}  # by indices: this batch's files and the next one's, at most
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
@@ -84,15 +88,12 @@ class WebDataset(CroppedDataset):
             self._begun = dict(list(self._begun.items())[-1:])
             self._begun[indices.tobytes()] = self._files(indices)
 
-    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, tuple[bytes, str]]]:
+    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, File]]:
         files = self._begun.pop(indices.tobytes(), None) or self._files(indices)
         return ((row, (data, self.path(indices[row]))) for row, data in files)
 
-    def reads(self, indices: np.ndarray) -> Iterator[tuple[int, Read]]:
-        return ((row, partial(self.decoded, *file)) for row, file in self.encoded_rows(indices))
-
-    def _files(self, indices: np.ndarray) -> Answers[bytes]:
-        return Answers(map(self._reader, indices.tolist()), self._at_once)
+    def _files(self, indices: np.ndarray) -> Files:
+        return answers(map(self._reader, indices.tolist()), self._at_once)
 
     def _reader(self, index: int) -> Callable[[], bytes]:
         """What reads the file at `index`."""
@@ -101,6 +102,50 @@ class WebDataset(CroppedDataset):
         if is_remote(shard):
             return range_reader(shard, start, size, self._versions[number], self.attempts)
         return partial(read_file, self.path(index), shard, start, size)
+
+
+class WebDatasetStream(CroppedStream):
+    """data.streaming=true: the images of the shards without an index, each tar read from its start to its end.
+
+    Each of torch's workers reads its share of the shards, in training in random order, one after the other: from an
+    object store in blocks, and so without `requests`.
+    Raises DataError for a shard that is compressed or damaged, and for a key without an image or a label.
+    """
+
+    like = WebDataset
+
+    def open(self, options: SimpleNamespace) -> Sequence[str] | None:
+        key, urls = ("data.urls", options.urls) if self.train else ("data.test_urls", options.test_urls)
+        self.shards, self.attempts = find_shards(key, urls), options.attempts
+        self._state: dict[str, Any] = {}  # of the newest iterator
+        return options.classes and read_classes(options.classes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is: the order of its shards, its place in it, and the next byte there."""
+        return dict(self._state)
+
+    def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, str]]:
+        info = get_worker_info()
+        mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
+        order = torch.randperm if self.train else torch.arange  # with a loaded state nothing is drawn, as before
+        state = self._state = state or {"order": order(len(mine)).tolist(), "place": 0, "byte": 0}
+        while state["place"] < len(mine):
+            for end, data, name, label in self.read_shard(mine[state["order"][state["place"]]], state["byte"]):
+                state["byte"] = end
+                yield data, name, label
+            state |= {"place": state["place"] + 1, "byte": 0}
+
+    def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
+        """Yields where each sample from byte `start` on ends, its image file, the name of that, and its label."""
+        with opened(shard, attempts=self.attempts) as file:
+            file.seek(start)
+            for _, members in groupby(scan(file, KINDS), lambda member: split(member[0])[0]):
+                sample = list(members)
+                contents = {name: content for name, *_, content in sample}
+                _, offset, size, _ = sample[-1]
+                end = offset + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                for name, *_, label in pair(shard, sample):
+                    yield end, contents[name], f"{shard}/{name}", label.decode()
 
 
 def read_file(name: str, shard: str, start: int, size: int) -> bytes:
@@ -128,8 +173,7 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
         if re.match(r"\w+://|pipe:", url):
             raise DataError(f"{key}={url}: use local files or {', '.join(SCHEMES)}")
         for path in expand_braces(os.path.expanduser(url)):
-            found = [path] if os.path.isfile(path) else sorted(glob.glob(path))
-            if not found:
+            if not (found := [path] if os.path.isfile(path) else sorted(glob.glob(path))):
                 raise DataError(f"{key}={url}: there is no file {path}; {HOW}")
             shards += found
     return shards
@@ -149,11 +193,9 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     """The names in a list, or in the lines of a file."""
-    try:
+    with explained(f"data.classes={classes} cannot be read", "set it to a file or a list"):
         names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"data.classes={classes} cannot be read ({error}); set it to a file or a list") from error
-    return tuple(str(name).strip() for name in names)
+        return tuple(str(name).strip() for name in names)
 
 
 def read_indices(shards: list[str]) -> list[Index]:

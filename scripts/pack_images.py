@@ -60,13 +60,14 @@ class StoredImages:
 
     def __getitem__(self, index: int) -> tuple[bytes, int, int] | DataError:
         try:
-            pixels = self._images.read(index, whole, math.inf)
+            data, name = self._images.encoded(index)
+            pixels = self._images.decoded(data, name, whole, math.inf)
         except DataError as error:
             return error
         height, width = pixels.shape[1:]
         shorter = min(height, width, self._short_side or width)
         if self._format == "jpeg" and shorter == min(height, width):
-            return self._images.encoded(index)[0], 0, 0
+            return data, 0, 0
         width, height = with_shorter_side((width, height), shorter)
         array = resized(pixels, (width, height)).permute(1, 2, 0).contiguous().numpy()
         if self._format == "raw":

@@ -164,7 +164,7 @@ def open_dataset(section: dict[str, Any], train: bool, seed: int) -> Any:
     not_arguments = ("val_fraction", "streaming", "collate")  # see conf/any_data.yaml
     arguments = {key: value for key, value in section.items() if key not in not_arguments}
     if section.get("streaming"):
-        arguments["_target_"] = "{0}_stream.{2}Stream".format(*section["_target_"].rpartition("."))
+        arguments["_target_"] += "Stream"
     dataset = build("data", arguments, train=train)
     check_methods(dataset, " for training" if train else " for testing (train=False)")
     return dataset

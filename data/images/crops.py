@@ -30,7 +30,8 @@ RESIZE: dict[str, Callable[..., Any]] = {
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,
 }
 
-Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.read for one image
+File = tuple[Any, str]  # the content of an image file, usually bytes, and its name for errors
+Read = Callable[[Crop, float], torch.Tensor]  # CroppedDataset.decoded for one image
 
 
 class CroppedDataset:
@@ -43,9 +44,9 @@ class CroppedDataset:
     antialiasing. None stands for image_size=224, interpolation="bilinear" and test_crop=0.875.
 
     Samples are RGB, uint8 (image_size, image_size, 3), and labels int64 (). A subclass sets `classes` and `labels`, an
-    array (N,), and defines `encoded`, or `read`. decoder: "auto", or the first of the decoders to try
-    (decoders.choose). With decode_on="device" `read_batch` only reads the files, and data/images/decode_on_device.py
-    decodes them. Raises DataError for a value out of range.
+    array (N,), and defines `encoded`; one that has no image files also `decoded`. decoder: "auto", or the first of the
+    decoders to try (decoders.choose). With decode_on="device" `read_batch` only reads the files, and
+    data/images/decode_on_device.py decodes them. Raises DataError for a value out of range.
     """
 
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which pretrained networks expect
@@ -74,34 +75,26 @@ class CroppedDataset:
                 raise DataError(f"data.{key}={share} must be a number above 0 and at most 1")
         self.shape: tuple[int, ...] = (image_size, image_size, 3)  # of a sample
         self.interpolation = interpolation or "bilinear"
-        check_choice("data.interpolation", self.interpolation, RESIZE)
-        check_choice("data.decode_on", decode_on, ("workers", "device"))
+        check_choice("data.interpolation", self.interpolation, RESIZE, DataError)
+        check_choice("data.decode_on", decode_on, ("workers", "device"), DataError)
         self.decode_on, self._decoders = decode_on, choose(decoder)
         self.train, self.image_size, self.min_area, self.flip = train, image_size, min_area, flip
         self.policy = Policy(policy) if train and policy is not None else None
 
-    def read(self, index: int, crop: Crop, enough: float) -> torch.Tensor:
-        """Reads the box that `crop` chooses in the image at `index`: RGB, uint8 (3, H, W).
-
-        If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
-        of its size.
-        """
-        return self.decoded(*self.encoded(index), crop, enough)
-
-    def encoded(self, index: int) -> tuple[bytes, str]:
+    def encoded(self, index: int) -> File:
         """Returns the bytes of the image file at `index`, and its name for errors."""
         raise NotImplementedError
 
-    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, tuple[bytes, str]]]:
+    def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, File]]:
         """For each of a batch's images, in any order: its row, and what `encoded` returns."""
         return enumerate(map(self.encoded, indices.tolist()))
 
-    def reads(self, indices: np.ndarray) -> Iterator[tuple[int, Read]]:
-        """For each of a batch's images, in any order: its row, and `read` for it."""
-        return ((row, partial(self.read, index)) for row, index in enumerate(indices.tolist()))
+    def decoded(self, data: Any, name: str, crop: Crop, enough: float) -> torch.Tensor:
+        """Decodes the box that `crop` chooses in an image that `encoded` returned: RGB, uint8 (3, H, W).
 
-    def decoded(self, data: bytes, name: str, crop: Crop, enough: float) -> torch.Tensor:
-        """Decodes a file that `encoded` returned, as `read` does. Raises DataError if it is damaged."""
+        If both sides of the box have at least 2, 4 or 8 times `enough` pixels, it may be returned at 1/2, 1/4 or 1/8
+        of its size. Raises DataError if the file is damaged.
+        """
         with image_errors(name, self.advice):
             return decode(data, crop, enough, self._decoders)
 
@@ -119,12 +112,12 @@ class CroppedDataset:
         return spec if self.decode_on == "workers" else {"label": spec["label"]}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.sample(partial(self.read, index), int(self.labels[index]))
+        return self.sample(self.encoded(index), int(self.labels[index]))
 
-    def sample(self, read: Read, label: int) -> dict[str, torch.Tensor]:
-        """Makes a sample of the image that `read` reads, with random numbers from torch's generator."""
+    def sample(self, file: File, label: int) -> dict[str, torch.Tensor]:
+        """Makes a sample of what `encoded` returned, with random numbers from torch's generator."""
         image = torch.empty((1, *self.shape), dtype=torch.uint8)
-        self.write(read, image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist())
+        self.write(partial(self.decoded, *file), image.permute(0, 3, 1, 2), torch.rand(self._draws).tolist())
         return {"image": image[0], "label": torch.tensor(label)}
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
@@ -153,8 +146,8 @@ class CroppedDataset:
             out["image"] = EncodedImages.from_files(files, draws)
             return
         images, of_rows = out["image"].permute(0, 3, 1, 2).split(1), draws.tolist()
-        for row, read in self.reads(indices):
-            self.write(read, images[row], of_rows[row])
+        for row, file in self.encoded_rows(indices):
+            self.write(partial(self.decoded, *file), images[row], of_rows[row])
 
     @classmethod
     def check_run(cls, section: dict[str, Any], device: str, loader: str) -> None:
@@ -181,7 +174,7 @@ class CroppedDataset:
     def write(self, read: Read, image: torch.Tensor, draws: Sequence[float]) -> None:
         """Writes one sample into `image` (1, C, H, W), a view of memory in channels-last order, on any device.
 
-        `read(crop, enough)` is `self.read` for this sample, onto that device. For a test sample `draws` is empty.
+        `read(crop, enough)` is `self.decoded` for this sample, onto that device. For a test sample `draws` is empty.
         """
         if not draws:
             shorter = int(self.image_size / self.test_crop + 1e-6)  # 96 / (96 / 118) is just below 118

@@ -144,7 +144,7 @@ def choose(name: str) -> tuple[Decoder, ...]:
     name: one of DECODERS, "pillow", or "auto" for all. torchvision's decoder is only for versions of torch that
     TorchCodec does not support. The choice is logged once. Raises DataError if `name` is unknown or not installed.
     """
-    check_choice("data.decoder", name, ("auto", *DECODERS, "pillow"))
+    check_choice("data.decoder", name, ("auto", *DECODERS, "pillow"), DataError)
     chosen: dict[str, Decoder] = {}
     missing: dict[str, str] = {}
     names = [*DECODERS, "pillow"]

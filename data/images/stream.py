@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ class CroppedStream(IterableDataset[dict[str, torch.Tensor]]):
     """
 
     like: ClassVar[type[CroppedDataset]]
+    _loaded: dict[str, Any] | None = None  # where the next iterator begins
     mean, std = CroppedDataset.mean, CroppedDataset.std
 
     def __init__(self, *arguments: Any, **keys: Any) -> None:
@@ -40,14 +40,26 @@ class CroppedStream(IterableDataset[dict[str, torch.Tensor]]):
         """Opens the files that the arguments of `like` name. Returns the classes, or None if they are not known."""
         raise NotImplementedError
 
-    def encoded(self) -> Iterator[tuple[bytes, str, Any]]:
-        """Yields the bytes of an image file, its name for errors, and its label: the share of torch's worker."""
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets where the next iterator begins."""
+        self._loaded = dict(state)
+
+    def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, Any]]:
+        """Yields the bytes of an image file, its name for errors, and its label: the share of torch's worker.
+
+        state: where it begins, as `state_dict` said it; None: at the start.
+        """
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         known = {name: number for number, name in enumerate(self.classes)}
         known |= {str(number): number for number in known.values()}
-        for data, name, label in self.encoded():
+        state, self._loaded = self._loaded, None
+        for data, name, label in self.encoded(state):
             if str(label) not in known:
                 raise DataError(f"{name} has the label {label}, which is not one of the {len(self.classes)} classes")
-            yield self.dataset.sample(partial(self.dataset.decoded, data, name), known[str(label)])
+            yield self.dataset.sample((data, name), known[str(label)])

@@ -90,14 +90,14 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"image": "picture"}, "data.image=picture: the columns are label (ClassLabel), "),
-        ({"image": "imag"}, "data.image=imag: did you mean image? the columns are"),
+        ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
+        ({"image": "imag"}, "data.image=imag: did you mean image? set it to one of the columns "),
         ({"image": "label"}, "data.image=label: this column of PATH has no images, but ClassLabel("),
         ({"label": "note"}, "data.label=note: PATH, train split has float64 in this column, not integers or strings"),
-        ({"train_split": "trian"}, "data.train_split=trian: the dataset has the splits train, unlabelled; set"),
-        ({"train_split": "train[5"}, "data.train_split=train[5: the dataset has the splits"),
+        ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),
+        ({"train_split": "train[5"}, "data.train_split=train[5 has no rows; set it to one of the splits"),
         ({"train_split": "train[2:]"}, "data.train_split=train[2:] has no rows"),
-        ({"train": False}, "data.test_split is not set, and the dataset has the splits train, unlabelled; set"),
+        ({"train": False}, "data.test_split=None has no rows; set it to one of the splits train, unlabelled, or"),
         (
             {"train": False, "test_split": "unlabelled"},
             "PATH, test split, row 0 has the label -1, which is not one of the 2 classes; choose other splits",
@@ -105,7 +105,7 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
         ({"label": "gaps"}, "data.label=gaps: PATH, train split, row 1 has no label"),
         ({"path": None}, "data.path=None is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub"),
         ({"path": "pandas"}, "data.path=pandas is not a folder; set it to one, or to OWNER/NAME"),  # its own builder
-        ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded: "),
+        ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded ("),
     ],
 )
 def test_settings_that_cannot_work_are_refused(save_rows, tmp_path, arguments, words):
@@ -116,7 +116,7 @@ def test_settings_that_cannot_work_are_refused(save_rows, tmp_path, arguments, w
     with pytest.raises(DataError, match=re.escape(words.replace("PATH", str(path)))):
         HuggingFace(**{"train": True, "path": path} | arguments)
     datasets.load_from_disk(path)["train"].remove_columns("label").save_to_disk(tmp_path / "no label")
-    with pytest.raises(DataError, match=r"data.label is not set, and 0 columns are of the kind ClassLabel; set it to"):
+    with pytest.raises(DataError, match=r"data.label=None: 0 columns are of the kind ClassLabel; set it to"):
         HuggingFace(True, tmp_path / "no label")
 
 
@@ -138,23 +138,15 @@ def test_a_damaged_or_empty_image_is_named_by_its_row(save_rows, image, reason):
 @pytest.mark.parametrize("package", [None, SimpleNamespace(__version__="3.9.0")])
 def test_without_the_package_or_with_an_old_one_the_error_says_what_to_install(monkeypatch, package):
     monkeypatch.setitem(sys.modules, "datasets", package)
-    with pytest.raises(DataError, match=r"data=huggingface needs the package datasets .*: pip install 'datasets>=4'"):
+    with pytest.raises(DataError, match=r"data=huggingface needs the package datasets .*; pip install 'datasets>=4'"):
         HuggingFace(True, "a/b")
 
 
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        ("Dataset 'a/b' is a gated dataset on the Hub.", "ask for access on its page on the hub, then log in"),
-        ("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.", "check the name and the network"),
-        ("Config name is missing.\nPlease pick one among the available configs: ['x', 'y']", "set data.name"),
-    ],
-)
-def test_why_a_dataset_of_the_hub_cannot_be_loaded_is_told_in_a_sentence(monkeypatch, reason, remedy):
+def test_why_a_dataset_of_the_hub_cannot_be_loaded_is_told_in_a_sentence(monkeypatch):
     def refuse(*_, **__):
-        raise ValueError(reason)
+        raise ValueError("Config name is missing.\nPlease pick one among the available configs: ['x', 'y']")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
-    with pytest.raises(DataError) as caught:
+    told = r"data.path=a/b cannot be loaded \(Config name is missing. Please .*\); check data.path, data.name"
+    with pytest.raises(DataError, match=told):
         HuggingFace(True, "a/b")
-    assert f"data.path=a/b cannot be loaded: ValueError: {' '.join(reason.split())}; {remedy}" in str(caught.value)

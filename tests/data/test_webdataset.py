@@ -9,7 +9,7 @@ import torch
 from fakes import write_images, write_tar
 
 from data.errors import DataError
-from data.webdataset import WebDataset, find_shards
+from data.webdataset import WebDataset, WebDatasetStream, find_shards
 
 
 @pytest.fixture
@@ -87,50 +87,40 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
     assert len(WebDataset(True, str(shard))) == 1
 
 
-def flip_a_byte_of_the_second_header(path):
-    content = bytearray(path.read_bytes())
-    content[content.index(b"0.cls")] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.unlink(), "data.urls=SHARD: there is no file SHARD; set it to tar files such as"),
-        (lambda path: os.truncate(path, 700), "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
-        (flip_a_byte_of_the_second_header, "SHARD cannot be read as an uncompressed tar (the header at byte 1,536 is"),
-        (lambda path: path.write_bytes(b"\x1f\x8b" + bytes(2000)), "SHARD cannot be read as an uncompressed tar ("),
-    ],
-)
-def test_a_missing_compressed_or_damaged_shard_is_named(tmp_path, jpeg, spoil, words):
-    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
-    spoil(shard)
-    with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
-        WebDataset(True, str(shard))
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
+        (lambda tar: b"", "SHARD cannot be read as an uncompressed tar (empty file)"),
+        (lambda tar: tar[:700], "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
+        (
+            lambda tar: tar.replace(b"0.cls", b"1.cls"),
+            "SHARD cannot be read as an uncompressed tar (the header at byte ",
+        ),
+        (lambda tar: b"\x1f\x8b" + bytes(2000), "SHARD cannot be read as an uncompressed tar ("),
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
         ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (jpg, jpeg, png, webp); add it"),
-        ({}, "SHARD has no images"),
         ({"0.jpg": b"", "0.png": b"", "0.cls": b"1"}, "SHARD has two images with the key 0"),
         ({"0.jpg": b"", "0.cls": b"\n"}, "SHARD: 0.cls has no label (it has '')"),
         ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
         ({"0.jpg": b"", "0.json": b'{"label": [1]}'}, "SHARD: 0.json has no label (it has [1])"),
     ],
 )
-def test_a_key_without_an_image_or_a_label_is_named(tmp_path, files, words):
+def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_stream_too(tmp_path, jpeg, spoil, words):
+    files = spoil if isinstance(spoil, dict) else {"0.jpg": jpeg, "0.cls": b"cat"}
     shard = write_tar(tmp_path / "a.tar", files)
-    with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
-        WebDataset(True, str(shard))
+    if callable(spoil):
+        shard.write_bytes(spoil(shard.read_bytes()))
+    for kind in (WebDataset, WebDatasetStream):
+        with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
+            list(kind(True, str(shard), classes=["cat", "1"]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({}, "data.urls is not set; set it to tar files such as"),
+        ({"urls": "none.tar"}, "data.urls=none.tar: there is no file none.tar; set it to tar files such as"),
+        ({"urls": "empty.tar"}, "empty.tar has no images (jpg, jpeg, png, webp); add some, or leave it out"),
         ({"train": False, "urls": "a.tar"}, "data.test_urls is not set"),
         (
             {"urls": "pipe:cat a.tar"},
@@ -145,5 +135,6 @@ def test_settings_that_cannot_work_are_refused(tmp_path, jpeg, monkeypatch, argu
     monkeypatch.chdir(tmp_path)
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
     write_tar(tmp_path / "b.tar", {"0.jpg": jpeg, "0.cls": b"3"})
+    write_tar(tmp_path / "empty.tar", {})
     with pytest.raises(DataError, match=re.escape(words)):
         WebDataset(**{"train": True} | arguments)
