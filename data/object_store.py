@@ -108,7 +108,9 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
             answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
             if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
                 raise library.exceptions.PreconditionError("its ETag is another one")
-            return bytes(answer.bytes())
+            if len(data := bytes(answer.bytes())) != size:  # its headers say otherwise, or obstore would have noticed
+                raise ValueError(f"the server sent {len(data):,} bytes")
+            return data
 
     return read if size else bytes  # no server sends an empty range
 
