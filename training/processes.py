@@ -213,8 +213,6 @@ def start_processes(config: Config) -> Processes:
         )
     if device != torch.device(device.type):
         raise ConfigError(f"device={device} is one device for all processes: use device={device.type}")
-    if config.train.sync_batchnorm and not on_gpu:
-        raise ConfigError("train.sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm for the CPU")
     return Processes(torch.device(device.type, local) if on_gpu else device, config.train.process_timeout)
 
 

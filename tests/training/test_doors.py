@@ -128,11 +128,6 @@ def test_what_an_evaluation_step_logs_is_in_the_line_of_the_evaluation_alone(tmp
     assert [line.get("evaluated") for line in metrics(tmp_path)] == [None] * 4 + [32.0]
 
 
-class Half(Trainer):
-    def training_step(self, batch):
-        return 0.5
-
-
 class TwoParts(nn.Module):
     def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -247,12 +242,6 @@ class Attacking(Trainer):
             images = images.clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.task.loss(self.model(images), labels), images)
         return {"loss": self.task.loss(self.model(images + 0.1 * slope.sign()), labels)}
-
-
-class PerSample(Trainer):
-    def training_step(self, batch):
-        (images,), labels = self.inputs_and_labels(batch)
-        return nn.functional.cross_entropy(self.model(images), labels, reduction="none")
 
 
 class Lightning(Trainer):
@@ -558,7 +547,7 @@ def test_lists_of_the_batchs_length_are_split_and_anything_else_is_refused(tmp_p
     data = f"data._target_={HERE}.WithName"
     train(tmp_path / "list", data, "train.accumulate=3", "train.max_steps=1")
     size = "data.collate={_target_: " + HERE + ".collate_with_size}"
-    with pytest.raises(ConfigError, match=r"accumulate=2: the batch has 32 samples, and its field 'size' is a tensor"):
+    with pytest.raises(ConfigError, match=r"accumulate=2: the batch's field 'size' is no tensor or list with an item"):
         train(tmp_path, data, size, "train.accumulate=2")
 
 
@@ -685,11 +674,6 @@ def distributed(dataset) -> DistributedSampler:
     return DistributedSampler(dataset, num_replicas=2, rank=0)
 
 
-class SecondOrder(Trainer):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.model.parameters())
-
-
 def as_tuple(samples) -> tuple:
     return tuple(samples[0].values())
 
@@ -697,13 +681,6 @@ def as_tuple(samples) -> tuple:
 def test_a_collate_function_that_returns_no_dict_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"data\.collate returned a tuple: return a dict of the batch's"):
         train(tmp_path, f"+data.collate._target_={HERE}.as_tuple")
-
-
-class Sizeless:
-    """A sampler without a length."""
-
-    def __iter__(self):
-        return iter(range(256))
 
 
 class Sized(Synthetic):
@@ -739,32 +716,21 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
     [
         ([ADDS], r"callbacks\.mine: ReLU needs at least one of the methods on_start, "),
         ([*TWO, "train.accumulate=2"], r"accumulate=2: Alternating\.training_step steps its optimizers itself"),
-        ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return the mean loss"),
         ([f"schedule._target_={HERE}.Scale"], r"schedule: .*returned a Scale: return a subclass of torch"),
         ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
-        ([*LINEAR, f"trainer._target_={HERE}.PerSample"], r"training_step returned a tensor of shape \(32,\): return"),
         ([f"trainer._target_={HERE}.Lightning"], r"configure_optimizers returned \(\[(.|\n)*: return an optimizer"),
         ([f"trainer._target_={HERE}.Unscored"], r"Unscored\.evaluation_step returned tensor.*: return the scores"),
         (
             [f"trainer._target_={HERE}.Unfed", *WRONG],
             r"task\.metrics\.wrong got no outputs: call self\.metrics\.update",
         ),
-        (["trainer._target_=torch.nn.Identity"], r"torch\.nn\.Identity is no subclass of training\.trainer\.Trainer"),
-        (
-            [f"sampler._target_={HERE}.Sizeless", "train.last_batch=keep"],
-            r"sampler has no length.*: give it a __len__",
-        ),
-        (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "step it in a callback's on_evaluation"),
+        (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "a callback's on_evaluation can step one"),
         (
             [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],
             "DistributedSampler's indices would be split among the processes again",
         ),
-        ([f"trainer._target_={HERE}.SecondOrder"], "LBFGS needs a closure"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
-        (
-            ["task.metrics={f: {_target_: torch.nn.Flatten}}"],
-            r"task\.metrics\.f: Flatten has no update: it needs update",
-        ),
+        (["task.metrics={f: {_target_: torch.nn.Flatten}}"], "task cannot use .*'Flatten' object has no attribute"),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
         ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
     ],
