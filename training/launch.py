@@ -104,12 +104,10 @@ def launch(main: Callable[[], None], conf: Path) -> None:
         sys.argv[1:] = complete(sys.argv[1:])
         check_overrides(sys.argv[1:], conf)
         main()
-    except ConfigError as error:
+    except (ConfigError, yaml.YAMLError) as error:
         if full_errors():
             raise
-        code = f"error: {error}"
-    except yaml.YAMLError as error:
-        code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
+        code = f"error: {' '.join(str(error).split())}"
     except Stopped as stop:
         code = stop.exit_code
     except KeyboardInterrupt:
