@@ -138,7 +138,7 @@ class Trainer:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
         if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
-            self.processes.skip_averaging(self.parallel)
+            self.processes.average_in_backward(self.parallel, False)
         self._update_scale()
         with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
             self.scaler.scale(loss).backward()
@@ -171,12 +171,12 @@ class Trainer:
         count, loss = self.task.count(batch), None
         parts = split_batch(batch, count, self.config.accumulate)
         for number, (part, size) in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
-                with self.autocast:
-                    loss = self.parallel(part)
-                if loss is not None:
-                    self.means.add(size, {"loss": loss})
-                    self.backward(loss if size == count else loss * (size / count))
+            self.processes.average_in_backward(self.parallel, number == len(parts))
+            with self.autocast:
+                loss = self.parallel(part)
+            if loss is not None:
+                self.means.add(size, {"loss": loss})
+                self.backward(loss if size == count else loss * (size / count))
         if loss is not None:
             for optimizer in self.optimizers:
                 self.optimizer_step(optimizer)
