@@ -63,7 +63,7 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         order = build_order(config, data.train, processes)
         make_train_loader = partial(make, data.train, data.augment, **order)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
-        eval_split, eval_set = data.evaluated
+        eval_split, eval_set = ("test", data.test) if data.val is None else ("val", data.val)
         eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
         steps = total_steps(config, data.train, train_loader, processes)

@@ -97,11 +97,6 @@ class Datasets:
             f"{config.loader.num_workers} workers; {steps:,} steps of {config.train.batch_size} {self.what}"
         )
 
-    @property
-    def evaluated(self) -> tuple[str, Any]:
-        """The set that chooses the best checkpoint: its name in metrics.jsonl, and the dataset."""
-        return ("test", self.test) if self.val is None else ("val", self.val)
-
     def _first_batches(self, config: Config, *datasets: Any) -> list[dict[str, Any]]:
         """Checks the training set and the test set, and returns the first batch of each.
 

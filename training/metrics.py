@@ -60,6 +60,7 @@ class EpochMetrics:
     def __init__(self, section: dict[str, Any] | None, processes: Processes) -> None:
         self._processes, self._got_batches, self._kept = processes, False, list[tuple[Any, Any]]()
         self._metrics = {name: build(f"task.metrics.{name}", values) for name, values in (section or {}).items()}
+        self.names = list(self._metrics)
         for metric in self._metrics.values():
             if hasattr(metric, "to"):
                 metric.to(processes.device)
@@ -118,10 +119,6 @@ class EpochMetrics:
                 known.setdefault(name, metric)
         found = getattr(known.get(name), "higher_is_better", None)
         return found if isinstance(found, bool) else default
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._metrics)
 
 
 def _gathers_itself(metric: Any) -> bool:

@@ -148,6 +148,15 @@ class Alternating(Trainer):
         self.log(second=loss)
 
 
+class Sometimes(Alternating):
+    """Steps its optimizers itself in every second step; in the others it returns the sum of their losses."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        losses = [self.task.loss(part(images), labels) for part in (self.model.first, self.model.second)]
+        return sum(losses) if self.step % 2 else super().training_step(batch)
+
+
 class UsesItAfter(Trainer):
     """Uses the network again after its optimizer's step, as a GAN's generator uses the discriminator."""
 
