@@ -44,7 +44,6 @@ class Task:
     metric = "loss"
     higher_is_better = False
     num_outputs = 1
-    outputs_name = "outputs"  # what the outputs stand for, in an error message
     needs_label = False  # if True, outputs are (B, num_outputs)
     label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
@@ -107,8 +106,8 @@ class Task:
         if not isinstance(outputs, Tensor) or outputs.shape != wanted:
             found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise DataError(
-                f"the network returned outputs of {found}, and {self.num_outputs} {self.outputs_name} need a tensor "
-                f"{wanted}: give its last layer as many outputs"
+                f"the network returned outputs of {found}, and {type(self).__name__} needs a tensor {wanted}: give "
+                f"its last layer {self.num_outputs} outputs"
             )
 
     def _prepared(self, labels: Tensor) -> Tensor:
@@ -151,7 +150,6 @@ class Classification(Task):
 
     metric = "accuracy"
     higher_is_better = True
-    outputs_name = "classes"
     needs_label = True
 
     def __init__(
@@ -217,7 +215,6 @@ class Multilabel(Task):
 
     metric = "f1"
     higher_is_better = True
-    outputs_name = "classes"
     needs_label = True
 
     def __init__(self, dataset: Any, **options: Any) -> None:

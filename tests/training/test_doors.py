@@ -436,29 +436,22 @@ def buffers(num_classes: int, in_channels: int) -> nn.Module:
     return Buffers(*linear(num_classes, in_channels))
 
 
-class NumpyRate:
+class Rate:
     """Sets a learning rate that is a number of numpy's."""
 
     def on_step(self, run) -> None:
-        run.trainer.optimizers[0].param_groups[0]["lr"] = np.float64(0.01)
+        for group in run.trainer.optimizers[0].param_groups:
+            group["lr"] = np.float64(0.01)
 
 
 def test_a_checkpoint_with_numpys_numbers_and_buffers_that_have_no_mean_can_be_read(tmp_path):
-    settings = [f"model._target_={HERE}.buffers", "~model.width", f"+callbacks.rate._target_={HERE}.NumpyRate"]
+    settings = [f"model._target_={HERE}.buffers", "~model.width", f"+callbacks.rate._target_={HERE}.Rate"]
     train(tmp_path, *settings, *(["train.ema=0.999"] if has_part("ema") else []), "train.epochs=5")
     saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
     assert saved["optimizers"][0]["param_groups"][0]["lr"] == 0.01
     if has_part("ema"):
         for name in ("positions", "mask"):
             assert torch.equal(saved["ema"][f"module.{name}"], saved["model"][name])
-
-
-class Rate:
-    """Changes the learning rate."""
-
-    def on_step(self, run) -> None:
-        for group in run.trainer.optimizers[0].param_groups:
-            group["lr"] = 0.01
 
 
 @pytest.mark.parametrize(("changed", "keeps"), [("train.log_interval=1", True), ("train.epochs=3", False)])

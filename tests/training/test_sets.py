@@ -149,9 +149,7 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
 
 
 class Batched(Plain):
-    """Has both ways to read; `wrong` names the field that read_batch does not write, or writes differently."""
-
-    wrong = ""
+    """Has both ways to read; its read_batch may forget the images, or write other labels."""
 
     def sample_spec(self):
         return {"image": ((8, 8, 3), torch.uint8), "label": ((), torch.int64)}
@@ -159,17 +157,9 @@ class Batched(Plain):
     def read_batch(self, indices, out, random) -> None:
         for row, index in enumerate(indices.tolist()):
             image, label = self[index]
-            if self.wrong != "image":
+            if self.fault != "forgets images":
                 out["image"][row] = image
-            out["label"][row] = 0 if self.wrong == "label" else label
-
-
-class ForgetsImages(Batched):
-    wrong = "image"
-
-
-class OtherLabels(Batched):
-    wrong = "label"
+            out["label"][row] = 0 if self.fault == "other labels" else label
 
 
 class Undescribed(Plain):
@@ -216,15 +206,15 @@ class Endless:
     [
         ("Described", [], r"Described\.sample_spec\(\) says that 'image' is torch\.uint8 \(9, 9, 3\), .* \(8, 8, 3\)"),
         ("Plain", ["+data.fault='no classes'"], "Plain has no `classes`"),
-        ("Plain", own("Wide"), r"shape \(2, 1000\), and 2 classes need a tensor \(2, 2\)"),
+        ("Plain", own("Wide"), r"shape \(2, 1000\), and Classification needs a tensor \(2, 2\)"),
         ("Plain", ["+model.in_channels=4"], r"Sequential cannot take inputs of shape \(2, 3, 8, 8\) .*mat1 and mat2"),
         (
             "Plain",
             ["+data.fault='a class without test images'"],
             r"the test set has 1; .* is dark in the training set, and light in",
         ),
-        ("ForgetsImages", [], r"ForgetsImages\.read_batch writes another 'image' for sample 0 than __getitem__"),
-        ("OtherLabels", [], r"OtherLabels\.read_batch writes another 'label' for sample 63 than"),
+        ("Batched", ["+data.fault='forgets images'"], r"\.read_batch writes another 'image' for sample 0 than __geti"),
+        ("Batched", ["+data.fault='other labels'"], r"Batched\.read_batch writes another 'label' for sample 63 than"),
         ("Undescribed", [], r"Undescribed has read_batch and no sample_spec"),
         ("Unread", [], r"Unread has no __getitem__"),
         (
@@ -311,8 +301,8 @@ def test_float_images_up_to_255_are_warned_of(caplog):
 def test_a_fork_may_check_its_dataset_in_a_test():
     batch = check_dataset(Batched(train=True), Classification(Plain), is_random=False)
     assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
-    with pytest.raises(DataError, match=r"ForgetsImages\.read_batch writes another 'image' for sample 0 than"):
-        check_dataset(ForgetsImages(train=True), Classification(Plain), is_random=False)
+    with pytest.raises(DataError, match=r"Batched\.read_batch writes another 'image' for sample 0 than"):
+        check_dataset(Batched(True, "forgets images"), Classification(Plain), is_random=False)
 
 
 def forgets_return() -> None:

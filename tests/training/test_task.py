@@ -82,9 +82,9 @@ def test_a_score_that_is_a_mean_over_samples_is_refused():
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "sentence"),
     [
-        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"shape \(2, 1000\), and 3 classes .* \(2, 3\)"),
+        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"\(2, 1000\), and Classification .* \(2, 3\)"),
         (Classification(THREE), torch.zeros(2), LABELS[:2], r"outputs of shape \(2,\)"),
-        (Classification(THREE), (LOGITS,), LABELS, r"outputs of tuple, and 3 classes need a tensor \(3, 3\)"),
+        (Classification(THREE), (LOGITS,), LABELS, r"outputs of tuple, and Classification needs a tensor \(3, 3\)"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, 3]), r"label 3: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, -1]), r"label -1: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, None, r"task\.label=null: Classification needs labels: name their field, or"),
