@@ -7,6 +7,7 @@ import logging
 import math
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -108,8 +109,7 @@ def _precedes(line: str, step: int, at_epoch_end: bool) -> bool:
 
 
 def _git_commit() -> str | None:
-    try:
+    with suppress(OSError, subprocess.CalledProcessError):
         command = ["git", "-C", str(CONF.parent), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return None

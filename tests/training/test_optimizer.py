@@ -80,6 +80,7 @@ def test_a_checkpoints_state_fits_whatever_the_layer_decay_and_the_frozen_layers
     [
         ([], ["1.weight", "1.bias", "10.weight", "10.bias", "fc.weight", "fc.bias"]),
         (["backbone"], ["fc.weight", "fc.bias"]),
+        (["backbone", "fc.bias"], ["fc.weight"]),
         (["1"], ["10.weight", "10.bias", "fc.weight", "fc.bias"]),
         (["1", "10.bias"], ["10.weight", "fc.weight", "fc.bias"]),
     ],
