@@ -60,7 +60,9 @@ class Datasets:
         self.val = None
         if fraction:
             if is_stream(train):
-                raise ConfigError(f"data.val_fraction={fraction}: {self.name} is a stream, which cannot be split")
+                raise ConfigError(
+                    f"data.val_fraction={fraction}: {self.name} is a stream, and cannot be split: set it to 0"
+                )
             self.train, self.val = split(self.train, fraction)
         self.images = [name for name in self.task.inputs if is_image(self.first[name])]
         self.what = "images" if self.images else "samples"
