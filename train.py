@@ -33,7 +33,7 @@ from training.run import Run, build_callbacks
 from training.samplers import build_order, total_steps
 from training.schedule import step_all
 from training.stopping import StopSignals
-from training.targets import build, target
+from training.targets import build
 from training.trainer import Trainer
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -63,12 +63,10 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
         order = build_order(config, data.train, processes)
         make_train_loader = partial(make, data.train, data.augment, **order)
         train_loader = cleanup.enter_context(make_train_loader(config.loader))
-        eval_split, eval_set = data.evaluated
+        eval_split, eval_set = ("test", data.test) if data.val is None else ("val", data.val)
         eval_loader = cleanup.enter_context(make(eval_set, data.transform, config.loader, pad=False))
 
         steps = total_steps(config, data.train, train_loader, processes)
-        if isinstance(kind := target(config.trainer), type) and not issubclass(kind, Trainer):
-            raise ConfigError(f"trainer: {config.trainer['_target_']} is no subclass of training.trainer.Trainer")
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
@@ -150,9 +148,8 @@ def make_loader(
     """A loader of this process's share of every global batch; `order` is more arguments of build_loader."""
     order |= {"seed": config.seed, "rank": processes.rank, "world_size": processes.world_size}
     order["batch_size"] = config.train.batch_size // processes.world_size
-    options = {"device": processes.device, "transform": transform}
-    options["collate_fn"] = collate_of(dataset, data.task, data.collate)
-    return build_loader(loader, dataset, **options, **order)
+    order["collate_fn"] = collate_of(dataset, data.task, data.collate)
+    return build_loader(loader, dataset, device=processes.device, transform=transform, **order)
 
 
 def train(run: Run, eval_loader: Preloader, split: str) -> dict[str, float]:
@@ -173,7 +170,7 @@ def train_epoch(run: Run) -> None:
 
     def state() -> dict[str, Any]:
         if trainer.finished or loader.state_dict()["samples"] == 0:
-            log_rest(run)  # a run that resumes at the epoch's end does not log its steps
+            log_steps(run)  # a run that resumes at the epoch's end does not log its steps
         return trainer.state_dict(loader)
 
     loader.set_epoch(trainer.epoch)
@@ -188,20 +185,17 @@ def train_epoch(run: Run) -> None:
         run.checkpoints.after_step(trainer.step, state)
         if trainer.finished:
             break
-    log_rest(run)
+    log_steps(run)
     trainer.epoch += 1
     window, first = trainer.processes.total(timer.epoch()), timer.epoch_first_batch_seconds
     log.info("epoch %d: %s, first batch %.2f s", trainer.epoch, run.text_of(window), first)
 
 
-def log_rest(run: Run) -> None:
-    if run.trainer.step > run.logged_step:
-        log_steps(run)
-
-
 def log_steps(run: Run) -> None:
     """Writes the mean loss and scores, and the timing, since the last call to the log and metrics.jsonl."""
     trainer = run.trainer
+    if trainer.step == run.logged_step:
+        return
     run.logged_step = trainer.step
     means, window = trainer.means.read(), trainer.processes.total(run.timer.window())
     text = run.text_of(window)
@@ -228,7 +222,8 @@ def end_epoch(run: Run, loader: Preloader, split: str) -> dict[str, float]:
     log.info("epoch %d: %s", trainer.epoch, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     run.call("on_evaluation", scores)
     run.call("on_epoch_end")
-    run.write_rest()
+    if trainer.logged.state_dict():  # callbacks have logged something
+        run.write()
     return scores
 
 

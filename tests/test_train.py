@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -246,18 +245,8 @@ def test_resuming_another_run_is_refused_with_the_difference(tmp_path, undisturb
         train(tmp_path, override, f"train.resume={undisturbed}")
 
 
-def test_a_batch_larger_than_the_dataset_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.batch_size=300: there are only 256 training samples"):
-        train(tmp_path, "train.batch_size=300")
-
-
-def test_no_process_or_thread_is_left_when_a_run_ends_or_fails(tmp_path, monkeypatch):
-    import multiprocessing
-
-    before = set(threading.enumerate())
+def test_no_process_or_thread_is_left_when_a_run_ends_or_fails(tmp_path, monkeypatch, nothing_left_behind):
     train(tmp_path / "ends", "loader=prefetch", "loader.num_workers=2", "train.max_steps=2")
     monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(tmp_path / "fails", "loader=prefetch", "loader.num_workers=2")
-    assert multiprocessing.active_children() == []
-    assert [thread for thread in threading.enumerate() if thread not in before and "preload" in thread.name] == []

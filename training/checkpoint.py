@@ -31,7 +31,6 @@ from training.stopping import Stopped, StopSignals
 log = logging.getLogger(__name__)
 
 KEYS = {"model", "optimizers", "optimizer_classes", "schedules", "loader", "step", "config"}
-UNREADABLE = (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError, zipfile.BadZipFile)
 
 
 class CheckpointError(RuntimeError):
@@ -107,8 +106,6 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:
             kept = next(iter(step_files(self.folder)), None)
             advice = f"{kept} is whole: make room, then resume from it" if kept else "make room; there is no other one"
-            if isinstance(error, FileNotFoundError):
-                advice = "another run seems to write into this folder: give each its own"
             raise CheckpointError(
                 f"the checkpoint of step {state['step']} could not be written to {path}: {_reason(error)}; {advice}"
             ) from error
@@ -126,9 +123,8 @@ class Checkpoints:
         """
 
         def found() -> tuple[Path, dict[str, Any]] | None:
-            if resume is None or (own := newest_checkpoint(self.folder)) is not None:
-                return None if resume is None else own
-            return None if resume == "auto" else find_checkpoint(Path(resume).expanduser())
+            own = None if resume is None else newest_checkpoint(self.folder)
+            return own if own or resume in (None, "auto") else find_checkpoint(Path(resume).expanduser())
 
         return self._processes.share(found)
 
@@ -146,13 +142,12 @@ class Checkpoints:
 
         Checkpoints after `step` are damaged, or an earlier run in this folder wrote them and was not continued.
         """
-        best, link = (self.folder / "best.pt").resolve(), self.folder / "best.pt"
-        files = step_files(self.folder)
+        files, best = step_files(self.folder), self.folder / "best.pt"
         later = [path for path in files if step_of(path) > step]
-        for path in (*later, *(path for path in files[len(later) + self._keep :] if path.resolve() != best)):
+        for path in (*later, *(path for path in files[len(later) + self._keep :] if path.resolve() != best.resolve())):
             path.unlink()
-        if not link.exists():  # the checkpoint that it names was removed above
-            link.unlink(missing_ok=True)
+        if not best.exists():  # the checkpoint that it names was removed above
+            best.unlink(missing_ok=True)
 
 
 def step_files(folder: Path) -> list[Path]:
@@ -217,7 +212,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
+    except Exception as error:  # zipfile and torch raise many kinds for damaged bytes
         raise ConfigError(f"{path} cannot be read as a checkpoint: it is damaged, or not a checkpoint") from error
     if not isinstance(state, dict) or not state.keys() >= KEYS:
         raise ConfigError(f"{path} has no training state: give a checkpoint that train.py wrote")

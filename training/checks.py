@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,12 +152,7 @@ def check_trainer(trainer: Trainer, data: Datasets) -> None:
             outputs = trainer.model(*inputs)
         trainer.task.check(outputs, labels)
         if split == "training" and isinstance(outputs, Tensor) and isinstance(labels, Tensor | None):
-            _check_loss(trainer.task, outputs, labels, data.mixes)
-            if trainer.config.accumulate > 1 and is_over_pairs(trainer.task, outputs, labels):
-                log.warning(
-                    f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is "
-                    "not the mean of its parts' losses, as for a loss over pairs of samples"
-                )
+            _check_loss(trainer, outputs, labels, data.mixes)
     name = f"trainer: {type(trainer).__name__}.evaluation_step" if trainer.overrides("evaluation_step") else "task"
     with _refused(f"{name} cannot use the first test samples"), torch.no_grad(), trainer.autocast:
         scores = trainer.evaluation_step(batch)
@@ -180,15 +175,12 @@ def check_optimizers(trainer: Trainer) -> None:
         raise ConfigError(
             f"{about} returned {given!r}: return an optimizer, or a list of some; schedule= makes schedules"
         )
-    if any(isinstance(one, torch.optim.LBFGS) for one in given) and not trainer.overrides("training_step"):
-        raise ConfigError("optim: LBFGS needs a closure: give it one in a trainer= with its own training_step")
     for name, value in vars(trainer).items():
         several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         if any(isinstance(one, nn.Module) for one in several):
             log.warning("trainer: the modules in self.%s are in no checkpoint: use nn.ModuleList or ModuleDict", name)
-    modules = (trainer.model, *trainer.others.values())
-    saved = {id(parameter) for module in modules for parameter in module.parameters()}
-    if any(id(parameter) not in saved for parameter in parameters_of(given)):
+    saved = {weight for module in (trainer.model, *trainer.others.values()) for weight in module.parameters()}
+    if not saved.issuperset(parameters_of(given)):
         raise ConfigError(
             f"{about} trains a parameter that checkpoints would not "
             "have: put it into self.model, or into a module that is an attribute of the trainer"
@@ -202,8 +194,9 @@ def warn_of_untrained(trainer: Trainer) -> None:
             log.warning("trainer: no optimizer trains %s of self.%s: pass it in configure_optimizers", left[0], name)
 
 
-def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
+def _check_loss(trainer: Trainer, outputs: Tensor, labels: Any, mixes: bool) -> None:
     """Checks the loss and the scores of the first outputs, also with the labels of mixed images."""
+    task = trainer.task
     if labels is not None and len(labels) == task.num_outputs:  # a loss could take samples for outputs, and fail later
         outputs, labels = (torch.cat([tensor, tensor[:1]]) for tensor in (outputs, labels))
     # Mixup and cutmix turn labels into shares of the classes.
@@ -214,6 +207,8 @@ def _check_loss(task: Task, outputs: Tensor, labels: Any, mixes: bool) -> None:
             if not task.loss(outputs.requires_grad_(), given).requires_grad:
                 raise DataError("task.loss has no gradient: compute it from the outputs, without argmax or item")
             task.scores(outputs.detach(), given)
+    if trainer.config.accumulate > 1:
+        _warn_of_pairs(trainer, outputs.detach(), labels)
 
 
 @contextmanager
@@ -228,13 +223,13 @@ def _refused(about: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def is_over_pairs(task: Task, outputs: Tensor, labels: Any) -> bool:
-    """Whether the loss of some random outputs differs from the mean over their halves."""
-    outputs = torch.randn((8, *outputs.shape[1:]), generator=torch.Generator().manual_seed(0)).to(outputs.device)
-    labels = None if labels is None else torch.cat([labels] * 8)[:8]
-    halves = [(outputs[at], None if labels is None else labels[at]) for at in (slice(4), slice(4, None))]
-    try:
-        whole, parts = task.loss(outputs, labels), [task.loss(*half) for half in halves]
-    except ARGUMENT_ERRORS:  # random outputs do not fit the loss
-        return False
-    return not torch.isclose(whole, torch.stack(parts).mean(), rtol=1e-3, atol=1e-5).item()
+def _warn_of_pairs(trainer: Trainer, outputs: Tensor, labels: Tensor | None) -> None:
+    """Warns if the loss is not the mean of each sample's alone."""
+    loss, each_label = trainer.task.loss, repeat(None) if labels is None else labels.split(1)
+    with suppress(*ARGUMENT_ERRORS):  # a loss may need several samples
+        alone = torch.stack(list(map(loss, outputs.split(1), each_label))).mean()
+        if not torch.isclose(loss(outputs, labels), alone, rtol=1e-3, atol=1e-5):
+            log.warning(
+                f"train.accumulate={trainer.config.accumulate} changes what is trained: the loss of a batch is not "
+                "the mean of its parts' losses, as for a loss over pairs of samples"
+            )

@@ -112,8 +112,9 @@ def resume_command(folder: Path, config: dict[str, Any]) -> str:
     program = "python train.py"
     if started_by_torchrun():
         program = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', os.environ['WORLD_SIZE'])} train.py"
-    names = to_trust(config)
-    overrides = [f"train.resume={_quoted(folder)}", *([TRUST.format(",".join(names))] if names else [])]
+    overrides = [f"train.resume={_quoted(folder)}"]
+    if names := to_trust(config):
+        overrides.append(TRUST.format(",".join(names)))
     return f"{program} {shlex.join(overrides)}"
 
 
@@ -128,9 +129,11 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
     overrides = [override for override in _parsed(arguments) if not override.key_or_group.startswith("hydra")]
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader, chosen = GlobalHydra.instance().config_loader(), []
-        for override in [override for override in overrides if loader.get_group_options(override.key_or_group)]:
+        for override in list(overrides):
+            if not (choices := loader.get_group_options(override.key_or_group)):
+                continue
             overrides.remove(override)
-            choices, values = loader.get_group_options(override.key_or_group), _values(override)
+            values = _values(override)
             for value in values:  # a list for groups of which several may be chosen, null for none
                 for choice in value if isinstance(value, list) else [value or choices[0]]:
                     check_choice(override.key_or_group, str(choice), choices, ConfigError)
@@ -147,22 +150,19 @@ def check_overrides(arguments: list[str], conf: Path) -> None:
 
 
 def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> None:
-    parent, _, last = key.rpartition(".")
     given = f"{key}={'null' if value is None else value}"
-    if key not in names and last == "_target_" and parent in names:
-        raise ConfigError(f"{given}: {parent} is not set; write '{parent}={{_target_: {value}}}'")
     if key not in names:
+        parent, _, last = key.rpartition(".")
         in_sections = [name for name in names if name.rpartition(".")[2] == last]  # lr or train.lr, for optim.lr
         hint = f"did you mean {in_sections[0]}? " if in_sections else did_you_mean(key, names)
+        if last == "_target_" and parent in names:  # such as task.loss, which is null
+            hint = f"write '{parent}={{_target_: {value}}}'; "
         hint += f"python train.py --cfg job prints all keys, +{key}=... adds one"
         raise ConfigError(f"{given}: there is no key {key}; {hint}")
     default = OmegaConf.select(known, key)
     if isinstance(default, DictConfig) and not isinstance(value, dict):
-        if (CONF / key).is_dir():
-            raise ConfigError(f"{given}: there is no conf/{key}/{value}.yaml")
-        example = next((name for name in names if name.startswith(f"{key}.")), key)
-        hint = f"give one of its keys, such as {example}" if value is not None else f"~{key} leaves it out"
-        raise ConfigError(f"{given}: {key} is a section: {hint}")
+        hint = f"there is no conf/{key}/{value}.yaml" if (CONF / key).is_dir() else "give one of its keys"
+        raise ConfigError(f"{given}: {key} is a section: {hint if value is not None else f'~{key} leaves it out'}")
     # Many keys have no declared type: a value must have the type of the default.
     kinds = {float: (int, float)}.get(kind := type(default), (kind,))
     if kind in TYPES and value not in (None, "auto") and type(value) not in kinds:
@@ -170,8 +170,7 @@ def _check_value(key: str, value: Any, known: DictConfig, names: list[str]) -> N
     try:
         OmegaConf.update(known.copy(), key, value)
     except OmegaConfBaseException as error:
-        hint = f"; +{key}.NAME=... adds a key" if "not in struct" in str(error) else ""
-        raise ConfigError(f"{given}: {one_line(error)}{hint}") from error
+        raise ConfigError(f"{given}: {one_line(error)}") from error
 
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:

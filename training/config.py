@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from data.errors import check_choice
-from loaders import LoaderConfig, LoaderConfigError
+from loaders import LoaderConfig
 from loaders.preload.accelerator import chosen_device
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -155,11 +155,9 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def checked(cfg: DictConfig) -> Config:
-    """Returns the config as dataclasses. Raises ConfigError for a value of a wrong type or out of bounds."""
+    """Returns the config as dataclasses. Raises ConfigError or LoaderConfigError for a value that cannot be used."""
     try:
         config = OmegaConf.to_object(with_types(cfg))
-    except LoaderConfigError as error:
-        raise ConfigError(str(error)) from error
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} is not set: add {error.full_key}=...") from error
     except OmegaConfBaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from data.subset import Subset
 from training.config import ConfigError
 
 WRAPPERS = (Samples, Subset, CroppedStream, torch.utils.data.Subset)  # their `dataset` makes their samples
-PLAIN_TYPES = (str, int, float, bool, type(None))
+PLAIN_TYPES = {str, int, float, bool, type(None)}
 MOST_VALUES = 100  # in an attribute that is stored: longer lists are data
 
 
@@ -60,7 +61,7 @@ class DataSpec:
         """Raises ConfigError unless the dataset has the classes of the training set, in the same order."""
         theirs = [str(name) for name in getattr(dataset, "classes", ())]
         if theirs != list(self.classes):
-            pairs = zip([*self.classes, "none"], [*theirs, "none"], strict=False)
+            pairs = zip_longest(self.classes, theirs, fillvalue="none")
             ours, other = next(pair for pair in pairs if pair[0] != pair[1])
             raise ConfigError(
                 f"the run's network knows {len(self.classes)} classes, and {others_have} {len(theirs)}; the first "
@@ -73,13 +74,11 @@ def stored(dataset: Any) -> dict[str, Any]:
     """What a checkpoint stores about the dataset inside of WRAPPERS: its class, and its attributes (see DataSpec)."""
     while isinstance(dataset, WRAPPERS):
         dataset = dataset.dataset
-    kind, values = type(dataset), vars(dataset)
-    plain = {name: value for name, value in values.items() if is_plain(value)}
-    others = [name for name in values if name not in plain]
+    kind, plain, others = type(dataset), {}, []
+    for name, value in vars(dataset).items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        if len(parts) <= MOST_VALUES and PLAIN_TYPES.issuperset(map(type, parts)):
+            plain[name] = value
+        else:
+            others.append(name)
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", "attributes": plain, "others": others}
-
-
-def is_plain(value: Any) -> bool:
-    """Whether the value is a number, a text, None, or a short list of these."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    return len(parts) <= MOST_VALUES and all(type(part) in PLAIN_TYPES for part in parts)

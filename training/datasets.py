@@ -58,16 +58,20 @@ class Datasets:
         self.first, self.first_tested = self._first_batches(config, train, test)
         self.train, self.test = (as_samples(dataset, self.task, bool(collate)) for dataset in (train, test))
         self.val = None
-        if fraction and (is_stream(train) or len(train) < 2):
-            found = "is a stream" if is_stream(train) else "has only one training sample"
-            raise ConfigError(f"data.val_fraction={fraction}: {self.name} {found}, and cannot be split: set it to 0")
         if fraction:
+            if is_stream(train):
+                raise ConfigError(
+                    f"data.val_fraction={fraction}: {self.name} is a stream, and cannot be split: set it to 0"
+                )
             self.train, self.val = split(self.train, fraction)
         self.images = [name for name in self.task.inputs if is_image(self.first[name])]
         self.what = "images" if self.images else "samples"
         self.mixes = config.augment["mixup"] > 0 or config.augment["cutmix"] > 0
-        shape = image_shape(self.first[self.images[0]]) if self.images else None
-        normalize = self._normalize(train, preprocessing, shape[2]) if shape else None
+        shape, normalize = None, None
+        if self.images:
+            images = self.first[self.images[0]]
+            shape = list((images if images.dtype == torch.uint8 else images.permute(0, 2, 3, 1)).shape[1:])
+            normalize = self._normalize(train, preprocessing, shape[2])
         self.transform, self.augment = self._transforms(train, normalize, config.augment)
         model_options = {"num_classes": self.task.num_outputs}  # for the network, if it accepts them
         if shape is not None:
@@ -76,7 +80,7 @@ class Datasets:
             model_options,
             classes=[str(name) for name in getattr(train, "classes", ())],
             dataset=stored(test),
-            shape=shape and list(shape),
+            shape=shape,
             mean=list(map(float, normalize.mean)) if normalize else None,
             std=list(map(float, normalize.std)) if normalize else None,
             images=list(normalize.fields) if normalize else [],
@@ -87,20 +91,13 @@ class Datasets:
     def describe(self, config: Config, steps: int) -> str:
         """Describes the data, the loader and the steps of the run in one line."""
         classes = f" of {self.task.label_below} classes" if self.task.label_below else ""
-        train, test = (
-            "a stream" if is_stream(one) else f"{len(one):,} {self.what}" for one in (self.train, self.test)
-        )
+        both = self.train, self.test
+        train, test = ("a stream" if is_stream(one) else f"{len(one):,} {self.what}" for one in both)
         validation = "" if self.val is None else f"{len(self.val):,} to validate, "
         return (
-            f"{self.name}: {train}{classes}, {validation}{test} to test; "
-            f"loader={config.loader.name}, {config.loader.num_workers} workers; "
-            f"{steps:,} steps of {config.train.batch_size} {self.what}"
+            f"{self.name}: {train}{classes}, {validation}{test} to test; loader={config.loader.name}, "
+            f"{config.loader.num_workers} workers; {steps:,} steps of {config.train.batch_size} {self.what}"
         )
-
-    @property
-    def evaluated(self) -> tuple[str, Any]:
-        """The set that chooses the best checkpoint: its name in metrics.jsonl, and the dataset."""
-        return ("test", self.test) if self.val is None else ("val", self.val)
 
     def _first_batches(self, config: Config, *datasets: Any) -> list[dict[str, Any]]:
         """Checks the training set and the test set, and returns the first batch of each.
@@ -108,12 +105,11 @@ class Datasets:
         Reads in a worker process if the loader has them: forked workers would share the files that are opened here.
         A stream is always read there: the samples that are taken here have to come again.
         """
-        in_process = config.loader.num_workers == 0 or config.loader.name in ("resident", "threads")
-        in_process = in_process and not any(map(is_stream, datasets))
+        has_workers = config.loader.num_workers != 0 and config.loader.name not in ("resident", "threads")
+        options: Any = {"num_workers": int(has_workers or any(map(is_stream, datasets))), "seed": config.seed}
         skips = config.loader.on_error == "skip"
         calls: Any = [(dataset, self.task, self.collate, dataset is datasets[0], skips) for dataset in datasets]
-        workers = int(not in_process)
-        with WorkerLoader(calls, batch_size=None, collate_fn=_check, num_workers=workers, seed=config.seed) as loader:
+        with WorkerLoader(calls, batch_size=None, collate_fn=_check, **options) as loader:
             return list(loader)
 
     def _normalize(self, train: Any, preprocessing: Preprocessing, channels: int) -> Normalize | None:
@@ -233,10 +229,3 @@ def is_image(batch: Any) -> bool:
     if not isinstance(batch, Tensor) or batch.ndim != 4:
         return False
     return batch.is_floating_point() or (batch.dtype == torch.uint8 and batch.shape[3] in CHANNELS)
-
-
-def image_shape(images: Tensor) -> tuple[int, int, int]:
-    """(height, width, channels) of a batch of images: uint8 (B, H, W, C), or floats (B, C, H, W)."""
-    channels_last = images if images.dtype == torch.uint8 else images.permute(0, 2, 3, 1)
-    _, height, width, channels = channels_last.shape
-    return height, width, channels

@@ -44,18 +44,8 @@ from training.stopping import Stopped
 log = logging.getLogger(__name__)
 
 # Errors about a setting, a file or the machine: their message says all that the user needs.
-EXPECTED = (
-    ConfigError,
-    DataError,
-    LoaderConfigError,
-    MachineFull,
-    StreamError,
-    WorkerFailure,
-    WorkerTimeout,
-    torch.OutOfMemoryError,
-    CheckpointError,
-    ProcessesLost,
-)
+OF_LOADERS = (LoaderConfigError, MachineFull, StreamError, WorkerFailure, WorkerTimeout)
+EXPECTED = (ConfigError, DataError, *OF_LOADERS, torch.OutOfMemoryError, CheckpointError, ProcessesLost)
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 # Hydra merges the presets in conf/hydra/launcher/ with the plugins' configs of the same names, and warns of that.
 warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema with the same name")
@@ -104,12 +94,10 @@ def launch(main: Callable[[], None], conf: Path) -> None:
         sys.argv[1:] = complete(sys.argv[1:])
         check_overrides(sys.argv[1:], conf)
         main()
-    except ConfigError as error:
+    except (ConfigError, yaml.YAMLError) as error:
         if full_errors():
             raise
-        code = f"error: {error}"
-    except yaml.YAMLError as error:
-        code = f"error: a config file cannot be read as YAML: {' '.join(str(error).split())}"
+        code = f"error: {' '.join(str(error).split())}"
     except Stopped as stop:
         code = stop.exit_code
     except KeyboardInterrupt:

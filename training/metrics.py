@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from torch import Tensor
 from training.config import ConfigError
 from training.processes import Processes
 from training.targets import build
-
-METHODS = ("update", "compute", "reset")
 
 
 class Means:
@@ -55,36 +54,29 @@ class EpochMetrics:
     A metric is an object with update(outputs, labels), compute() and reset(), as torchmetrics has them. It gets the
     network's outputs in float32 and the labels of each batch. compute() returns a number, or numbers by name.
     With several processes, torchmetrics gathers its own state. Any other metric gets the batches of all processes, by
-    rank, before compute(): they are kept on the host until then.
-    Raises ConfigError for a metric that cannot be built or has not these methods.
+    rank, before compute(): they are kept on the host until then. Raises ConfigError for one that cannot be built.
     """
 
     def __init__(self, section: dict[str, Any] | None, processes: Processes) -> None:
-        self._processes, self._batches, self._kept = processes, 0, list[tuple[Any, Any]]()
+        self._processes, self._got_batches, self._kept = processes, False, list[tuple[Any, Any]]()
         self._metrics = {name: build(f"task.metrics.{name}", values) for name, values in (section or {}).items()}
-        for name, metric in self._metrics.items():
-            if missing := [method for method in METHODS if not callable(getattr(metric, method, None))]:
-                raise ConfigError(
-                    f"task.metrics.{name}: {type(metric).__name__} has no {missing[0]}: it needs update(outputs, "
-                    "labels), compute() and reset(), as torchmetrics has them"
-                )
+        self.names = list(self._metrics)
+        for metric in self._metrics.values():
             if hasattr(metric, "to"):
                 metric.to(processes.device)
+        alone = processes.world_size == 1
+        self._waiting = [name for name, one in self._metrics.items() if not (alone or _gathers_itself(one))]
 
     def update(self, outputs: Tensor, labels: Any) -> None:
         """Adds a batch: outputs (B, ...) and labels (B, ...), whose dimensions of length 1 become the outputs'."""
-        self._batches += 1
+        self._got_batches = True
         outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
-        if (
-            isinstance(labels, Tensor)
-            and isinstance(outputs, Tensor)
-            and labels.squeeze().shape == outputs.squeeze().shape
-        ):
-            labels = labels.reshape(outputs.shape)
-        for metric in self._metrics.values():
-            if self._gathers_itself(metric):
+        if isinstance(labels, Tensor) and isinstance(outputs, Tensor):
+            labels = labels.reshape(outputs.shape) if labels.squeeze().shape == outputs.squeeze().shape else labels
+        for name, metric in self._metrics.items():
+            if name not in self._waiting:
                 metric.update(outputs, labels)
-        if not all(map(self._gathers_itself, self._metrics.values())):
+        if self._waiting:
             self._kept.append((outputs.cpu(), labels.cpu() if isinstance(labels, Tensor) else labels))
 
     def compute(self) -> dict[str, float]:
@@ -93,9 +85,9 @@ class EpochMetrics:
             return {}
         values: dict[str, float] = {}
         kept, self._kept = self._processes.gather(self._kept), []
+        for name, (outputs, labels) in product(self._waiting, chain.from_iterable(kept)):
+            self._metrics[name].update(outputs, labels)
         for name, metric in self._metrics.items():
-            for outputs, labels in () if self._gathers_itself(metric) else (b for batches in kept for b in batches):
-                metric.update(outputs, labels)
             found = metric.compute()
             metric.reset()
             for key, value in found.items() if isinstance(found, dict) else [("", found)]:
@@ -109,7 +101,7 @@ class EpochMetrics:
 
     def forget(self) -> None:
         """Drops what `update` got. Raises ConfigError if it got nothing."""
-        if self._metrics and not self._batches:
+        if self._metrics and not self._got_batches:
             raise ConfigError(
                 f"task.metrics.{self.names[0]} got no outputs: call self.metrics.update(outputs, labels) in the "
                 "trainer's evaluation_step"
@@ -128,10 +120,6 @@ class EpochMetrics:
         found = getattr(known.get(name), "higher_is_better", None)
         return found if isinstance(found, bool) else default
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._metrics)
 
-    def _gathers_itself(self, metric: Any) -> bool:
-        is_torchmetrics = type(metric).__module__.partition(".")[0] == "torchmetrics"
-        return self._processes.world_size == 1 or is_torchmetrics or hasattr(metric, "sync")
+def _gathers_itself(metric: Any) -> bool:
+    return type(metric).__module__.partition(".")[0] == "torchmetrics" or hasattr(metric, "sync")

@@ -42,11 +42,8 @@ def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
     With `layer_decay` in the section, each layer's learning rate is that share of the next layer's (Bao et al.,
     arXiv:2106.08254). All parameters are passed, always in the same order, so that a checkpoint fits whatever the
     layer_decay and whatever is frozen; optimizers skip frozen parameters, which have no gradient.
-    Raises ConfigError for values that cannot work.
     """
     decay = section.get("layer_decay")
-    if decay is not None and not (isinstance(decay, (int, float)) and 0 < decay <= 1):
-        raise ConfigError(f"optim.layer_decay={decay}: give a number above 0 and at most 1, or null for none")
     layer_of = {} if decay is None else layers(model)
     last = max(layer_of.values(), default=0)
     weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -102,21 +99,21 @@ def count_parameters(module: nn.Module) -> int:
 def freeze(model: nn.Module, names: list[str]) -> None:
     """Sets requires_grad=False for parameters. Call it before processes.parallel.
 
-    names: of modules or parameters, such as layer1 or layer1.0.bn1; ["backbone"] is all but the last layer.
-    Raises ConfigError if the network has nothing of a name, or if all parameters or none would be frozen.
+    names: of modules or parameters, such as layer1 or layer1.0.bn1; "backbone" is all but the last layer.
+    Raises ConfigError if the network has nothing of a name, or if all parameters would be frozen.
     """
-    parameters = dict(model.named_parameters())
-    known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    parameters, frozen = dict(model.named_parameters()), set[str]()
     for name in names:
-        if name != "backbone" and not _within([name], parameters):
-            hint = did_you_mean(name, [*known, "backbone"])
-            raise ConfigError(
-                f"train.freeze={name}: the network has nothing of that name; {hint}it has {', '.join(known)}"
-            )
-    is_backbone = names == ["backbone"]
-    frozen = parameters.keys() - _within(last_layers(model), parameters) if is_backbone else _within(names, parameters)
-    if names and len(frozen) in (0, len(parameters)):
-        raise ConfigError(f"train.freeze={','.join(names)} freezes {'all' if frozen else 'none'} of the parameters")
+        found = _within([name], parameters)
+        if name == "backbone":
+            found = parameters.keys() - _within(last_layers(model), parameters)
+        if not found:
+            known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+            hint = f"{did_you_mean(name, [*known, 'backbone'])}it has {', '.join(known)}"
+            raise ConfigError(f"train.freeze={name}: the network has nothing of that name; {hint}")
+        frozen |= found
+    if names and len(frozen) == len(parameters):
+        raise ConfigError(f"train.freeze={','.join(names)} freezes all of the parameters")
     for name in frozen:
         parameters[name].requires_grad_(False)
     if frozen:

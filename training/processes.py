@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -78,14 +77,10 @@ class Processes:
             return model
         return DistributedDataParallel(model, None if self.device.type == "cpu" else [self.device])
 
-    def without_averaging(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """In this context, backward passes only sum up gradients; the next one outside averages them all."""
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
-
-    def skip_averaging(self, model: nn.Module) -> None:
-        """From now on, backward passes only sum up this process's gradients: `average_gradients` averages them."""
+    def average_in_backward(self, model: nn.Module, averages: bool) -> None:
+        """Whether backward passes average the gradients of all processes from now on, or only sum up this one's."""
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = False  # as no_sync does
+            model.require_backward_grad_sync = averages  # as no_sync does
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Averages the gradients of the parameters over all processes. One that another process lacks is 0 there."""
@@ -213,8 +208,6 @@ def start_processes(config: Config) -> Processes:
         )
     if device != torch.device(device.type):
         raise ConfigError(f"device={device} is one device for all processes: use device={device.type}")
-    if config.train.sync_batchnorm and not on_gpu:
-        raise ConfigError("train.sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm for the CPU")
     return Processes(torch.device(device.type, local) if on_gpu else device, config.train.process_timeout)
 
 

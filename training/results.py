@@ -7,6 +7,7 @@ import logging
 import math
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -32,14 +33,11 @@ class Results:
     def __init__(self, folder: Path | str | None = None, writes: bool = True) -> None:
         self.folder = Path(folder or datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
         self._writes, self._nan = writes, ""  # the warning of a loss that is NaN
-        self.score_name, self.sign = "test_accuracy", 1
         self.scores: dict[int, float] = {}
         if writes:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def begin(
-        self, step: int, score_name: str = "test_accuracy", higher_is_better: bool = True, at_epoch_end: bool = False
-    ) -> None:
+    def begin(self, step: int, score_name: str, higher_is_better: bool, at_epoch_end: bool = False) -> None:
         """Removes what an earlier run in this folder wrote after the checkpoint of `step`, where it continues.
 
         at_epoch_end: whether the checkpoint ends an epoch, whose evaluation and callbacks follow.
@@ -97,9 +95,8 @@ class Results:
 def finite(values: dict[str, Any]) -> dict[str, Any]:
     """Replaces NaN and infinity, which JSON does not have, by None; tensors and numpy's numbers by their content."""
     plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in values.items()}
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in plain.items()
-    }
+    wrong = [key for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
+    return plain | dict.fromkeys(wrong)
 
 
 def _precedes(line: str, step: int, at_epoch_end: bool) -> bool:
@@ -112,8 +109,7 @@ def _precedes(line: str, step: int, at_epoch_end: bool) -> bool:
 
 
 def _git_commit() -> str | None:
-    try:
+    with suppress(OSError, subprocess.CalledProcessError):
         command = ["git", "-C", str(CONF.parent), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return None

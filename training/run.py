@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from loaders import LoaderConfig, Preloader
@@ -36,42 +37,35 @@ METHODS = ("on_start", "on_step", "on_log", "on_evaluation", "on_epoch_end", "on
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Run:
     """What callbacks are given.
 
-    config: the settings; data: the datasets and the task; trainer: the network and its optimizers
-    train_loader: the loader of training batches
-    folder: for files; is_main: whether this process writes them
-    results: metrics.jsonl and its scores; checkpoints; clock: the phases of the run; timer: its steps; processes
+    folder: for files; is_main: whether this process writes them. timer: the run's steps
     log, logged_step: Trainer.log, and the step of the last line with the means of steps.
-    stops_early: set it to True, and the run ends after the current epoch.
-    signals: those that asked the run to stop. make_train_loader(loader_config): another loader of training batches.
-    stopped: whether a signal ended the run, at the same step in all processes.
+    signals: those that asked the run to stop.
 
     In a `with` block it calls `on_end(run, None)` if an error or a signal leaves the block.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        data: Datasets,
-        trainer: Trainer,
-        train_loader: Preloader,
-        make_train_loader: Callable[[LoaderConfig], Preloader],
-        results: Results,
-        checkpoints: Checkpoints,
-        clock: Clock,
-        processes: Processes,
-        callbacks: dict[str, Any],
-    ) -> None:
-        self.config, self.data, self.trainer, self.train_loader = config, data, trainer, train_loader
-        self.results, self.checkpoints, self.clock, self.processes = results, checkpoints, clock, processes
-        self.callbacks, self.folder, self.is_main = callbacks, results.folder, processes.is_main
-        self.timer = StepTimer(processes.device, config.timing.warmup_steps)
-        self.signals, self.make_train_loader = checkpoints.signals, make_train_loader
-        self.stops_early = self.stopped = False
+    config: Config
+    data: Datasets  # the datasets and the task
+    trainer: Trainer  # the network and its optimizers
+    train_loader: Preloader  # of training batches
+    make_train_loader: Callable[[LoaderConfig], Preloader]  # another one
+    results: Results  # metrics.jsonl and its scores
+    checkpoints: Checkpoints
+    clock: Clock  # the phases of the run
+    processes: Processes
+    callbacks: dict[str, Any]
+    stops_early: bool = False  # set it to True, and the run ends after the current epoch
+    stopped: bool = False  # whether a signal ended the run, at the same step in all processes
+
+    def __post_init__(self) -> None:
+        self.folder, self.is_main, self.signals = self.results.folder, self.processes.is_main, self.checkpoints.signals
+        self.timer = StepTimer(self.processes.device, self.config.timing.warmup_steps)
+        self.log, self.logged_step = self.trainer.log, self.trainer.step
         self._started: list[str] = []  # the names of the callbacks that have started, and not ended
-        self.log, self.logged_step = trainer.log, trainer.step
 
     def write(self, **values: Any) -> None:
         """Writes a line to metrics.jsonl, with `step`, `epoch`, `values` and what `log` got; calls on_log.
@@ -85,11 +79,6 @@ class Run:
         line |= logged
         self.results.metrics(**line)
         self.call("on_log", line)
-
-    def write_rest(self) -> None:
-        """Writes what `log` got since the last line, if it got anything."""
-        if self.trainer.logged.state_dict():
-            self.write()
 
     def call(self, method: str, *arguments: Any) -> None:
         """Calls the method of all callbacks that have it."""

@@ -25,20 +25,21 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
     keys = [key for key in ("sampler", "batch_sampler") if getattr(config, key).get("_target_")]
     if len(keys) > 1:
         raise ConfigError("sampler and batch_sampler are both set: use one of them")
-    key, steps, name = "".join(keys), config.train.steps_per_epoch, type(dataset).__name__
-    if is_stream(dataset) != (steps is not None):
-        remedy = "has a length: set it to null"
+    key, steps, last_batch = "".join(keys), config.train.steps_per_epoch, config.train.last_batch
+    name = type(dataset).__name__
+    if is_stream(dataset):
         if steps is None:
-            remedy = "is a stream of unknown length: set it to the number of steps after which the run evaluates"
-        raise ConfigError(f"train.steps_per_epoch={steps}: {name} {remedy}")
-    if is_stream(dataset) and key:
-        raise ConfigError(f"{key}: {name} is a stream, whose samples come in its own order: leave it out")
-    order: dict[str, Any] = {"shuffle": True, "last_batch": config.train.last_batch, "steps_per_epoch": steps}
-    if is_stream(dataset) and order["last_batch"] == "rollover":
-        order["last_batch"] = "keep"
+            remedy = "set it to the number of steps after which the run evaluates"
+            raise ConfigError(f"train.steps_per_epoch=null: {name} is a stream of unknown length: {remedy}")
+        if key:
+            raise ConfigError(f"{key}: {name} is a stream, whose samples come in its own order: leave it out")
+        last_batch = "keep" if last_batch == "rollover" else last_batch
+    elif steps is not None:
+        raise ConfigError(f"train.steps_per_epoch={steps}: {name} has a length: set it to null")
+    order: dict[str, Any] = {"shuffle": True, "last_batch": last_batch, "steps_per_epoch": steps}
     if not key:
         return order
-    if config.train.last_batch == "rollover":
+    if last_batch == "rollover":
         raise ConfigError(f"{key} decides which samples an epoch has: add train.last_batch=keep, or drop")
     known = {
         "dataset": dataset,
@@ -46,16 +47,16 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
         "labels": getattr(dataset, "labels", None),
         "seed": config.seed,
         "batch_size": config.train.batch_size // processes.world_size,
-        "drop_last": config.train.last_batch == "drop",
+        "drop_last": last_batch == "drop",
     }
     section = getattr(config, key)
     if key == "batch_sampler":
         known |= {"rank": processes.rank, "world_size": processes.world_size}
-    if key == "batch_sampler" and processes.world_size > 1 and not accepted(target(section), {"rank": 0}):
-        raise ConfigError(
-            f"batch_sampler: {section.get('_target_')} would give all {processes.world_size} processes the same "
-            "batches: let it take rank and world_size, and give each rank its own, as many as the others"
-        )
+        if processes.world_size > 1 and not accepted(target(section), {"rank": 0}):
+            raise ConfigError(
+                f"batch_sampler: {section.get('_target_')} would give all {processes.world_size} processes the same "
+                "batches: let it take rank and world_size, and give each rank its own, as many as the others"
+            )
     sampler = build(key, section, optional=known)
     if isinstance(sampler, DistributedSampler):
         raise ConfigError(
@@ -69,18 +70,14 @@ def total_steps(config: Config, dataset: Any, loader: Preloader, processes: Proc
 
     Raises ConfigError if an epoch has too few samples for a step, or not as many steps in all processes.
     """
-    try:
-        length = len(loader)
-    except TypeError as error:
-        raise ConfigError(f"{error}: give it a __len__, from which the schedule and the run's end follow") from error
-    if len(set(lengths := processes.gather(length))) > 1:
+    size = config.train.batch_size
+    if len(set(lengths := processes.gather(len(loader)))) > 1:
         raise ConfigError(
             f"batch_sampler: an epoch has {', '.join(map(str, lengths))} batches in the processes of rank 0, 1, ...: "
             "give all ranks equally many, as all wait for one another in each step"
         )
-    if not length:
-        size = config.train.batch_size
+    if not len(loader):
         raise ConfigError(f"train.batch_size={size}: there are only {len(dataset)} training samples; lower it")
     if config.train.last_batch == "rollover" and not is_stream(dataset):
-        return config.train.epochs * len(dataset) // config.train.batch_size
-    return config.train.epochs * length
+        return config.train.epochs * len(dataset) // size
+    return config.train.epochs * len(loader)

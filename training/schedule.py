@@ -43,15 +43,10 @@ def build_schedule(
     known = {**dict.fromkeys(("total_steps", "T_max", "total_iters"), total), "warmup_steps": warmup, "max_lr": rates}
     arguments = {key: value for key, value in section.items() if key != "every"}
     schedule = build("schedule", arguments, optimizer, optional=known)
-    if not isinstance(schedule, LRScheduler):
+    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
         raise ConfigError(
-            f"schedule: {section['_target_']} returned a {type(schedule).__name__}: return a subclass of "
-            "torch.optim.lr_scheduler.LRScheduler"
-        )
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise ConfigError(
-            "schedule: ReduceLROnPlateau steps by a score, which a schedule does not get: step it in a callback's "
-            "on_evaluation, and use schedule=constant"
+            f"schedule: {section['_target_']} returned a {type(schedule).__name__}: return a subclass of torch's "
+            "LRScheduler; with schedule=constant a callback's on_evaluation can step one that needs a score"
         )
     return schedule
 

@@ -27,16 +27,9 @@ class Step(nn.Module):
         (trainer,) = self._trainer
         trainer.is_in_step = True
         try:
-            loss = trainer.training_step(batch)
+            return trainer.training_step(batch)
         finally:
             trainer.is_in_step = False
-        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ConfigError(
-                f"trainer: {type(trainer).__name__}.training_step returned {found}: return the mean loss, a tensor of "
-                "one number"
-            )
-        return loss
 
 
 def split_batch(batch: dict[str, Any], count: int, parts: int) -> list[tuple[dict[str, Any], int]]:
@@ -48,13 +41,11 @@ def split_batch(batch: dict[str, Any], count: int, parts: int) -> list[tuple[dic
     if parts == 1:
         return [(batch, count)]
     for name, value in flat(batch).items():
-        length = len(value) if isinstance(value, list) or (isinstance(value, Tensor) and value.ndim) else None
-        if length != count:
-            kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        has_rows = isinstance(value, list) or (isinstance(value, Tensor) and value.ndim)
+        if not has_rows or len(value) != count:
             raise ConfigError(
-                f"train.accumulate={parts}: the batch has {count} samples, and its field {name!r} is a {kind}, which "
-                "cannot be split into their parts: use train.accumulate=1, or return a tensor or list with an item "
-                "per sample"
+                f"train.accumulate={parts}: the batch's field {name!r} is no tensor or list with an item for each of "
+                f"the {count} samples, and cannot be split: use train.accumulate=1"
             )
     size = -(-count // parts)
     return [(_rows(batch, slice(at, at + size)), min(size, count - at)) for at in range(0, count, size)]

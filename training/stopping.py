@@ -14,8 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
-NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
-SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows lacks some
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 TEMPORARY_FAILURE = 75  # exit code after all signals but Ctrl-C; in sysexits.h it means "try again"
 ONE_EVENT = 1.0  # seconds within which signals count as one: torchrun sends a Ctrl-C a second time
 

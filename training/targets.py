@@ -29,9 +29,9 @@ def build(name: str, section: Any, *arguments: Any, optional: dict[str, Any] | N
             f"{name} has no _target_: its file in conf/{name.partition('.')[0]}/ needs the line "
             "'_target_: MODULE.NAME', with the class or function to call"
         )
+    not_set = {key: value for key, value in (optional or {}).items() if key not in section}
     with _explained(name, section):
         target = _partial(section)
-        not_set = {key: value for key, value in (optional or {}).items() if key not in section}
         return target(*arguments, **options, **accepted(target.func, not_set))
 
 

@@ -44,7 +44,6 @@ class Task:
     metric = "loss"
     higher_is_better = False
     num_outputs = 1
-    outputs_name = "outputs"  # what the outputs stand for, in an error message
     needs_label = False  # if True, outputs are (B, num_outputs)
     label_below: int | None = None  # labels are integers from 0 to below this number; None if they are not integers
 
@@ -62,8 +61,6 @@ class Task:
         self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self.label = label
         self._given_loss, self._given_scores = loss, scores or {}
-        if "loss" in self._given_scores:
-            raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is None and self.metric != type(self).metric:
             higher_is_better = not LOWER_IS_BETTER.search(re.sub("[^a-z]", " ", self.metric.lower()))
@@ -72,8 +69,7 @@ class Task:
 
     def loss(self, outputs: Tensor, labels: Any) -> Tensor:
         """Returns the mean loss of a batch, a float32 scalar."""
-        loss = (self._given_loss or self._loss)(outputs.float(), self._prepared(labels))
-        return _tensor("task.loss", loss).mean()
+        return (self._given_loss or self._loss)(outputs.float(), self._prepared(labels)).mean()
 
     def scores(self, outputs: Tensor, labels: Any) -> dict[str, Tensor]:
         """Returns the scores by name, with a number for each sample (B,). Reports show their means."""
@@ -106,13 +102,12 @@ class Task:
             return
         if labels is None:
             raise DataError(f"task.label=null: {type(self).__name__} needs labels: name their field, or use task=own")
-        if not isinstance(outputs, Tensor) or outputs.ndim < 1:
-            raise DataError(f"the network returned a {type(outputs).__name__}: it should return a tensor (B, outputs)")
         wanted = (len(labels), self.num_outputs)
-        if tuple(outputs.shape) != wanted:
+        if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise DataError(
-                f"the network returned outputs of shape {tuple(outputs.shape)}, and {self.num_outputs} "
-                f"{self.outputs_name} need {wanted}: give its last layer as many outputs"
+                f"the network returned outputs of {found}, and {type(self).__name__} needs a tensor {wanted}: give "
+                f"its last layer {self.num_outputs} outputs"
             )
 
     def _prepared(self, labels: Tensor) -> Tensor:
@@ -126,25 +121,17 @@ class Task:
         return {}
 
 
-def _classes(dataset: Any) -> tuple[Any, ...]:
-    """The names of the dataset's classes. Raises DataError if it has none."""
+def _number_of_classes(dataset: Any) -> int:
     if not getattr(dataset, "classes", ()):
         raise DataError(
             f"{type(dataset).__name__} has no `classes`: give it a list of their names, or choose task=regression"
         )
-    return tuple(dataset.classes)
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    """Returns the value. Raises DataError, which names the function that returned it, if it is not a tensor."""
-    if not isinstance(value, Tensor):
-        raise DataError(f"{name} returned {value!r}, a {type(value).__name__}: return a tensor")
-    return value
+    return len(dataset.classes)
 
 
 def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
     """The score as one number for each sample (B,): the mean of several. Raises DataError for any other shape."""
-    if _tensor(f"task.scores.{name}", score).ndim == 0 or len(score) != samples:
+    if score.ndim == 0 or len(score) != samples:
         raise DataError(
             f"task.scores.{name} returned a tensor of shape {tuple(score.shape)} for {samples} samples: return a "
             "number for each sample, not their mean"
@@ -163,7 +150,6 @@ class Classification(Task):
 
     metric = "accuracy"
     higher_is_better = True
-    outputs_name = "classes"
     needs_label = True
 
     def __init__(
@@ -174,31 +160,21 @@ class Classification(Task):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        self.classes = _classes(dataset)
-        self.num_outputs = self.label_below = len(self.classes)
+        self.num_outputs = self.label_below = _number_of_classes(dataset)
         if class_weights is not None and self._given_loss is not None:
             raise DataError(
                 f"task.class_weights={class_weights} is for the default loss only: leave out task.loss or this"
             )
-        if not 0 <= label_smoothing < 1:
-            raise DataError(f"task.label_smoothing={label_smoothing}: give a number from 0 to below 1")
         self._smoothing, self._weights = label_smoothing, self._class_weights(dataset, class_weights)
 
     def _class_weights(self, dataset: Any, weights: Any) -> Tensor | None:
-        if weights is None:
-            return None
-        if weights == "balanced":
-            labels = getattr(dataset, "labels", None)
-            if labels is None:
-                raise DataError(f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count")
-            counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
-            return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
-        if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
-            raise DataError(
-                f"task.class_weights={weights}: give balanced, or a number from 0 for each of the {self.num_outputs} "
-                "classes"
-            )
-        return torch.tensor([float(weight) for weight in weights])
+        if weights != "balanced":
+            return None if weights is None else torch.tensor([float(weight) for weight in weights])
+        labels = getattr(dataset, "labels", None)
+        if labels is None:
+            raise DataError(f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count")
+        counts = torch.bincount(torch.as_tensor(labels), minlength=self.num_outputs)
+        return len(labels) / (self.num_outputs * counts.clamp(min=1).float())
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float().softmax(dim=1)
@@ -208,9 +184,6 @@ class Classification(Task):
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
-        self._check_range(labels)
-
-    def _check_range(self, labels: Tensor) -> None:
         wrong = [] if labels.is_floating_point() else labels[(labels < 0) | (labels >= self.num_outputs)].tolist()
         if wrong:
             raise DataError(
@@ -223,11 +196,7 @@ class Classification(Task):
             self._weights = self._weights.to(outputs.device)
         # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
         options: dict[str, Any] = {"label_smoothing": self._smoothing, "reduction": "none"}
-        try:
-            return functional.cross_entropy(outputs, labels, self._weights, **options)
-        except IndexError:  # torch checks labels on the CPU
-            self._check_range(labels)
-            raise
+        return functional.cross_entropy(outputs, labels, self._weights, **options)
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # floats are shares, of mixed images
@@ -246,13 +215,11 @@ class Multilabel(Task):
 
     metric = "f1"
     higher_is_better = True
-    outputs_name = "classes"
     needs_label = True
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
-        self.classes = _classes(dataset)
-        self.num_outputs = len(self.classes)
+        self.num_outputs = _number_of_classes(dataset)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float().sigmoid()

@@ -55,7 +55,6 @@ class Trainer:
 
     def __init__(self, config: Config, data: Datasets, processes: Processes, steps: int) -> None:
         self.config, self.seed, self.task, self.spec = config.train, config.seed, data.task, data.spec
-        self._optim, self._schedule = config.optim, config.schedule
         self.by_epoch = config.schedule.get("every") == "epoch"  # whether schedules step once an epoch
         self.settings = asdict(config)
         self.changed: list[str] = []  # the settings that are different from those of the resumed checkpoint
@@ -70,8 +69,7 @@ class Trainer:
         self.model: Any = build_network(config, data.spec.model_options, self.device)
         self.memory_format = memory_format(self.config.channels_last, self.device)
         self.dtype = choose_dtype(self.config.precision, self.device)
-        is_fp32 = self.dtype == torch.float32
-        self.autocast = nullcontext() if is_fp32 else torch.autocast(self.device.type, self.dtype)
+        self.autocast = torch.autocast(self.device.type, self.dtype) if self.dtype != torch.float32 else nullcontext()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.means, self.logged = Means(processes), Means(processes)  # of training's scores, and of what `log` got
         self.metrics = EpochMetrics(config.task.get("metrics"), processes)
@@ -97,7 +95,7 @@ class Trainer:
         self._averaged = {id(weight) for weight in self.parallel.parameters() if weight.requires_grad}  # by DDP
         warmup = self.config.warmup_epochs * self._steps_per_epoch
         self.schedules = [
-            build_schedule(self._schedule, optimizer, self.last_step, warmup, self._steps_per_epoch)
+            build_schedule(self.settings["schedule"], optimizer, self.last_step, warmup, self._steps_per_epoch)
             for optimizer in self.optimizers
         ]
 
@@ -122,7 +120,7 @@ class Trainer:
 
         By default it is the one of conf/optim/, for all of self.model.
         """
-        return build_optimizer(self.model, self._optim)
+        return build_optimizer(self.model, self.settings["optim"])
 
     def log(self, **values: float | Tensor) -> None:
         """Adds the mean that each name's values have in all processes to the next line of metrics.jsonl.
@@ -138,7 +136,7 @@ class Trainer:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
         if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
-            self.processes.skip_averaging(self.parallel)
+            self.processes.average_in_backward(self.parallel, False)
         self._update_scale()
         with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
             self.scaler.scale(loss).backward()
@@ -171,12 +169,12 @@ class Trainer:
         count, loss = self.task.count(batch), None
         parts = split_batch(batch, count, self.config.accumulate)
         for number, (part, size) in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else self.processes.without_averaging(self.parallel):
-                with self.autocast:
-                    loss = self.parallel(part)
-                if loss is not None:
-                    self.means.add(size, {"loss": loss})
-                    self.backward(loss if size == count else loss * (size / count))
+            self.processes.average_in_backward(self.parallel, number == len(parts))
+            with self.autocast:
+                loss = self.parallel(part)
+            if loss is not None:
+                self.means.add(size, {"loss": loss})
+                self.backward(loss if size == count else loss * (size / count))
         if loss is not None:
             for optimizer in self.optimizers:
                 self.optimizer_step(optimizer)
@@ -278,5 +276,5 @@ class Trainer:
 
     def __str__(self) -> str:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, "fp32")
-        rate = "" if self.overrides("configure_optimizers") else f", learning rate {self._optim.get('lr')},"
+        rate = "" if self.overrides("configure_optimizers") else f", learning rate {self.settings['optim'].get('lr')},"
         return f"{type(self.model).__name__} with {count_parameters(self.model):,} parameters in {precision}{rate}"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training import checkpoint
-from training.checkpoint import CheckpointError, Checkpoints, find_checkpoint, load_weights, read_checkpoint
+from training.checkpoint import CheckpointError, Checkpoints, find_checkpoint, load_others, read_checkpoint
 from training.config import ConfigError
 from training.processes import Processes
 from training.stopping import StopSignals
@@ -88,7 +88,7 @@ def flip_a_bit(content):
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-100], lambda content: b"", flip_a_bit])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_named_and_an_earlier_one_used_but_no_run_starts_afresh(tmp_path, caplog, damage):
     model = nn.Linear(500, 1)
     nn.init.constant_(model.weight, 3.0)
     for step in (1, 2):
@@ -99,11 +99,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_pat
     assert loaded["step"] == 1 and path.name == "step-0000001.pt"
     assert "step-0000002.pt cannot be read as a checkpoint: it is damaged" in caplog.text
 
-
-def test_if_all_checkpoints_are_damaged_the_run_does_not_start_afresh_in_silence(tmp_path):
-    checkpoints(tmp_path).save(state(1))
-    (tmp_path / "checkpoints" / "step-0000001.pt").write_bytes(b"PK\x03\x04 half a zip")
-    with pytest.raises(ConfigError, match=r"none of the 1 checkpoints in .* can be read: train\.resume=null starts"):
+    path.write_bytes(b"PK\x03\x04 half a zip")
+    with pytest.raises(ConfigError, match=r"none of the 2 checkpoints in .* can be read: train\.resume=null starts"):
         checkpoints(tmp_path).find("auto")
 
 
@@ -146,16 +143,18 @@ def test_what_is_no_checkpoint_is_refused_with_the_reason(tmp_path, given, sente
         find_checkpoint(tmp_path / given)
 
 
-@pytest.mark.parametrize("other", [nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 3))])
-def test_weights_of_another_model_are_refused_with_the_first_difference(tmp_path, other):
-    with pytest.raises(
-        ConfigError, match=r"does not fit this run's Linear: \S+ is .* in the checkpoint and .* in the model"
-    ):
-        load_weights(nn.Linear(2, 3), other.state_dict(), tmp_path)
+OTHER = r"does not fit this run's Linear: \S+ is .* in the checkpoint and .* in the model"
 
 
-def test_modules_beside_the_network_have_to_be_those_of_the_checkpoint():
-    checkpoint.load_others({"head": nn.Linear(2, 3)}, {"head": nn.Linear(2, 3).state_dict()}, Path("x.pt"))
-    for modules, sentence in (({}, "trainer none: make the same"), ({"head": nn.Linear(2, 4)}, "bias is")):
-        with pytest.raises(ConfigError, match=rf"^x\.pt .*{sentence}"):
-            checkpoint.load_others(modules, {"head": nn.Linear(2, 3).state_dict()}, Path("x.pt"))
+@pytest.mark.parametrize(
+    ("saved", "sentence"),
+    [
+        ({"head": nn.Linear(2, 4)}, OTHER),
+        ({"head": nn.Sequential(nn.Linear(2, 3))}, OTHER),
+        ({}, "has no modules beside the network, and this run's trainer head: make the same"),
+    ],
+)
+def test_modules_of_another_run_are_refused_with_the_first_difference(saved, sentence):
+    weights = {name: module.state_dict() for name, module in saved.items()}
+    with pytest.raises(ConfigError, match=rf"^x\.pt {sentence}"):
+        load_others({"head": nn.Linear(2, 3)}, weights, Path("x.pt"))

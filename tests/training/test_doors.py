@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from data.errors import DataError
 from data.synthetic import Synthetic
 from tests.configs import has_part
-from tests.test_train import compose_small, metrics
-from train import run
+from tests.test_train import linear_model as linear
+from tests.test_train import metrics, train
 from training.checkpoint import CheckpointError
 from training.config import ConfigError
 from training.datasets import open_dataset
@@ -27,14 +27,6 @@ from training.trainer import Trainer
 
 HERE = __name__
 LINEAR = [f"model._target_={HERE}.linear", "~model.width"]
-
-
-def train(folder: Path, *overrides: str) -> dict:
-    return run(compose_small(*overrides), folder)
-
-
-def linear(num_classes: int, in_channels: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
 
 
 # Callbacks
@@ -128,11 +120,6 @@ def test_what_an_evaluation_step_logs_is_in_the_line_of_the_evaluation_alone(tmp
     assert [line.get("evaluated") for line in metrics(tmp_path)] == [None] * 4 + [32.0]
 
 
-class Half(Trainer):
-    def training_step(self, batch):
-        return 0.5
-
-
 class TwoParts(nn.Module):
     def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -159,6 +146,15 @@ class Alternating(Trainer):
             self.backward(loss)
             self.optimizer_step(optimizer)
         self.log(second=loss)
+
+
+class Sometimes(Alternating):
+    """Steps its optimizers itself in every second step; in the others it returns the sum of their losses."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        losses = [self.task.loss(part(images), labels) for part in (self.model.first, self.model.second)]
+        return sum(losses) if self.step % 2 else super().training_step(batch)
 
 
 class UsesItAfter(Trainer):
@@ -247,12 +243,6 @@ class Attacking(Trainer):
             images = images.clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.task.loss(self.model(images), labels), images)
         return {"loss": self.task.loss(self.model(images + 0.1 * slope.sign()), labels)}
-
-
-class PerSample(Trainer):
-    def training_step(self, batch):
-        (images,), labels = self.inputs_and_labels(batch)
-        return nn.functional.cross_entropy(self.model(images), labels, reduction="none")
 
 
 class Lightning(Trainer):
@@ -446,29 +436,22 @@ def buffers(num_classes: int, in_channels: int) -> nn.Module:
     return Buffers(*linear(num_classes, in_channels))
 
 
-class NumpyRate:
+class Rate:
     """Sets a learning rate that is a number of numpy's."""
 
     def on_step(self, run) -> None:
-        run.trainer.optimizers[0].param_groups[0]["lr"] = np.float64(0.01)
+        for group in run.trainer.optimizers[0].param_groups:
+            group["lr"] = np.float64(0.01)
 
 
 def test_a_checkpoint_with_numpys_numbers_and_buffers_that_have_no_mean_can_be_read(tmp_path):
-    settings = [f"model._target_={HERE}.buffers", "~model.width", f"+callbacks.rate._target_={HERE}.NumpyRate"]
+    settings = [f"model._target_={HERE}.buffers", "~model.width", f"+callbacks.rate._target_={HERE}.Rate"]
     train(tmp_path, *settings, *(["train.ema=0.999"] if has_part("ema") else []), "train.epochs=5")
     saved = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
     assert saved["optimizers"][0]["param_groups"][0]["lr"] == 0.01
     if has_part("ema"):
         for name in ("positions", "mask"):
             assert torch.equal(saved["ema"][f"module.{name}"], saved["model"][name])
-
-
-class Rate:
-    """Changes the learning rate."""
-
-    def on_step(self, run) -> None:
-        for group in run.trainer.optimizers[0].param_groups:
-            group["lr"] = 0.01
 
 
 @pytest.mark.parametrize(("changed", "keeps"), [("train.log_interval=1", True), ("train.epochs=3", False)])
@@ -558,7 +541,7 @@ def test_lists_of_the_batchs_length_are_split_and_anything_else_is_refused(tmp_p
     data = f"data._target_={HERE}.WithName"
     train(tmp_path / "list", data, "train.accumulate=3", "train.max_steps=1")
     size = "data.collate={_target_: " + HERE + ".collate_with_size}"
-    with pytest.raises(ConfigError, match=r"accumulate=2: the batch has 32 samples, and its field 'size' is a tensor"):
+    with pytest.raises(ConfigError, match=r"accumulate=2: the batch's field 'size' is no tensor or list with an item"):
         train(tmp_path, data, size, "train.accumulate=2")
 
 
@@ -685,25 +668,16 @@ def distributed(dataset) -> DistributedSampler:
     return DistributedSampler(dataset, num_replicas=2, rank=0)
 
 
-class SecondOrder(Trainer):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.model.parameters())
-
-
 def as_tuple(samples) -> tuple:
     return tuple(samples[0].values())
 
 
-def test_a_collate_function_that_returns_no_dict_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"data\.collate returned a tuple: return a dict of the batch's"):
-        train(tmp_path, f"+data.collate._target_={HERE}.as_tuple")
+class Overwriting(Trainer):
+    """Logs a number under a name that each line has already."""
 
-
-class Sizeless:
-    """A sampler without a length."""
-
-    def __iter__(self):
-        return iter(range(256))
+    def training_step(self, batch) -> Tensor:
+        self.log(step=3)
+        return super().training_step(batch)
 
 
 class Sized(Synthetic):
@@ -739,38 +713,30 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
     [
         ([ADDS], r"callbacks\.mine: ReLU needs at least one of the methods on_start, "),
         ([*TWO, "train.accumulate=2"], r"accumulate=2: Alternating\.training_step steps its optimizers itself"),
-        ([f"trainer._target_={HERE}.Half"], r"Half\.training_step returned 0\.5: return the mean loss"),
         ([f"schedule._target_={HERE}.Scale"], r"schedule: .*returned a Scale: return a subclass of torch"),
         ([f"trainer._target_={HERE}.Unsaved"], r"Unsaved\.configure_optimizers trains a parameter that checkpoints"),
-        ([*LINEAR, f"trainer._target_={HERE}.PerSample"], r"training_step returned a tensor of shape \(32,\): return"),
         ([f"trainer._target_={HERE}.Lightning"], r"configure_optimizers returned \(\[(.|\n)*: return an optimizer"),
         ([f"trainer._target_={HERE}.Unscored"], r"Unscored\.evaluation_step returned tensor.*: return the scores"),
         (
             [f"trainer._target_={HERE}.Unfed", *WRONG],
             r"task\.metrics\.wrong got no outputs: call self\.metrics\.update",
         ),
-        (["trainer._target_=torch.nn.Identity"], r"torch\.nn\.Identity is no subclass of training\.trainer\.Trainer"),
-        (
-            [f"sampler._target_={HERE}.Sizeless", "train.last_batch=keep"],
-            r"sampler has no length.*: give it a __len__",
-        ),
-        (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "step it in a callback's on_evaluation"),
+        (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "a callback's on_evaluation can step one"),
         (
             [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],
             "DistributedSampler's indices would be split among the processes again",
         ),
-        ([f"trainer._target_={HERE}.SecondOrder"], "LBFGS needs a closure"),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
-        (
-            ["task.metrics={f: {_target_: torch.nn.Flatten}}"],
-            r"task\.metrics\.f: Flatten has no update: it needs update",
-        ),
+        (["task.metrics={f: {_target_: torch.nn.Flatten}}"], "task cannot use .*'Flatten' object has no attribute"),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
         ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
+        (["train.batch_size=300"], r"train\.batch_size=300: there are only 256 training samples"),
+        ([f"+data.collate._target_={HERE}.as_tuple"], r"data\.collate returned a tuple: return a dict of the batch's"),
+        ([f"trainer._target_={HERE}.Overwriting"], r"log\(step=...\): metrics.jsonl has that already"),
     ],
 )
 def test_a_part_of_a_fork_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, overrides, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises((ConfigError, DataError), match=sentence):
         train(tmp_path, *overrides)
 
 
@@ -885,16 +851,3 @@ def test_a_metric_gets_labels_of_the_outputs_shape():
     outputs = torch.zeros(1, 3, 2, 2)
     with pytest.raises(RuntimeError, match="size of tensor"):
         metrics_.update(outputs, torch.zeros(1, 2, 2, 3))
-
-
-class Overwriting(Trainer):
-    """Logs a number under a name that each line has already."""
-
-    def training_step(self, batch) -> Tensor:
-        self.log(step=3)
-        return super().training_step(batch)
-
-
-def test_a_logged_number_cannot_replace_one_of_the_lines_own(tmp_path):
-    with pytest.raises(ValueError, match=r"log\(step=...\): metrics.jsonl has that already"):
-        train(tmp_path, *LINEAR, f"trainer._target_={HERE}.Overwriting", "train.max_steps=2")

@@ -100,7 +100,7 @@ def test_the_stock_loader_trains_and_says_that_a_resume_begins_the_stream_anew(t
     [
         (
             ["train.steps_per_epoch=null"],
-            r"train\.steps_per_epoch=None: Images is a stream of unknown length: set it to the",
+            r"train\.steps_per_epoch=null: Images is a stream of unknown length: set it to the",
         ),
         (
             ["data._target_=data.fashion.FashionMini"],

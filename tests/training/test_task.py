@@ -79,17 +79,12 @@ def test_a_score_that_is_a_mean_over_samples_is_refused():
         task.scores(torch.zeros(2, 1), torch.zeros(2))
 
 
-def test_a_later_label_that_is_out_of_range_is_named():
-    with pytest.raises(DataError, match="has the label 9: labels go from 0 to 2, as there are 3 classes"):
-        Classification(THREE).loss(LOGITS, torch.tensor([0, 9, 1]))
-
-
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "sentence"),
     [
-        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"shape \(2, 1000\), and 3 classes .* \(2, 3\)"),
+        (Classification(THREE), torch.zeros(2, 1000), LABELS[:2], r"\(2, 1000\), and Classification .* \(2, 3\)"),
         (Classification(THREE), torch.zeros(2), LABELS[:2], r"outputs of shape \(2,\)"),
-        (Classification(THREE), (LOGITS,), LABELS, r"returned a tuple: it should return a tensor"),
+        (Classification(THREE), (LOGITS,), LABELS, r"outputs of tuple, and Classification needs a tensor \(3, 3\)"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, 3]), r"label 3: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, torch.tensor([0, 1, -1]), r"label -1: labels go from 0 to 2"),
         (Classification(THREE), LOGITS, None, r"task\.label=null: Classification needs labels: name their field, or"),
@@ -112,9 +107,6 @@ def test_outputs_and_labels_that_do_not_fit_are_refused_in_a_sentence(task, outp
     [
         (lambda: Classification(SimpleNamespace()), "has no `classes`: give it a list of their names"),
         (lambda: Multilabel(SimpleNamespace()), "has no `classes`"),
-        (lambda: Classification(THREE, label_smoothing=1.0), r"label_smoothing=1\.0: give a number from 0"),
-        (lambda: Classification(THREE, class_weights=[1, 2]), r"class_weights=\[1, 2\]: give balanced, or a number"),
-        (lambda: Classification(THREE, class_weights="even"), "class_weights=even: give balanced"),
         (lambda: Classification(MANY, class_weights="balanced"), "has no array `labels`"),
     ],
 )
