@@ -68,6 +68,8 @@ def run(cfg: DictConfig, folder: Path | None = None) -> dict[str, Any]:
 
         steps = total_steps(config, data.train, train_loader, processes)
         trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"trainer: {config.trainer['_target_']} is no subclass of training.trainer.Trainer")
         trainer.set_up(data)
         checkpoints = Checkpoints(results.folder, config.train, processes, signals, clock.phase)
         if found := checkpoints.find(config.train.resume):

@@ -42,8 +42,11 @@ def build_optimizer(model: nn.Module, section: dict[str, Any]) -> Optimizer:
     With `layer_decay` in the section, each layer's learning rate is that share of the next layer's (Bao et al.,
     arXiv:2106.08254). All parameters are passed, always in the same order, so that a checkpoint fits whatever the
     layer_decay and whatever is frozen; optimizers skip frozen parameters, which have no gradient.
+    Raises ConfigError for values that cannot work.
     """
     decay = section.get("layer_decay")
+    if decay is not None and not (isinstance(decay, (int, float)) and 0 < decay <= 1):
+        raise ConfigError(f"optim.layer_decay={decay}: give a number above 0 and at most 1, or null for none")
     layer_of = {} if decay is None else layers(model)
     last = max(layer_of.values(), default=0)
     weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]

@@ -19,8 +19,6 @@ from loaders.nested import rows
 
 TOP5_CLASSES = 20  # with at least this many classes there is a score top5
 Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score
-
-
 # In the name of a score, such as logloss or error_rate.
 LOWER_IS_BETTER = re.compile(r"(loss|error|mae|mse|mape|nll|perplexity|\b(err|wer|cer|fid))\b")
 
@@ -61,6 +59,8 @@ class Task:
         self.inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self.label = label
         self._given_loss, self._given_scores = loss, scores or {}
+        if "loss" in self._given_scores:
+            raise DataError("task.scores.loss: the loss itself has this name: give the score another one")
         self.metric = metric or self.metric
         if higher_is_better is None and self.metric != type(self).metric:
             higher_is_better = not LOWER_IS_BETTER.search(re.sub("[^a-z]", " ", self.metric.lower()))
@@ -121,12 +121,13 @@ class Task:
         return {}
 
 
-def _number_of_classes(dataset: Any) -> int:
+def _classes(dataset: Any) -> tuple[Any, ...]:
+    """The names of the dataset's classes. Raises DataError if it has none."""
     if not getattr(dataset, "classes", ()):
         raise DataError(
             f"{type(dataset).__name__} has no `classes`: give it a list of their names, or choose task=regression"
         )
-    return len(dataset.classes)
+    return tuple(dataset.classes)
 
 
 def _by_sample(name: str, score: Tensor, samples: int) -> Tensor:
@@ -160,7 +161,8 @@ class Classification(Task):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        self.num_outputs = self.label_below = _number_of_classes(dataset)
+        self.classes = _classes(dataset)
+        self.num_outputs = self.label_below = len(self.classes)
         if class_weights is not None and self._given_loss is not None:
             raise DataError(
                 f"task.class_weights={class_weights} is for the default loss only: leave out task.loss or this"
@@ -168,8 +170,15 @@ class Classification(Task):
         self._smoothing, self._weights = label_smoothing, self._class_weights(dataset, class_weights)
 
     def _class_weights(self, dataset: Any, weights: Any) -> Tensor | None:
+        if weights is None:
+            return None
         if weights != "balanced":
-            return None if weights is None else torch.tensor([float(weight) for weight in weights])
+            if isinstance(weights, str) or len(weights) != self.num_outputs or min(weights) < 0:
+                raise DataError(
+                    f"task.class_weights={weights}: give balanced, or a number from 0 for each of the "
+                    f"{self.num_outputs} classes"
+                )
+            return torch.tensor([float(weight) for weight in weights])
         labels = getattr(dataset, "labels", None)
         if labels is None:
             raise DataError(f"task.class_weights=balanced: {self.dataset_name} has no array `labels` to count")
@@ -184,6 +193,9 @@ class Classification(Task):
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
+        self._check_range(labels)
+
+    def _check_range(self, labels: Tensor) -> None:
         wrong = [] if labels.is_floating_point() else labels[(labels < 0) | (labels >= self.num_outputs)].tolist()
         if wrong:
             raise DataError(
@@ -196,7 +208,11 @@ class Classification(Task):
             self._weights = self._weights.to(outputs.device)
         # The mean divides by the number of samples, not by their weights, so that the parts of a batch add up.
         options: dict[str, Any] = {"label_smoothing": self._smoothing, "reduction": "none"}
-        return functional.cross_entropy(outputs, labels, self._weights, **options)
+        try:
+            return functional.cross_entropy(outputs, labels, self._weights, **options)
+        except IndexError:  # torch checks labels on the CPU
+            self._check_range(labels)
+            raise
 
     def _scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         labels = labels.argmax(dim=1) if labels.is_floating_point() else labels  # floats are shares, of mixed images
@@ -219,7 +235,8 @@ class Multilabel(Task):
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
-        self.num_outputs = _number_of_classes(dataset)
+        self.classes = _classes(dataset)
+        self.num_outputs = len(self.classes)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs.float().sigmoid()

@@ -721,6 +721,7 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
             [f"trainer._target_={HERE}.Unfed", *WRONG],
             r"task\.metrics\.wrong got no outputs: call self\.metrics\.update",
         ),
+        (["trainer._target_=torch.nn.Identity"], r"torch\.nn\.Identity is no subclass of training\.trainer\.Trainer"),
         (["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"], "a callback's on_evaluation can step one"),
         (
             [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],

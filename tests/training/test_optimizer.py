@@ -75,6 +75,12 @@ def test_a_checkpoints_state_fits_whatever_the_layer_decay_and_the_frozen_layers
     assert order(build_optimizer(model, {**SGD, "layer_decay": 0.5})) == plain
 
 
+@pytest.mark.parametrize("value", [0, 1.5, "x"])
+def test_a_layer_decay_that_cannot_work_is_refused(value):
+    with pytest.raises(ConfigError, match=f"optim.layer_decay={value}: give a number above 0"):
+        build_optimizer(small_cnn(), {**SGD, "layer_decay": value})
+
+
 @pytest.mark.parametrize(
     ("names", "trained"),
     [

@@ -79,6 +79,11 @@ def test_a_score_that_is_a_mean_over_samples_is_refused():
         task.scores(torch.zeros(2, 1), torch.zeros(2))
 
 
+def test_a_later_label_that_is_out_of_range_is_named():
+    with pytest.raises(DataError, match="has the label 9: labels go from 0 to 2, as there are 3 classes"):
+        Classification(THREE).loss(LOGITS, torch.tensor([0, 9, 1]))
+
+
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "sentence"),
     [
@@ -107,7 +112,9 @@ def test_outputs_and_labels_that_do_not_fit_are_refused_in_a_sentence(task, outp
     [
         (lambda: Classification(SimpleNamespace()), "has no `classes`: give it a list of their names"),
         (lambda: Multilabel(SimpleNamespace()), "has no `classes`"),
+        (lambda: Classification(THREE, class_weights=[1, 2]), r"class_weights=\[1, 2\]: give balanced, or a number"),
         (lambda: Classification(MANY, class_weights="balanced"), "has no array `labels`"),
+        (lambda: Classification(THREE, scores={"loss": len}), "the loss itself has this name"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_in_a_sentence(make, sentence):
