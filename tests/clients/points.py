@@ -32,6 +32,11 @@ def indices(batch: dict[str, torch.Tensor]) -> list[int]:
     return found.tolist()
 
 
+def epoch_of(loader: Iterable[dict[str, torch.Tensor]]) -> list[list[int]]:
+    """Which samples each batch of an epoch has."""
+    return [indices(batch) for batch in loader]
+
+
 def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list[int]]:
     """The shuffled batches of this epoch under SEED, by a loader without workers that goes straight to it."""
     loader = WorkerLoader(range(length), BATCH_SIZE, shuffle=True, seed=SEED, **settings)

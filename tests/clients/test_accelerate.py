@@ -6,7 +6,7 @@ accelerate = pytest.importorskip("accelerate")
 
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
-from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+from points import BATCH_SIZE, SEED, Points, check_epochs, epoch_of, seeded_epoch
 
 from loaders import WorkerLoader
 
@@ -14,10 +14,6 @@ from loaders import WorkerLoader
 def seeded(**settings) -> WorkerLoader:
     settings = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": SEED, **settings}
     return WorkerLoader(Points(), **settings)
-
-
-def epoch_of(loader) -> list[list[int]]:
-    return [indices(batch) for batch in loader]
 
 
 def prepare(*objects):

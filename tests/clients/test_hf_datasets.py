@@ -5,7 +5,7 @@ import pytest
 datasets = pytest.importorskip("datasets")
 
 import torch
-from points import BATCH_SIZE, LENGTH, SEED, check_epochs, indices, seeded_epoch
+from points import BATCH_SIZE, LENGTH, SEED, check_epochs, epoch_of, seeded_epoch
 from torch.utils.data import DataLoader
 
 from loaders import LoaderConfig, WorkerLoader, build_loader
@@ -17,16 +17,12 @@ def points():
     return datasets.Dataset.from_dict(columns).with_format("torch")
 
 
-def epochs_of(loader, count: int) -> list[list[list[int]]]:
-    return [[indices(batch) for batch in loader] for _ in range(count)]
-
-
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_with_a_seed_every_epoch_has_its_order(points, num_workers, method):
     settings = {"num_workers": num_workers, "worker_method": method, "persistent_workers": True}
     with WorkerLoader(points, BATCH_SIZE, shuffle=True, seed=SEED, **settings) as loader:
-        assert epochs_of(loader, 3) == [seeded_epoch(epoch) for epoch in range(3)]
+        assert [epoch_of(loader) for _ in range(3)] == [seeded_epoch(epoch) for epoch in range(3)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -34,7 +30,7 @@ def test_without_a_seed_batches_are_those_of_a_stock_loader(points, persistent):
     def epochs(cls) -> list[list[list[int]]]:
         torch.manual_seed(2)
         loader = cls(points, BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=persistent)
-        return epochs_of(loader, 3)
+        return [epoch_of(loader) for _ in range(3)]
 
     check_epochs(epochs(WorkerLoader))
     assert epochs(WorkerLoader) == epochs(DataLoader)
@@ -44,7 +40,7 @@ def test_without_a_seed_batches_are_those_of_a_stock_loader(points, persistent):
 def test_every_loader_that_a_config_names_reads_it(points, name):
     settings = {"batch_size": BATCH_SIZE, "seed": SEED, "shuffle": True}
     with build_loader(LoaderConfig(name, num_workers=2), points, **settings) as loader:
-        assert epochs_of(loader, 2) == [seeded_epoch(epoch) for epoch in range(2)]
+        assert [epoch_of(loader) for _ in range(2)] == [seeded_epoch(epoch) for epoch in range(2)]
 
 
 @pytest.mark.parametrize("seed", [None, SEED])

@@ -2,10 +2,9 @@
 
 import json
 import os
-import time
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import pytest
@@ -59,34 +58,24 @@ class Kernel:
     def __init__(self, manager, client, bound: float) -> None:
         self._manager, self._client, self._bound = manager, client, bound
 
-    def run(self, cell: str, interrupt: bool = False) -> None:
-        """Runs the cell; with `interrupt`, interrupts it as the stop button does, once it prints "now"."""
-        for kind, content in self._messages(self._client.execute(cell)):
-            if kind == "stream" and content["text"] == "now\n" and interrupt:
-                self._manager.interrupt_kernel()
-            elif kind == "error" and (not interrupt or content["ename"] != "KeyboardInterrupt"):
+    def run(self, cell: str, interrupt: bool = False) -> str:
+        """Runs the cell, and returns what it prints; with `interrupt`, interrupts it once it prints something."""
+        printed: list[str] = []
+
+        def note(message: dict) -> None:
+            content = message["content"]
+            if content.get("name") == "stdout":
+                printed.append(content["text"])
+                if interrupt:  # as interrupt_kernel() does, which would start a thread here, for ever
+                    os.killpg(self._manager.provisioner.pgid, signal.SIGINT)
+            elif "traceback" in content and (not interrupt or content["ename"] != "KeyboardInterrupt"):
                 pytest.fail("\n".join(content["traceback"]))
 
-    def value(self, expression: str) -> Any:
-        printed = ""
-        for kind, content in self._messages(self._client.execute(f"print(json.dumps({expression}))")):
-            if kind == "stream" and content["name"] == "stdout":
-                printed += content["text"]
-        return json.loads(printed)
+        self._client.execute_interactive(cell, allow_stdin=False, output_hook=note, timeout=self._bound)
+        return "".join(printed)
 
-    def _messages(self, request: str) -> Iterator[tuple[str, dict]]:
-        until = time.monotonic() + self._bound
-        while True:
-            try:
-                message = self._client.get_iopub_msg(timeout=max(0, until - time.monotonic()))
-            except Empty:
-                pytest.fail("the cell hangs")
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            kind, content = message["header"]["msg_type"], message["content"]
-            if kind == "status" and content["execution_state"] == "idle":
-                return
-            yield kind, content
+    def value(self, expression: str) -> Any:
+        return json.loads(self.run(f"print(json.dumps({expression}))"))
 
 
 @pytest.fixture

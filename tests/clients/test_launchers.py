@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,21 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # two jobs on two cores wou
 def sweep_command(launcher: str, *arguments: str) -> list[str]:
     where = [f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep"]
     return [sys.executable, str(ROOT / "train.py"), "-m", *where, *SMALL, *arguments]
+
+
+@contextmanager
+def sweeping(launcher: str, folder: Path, jobs: str, bound: float, *settings: str, **how) -> Iterator[psutil.Popen]:
+    """A sweep's own process, once all its jobs train. In the end it and all that it has started are killed."""
+    process = psutil.Popen(sweep_command(launcher, *settings), cwd=folder, env=ONE_THREAD, text=True, **how)
+    try:
+        until = time.monotonic() + bound
+        while not all((folder / "sweep" / job / "metrics.jsonl").exists() for job in jobs):
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.05)
+        yield process
+    finally:
+        for one in [*process.children(recursive=True), process] if process.is_running() else []:
+            one.kill()
 
 
 def add_job(sweep: Path, number: int, *overrides: str) -> Path:
@@ -73,22 +90,9 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_in_the_table(
 def test_a_signal_ends_the_sweep_with_its_jobs_and_their_workers(launcher, kill, number, code, tmp_path, bound):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     endless = ["data.length=6400", "train.epochs=100000", "loader=torch,prefetch", "loader.num_workers=1"]
-    process = subprocess.Popen(
-        sweep_command(launcher, *endless),
-        cwd=tmp_path,
-        env=ONE_THREAD,
-        start_new_session=True,  # and with it a process group
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    main = psutil.Process(process.pid)
-    try:
-        until = time.monotonic() + bound
-        while not all((tmp_path / "sweep" / job / "metrics.jsonl").exists() for job in "01"):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.05)
-        everyone = main.children(recursive=True)
+    own_group = {"start_new_session": True, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with sweeping(launcher, tmp_path, "01", bound, *endless, **own_group) as process:
+        everyone = process.children(recursive=True)
         assert len(everyone) >= 4, "two jobs with a worker each"
         kill(process.pid, number)
         printed, _ = process.communicate(timeout=bound)
@@ -96,9 +100,6 @@ def test_a_signal_ends_the_sweep_with_its_jobs_and_their_workers(launcher, kill,
         assert "Jobs: 2 unfinished" in printed
         _, alive = psutil.wait_procs(everyone, timeout=bound)
         assert not alive
-    finally:
-        for one in [main, *main.children(recursive=True)] if main.is_running() else []:
-            one.kill()
 
 
 @pytest.mark.timeout(300)  # many processes that import torch
@@ -107,26 +108,15 @@ def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_
     long = ["data.length=1600", "train.epochs=2", "train.log_interval=5", "loader=prefetch"]
     # So slow that it is still training when the signal comes.
     slow = ["loader.num_workers=1", "data.cost=wait", "data.cost_ms=2"]
-    process = subprocess.Popen(
-        sweep_command("submitit_local", *long, *slow), cwd=tmp_path, env=ONE_THREAD, stdout=subprocess.DEVNULL
-    )
-    main, job = psutil.Process(process.pid), tmp_path / "sweep" / "0"
-    try:
-        until = time.monotonic() + bound
-        while not (job / "metrics.jsonl").exists():
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.05)
-        (controller,) = main.children()
-        (training,) = controller.children()
-        training.send_signal(signal.SIGUSR2)  # as Slurm does when submitit's job has to go
+    with sweeping("submitit_local", tmp_path, "0", bound, *long, *slow, stdout=subprocess.DEVNULL) as process:
+        (controller,) = process.children()
+        (job,) = controller.children()
+        job.send_signal(signal.SIGUSR2)  # as Slurm does when submitit's job has to go
         assert process.wait(timeout=bound) == 0
-    finally:
-        for one in [main, *main.children(recursive=True)] if main.is_running() else []:
-            one.kill()
-    assert "resuming after step" in (job / "train.log").read_text()
-    steps = [
-        line["step"] for line in map(json.loads, (job / "metrics.jsonl").read_text().splitlines()) if "loss" in line
-    ]
+    folder = tmp_path / "sweep" / "0"
+    assert "resuming after step" in (folder / "train.log").read_text()
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    steps = [line["step"] for line in lines if "loss" in line]
     assert steps == sorted(set(steps)) and steps[-1] == 200
     assert [path.name for path in (tmp_path / "sweep").glob("[0-9]*")] == ["0"]
 

@@ -24,7 +24,7 @@ def seeded(**settings) -> WorkerLoader:
 
 
 def unseeded(**settings) -> WorkerLoader:
-    return WorkerLoader(Points(), BATCH_SIZE, **{"shuffle": True, "num_workers": 2, **settings})
+    return seeded(**{"seed": None, "persistent_workers": False, **settings})
 
 
 def fit(loader, epochs: int = 3, ckpt_path: str | None = None, **settings) -> Recorder:

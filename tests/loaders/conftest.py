@@ -4,6 +4,7 @@ import os
 import resource
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -19,6 +20,13 @@ READERS = {
 def reader(request) -> dict:
     """The settings that say who reads a WorkerLoader's samples."""
     return dict(request.param)
+
+
+@pytest.fixture
+def closed_later():
+    """Closes a loader after the test, and returns it."""
+    with ExitStack() as stack:
+        yield stack.enter_context
 
 
 @pytest.fixture

@@ -1,6 +1,11 @@
 """Small datasets that show what a loader did with them."""
 
+import faulthandler
+import multiprocessing
+import os
 import random
+import signal
+import threading
 
 import numpy as np
 import torch
@@ -63,6 +68,86 @@ class Written(Noisy):
         out["index"].copy_(torch.from_numpy(indices))
 
 
+def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None, length: int = 48):
+    """A dataset that fails at the samples `bad`: each `times` times, or always."""
+
+    class Failing(kind):
+        # No lock: a worker that is killed would keep it, and only one at a time reads a sample.
+        failed = multiprocessing.RawArray("q", length)
+        hangs = multiprocessing.Event()
+
+        def before(self, index: int) -> None:
+            if index not in bad or self.failed[index] == times:
+                return
+            self.failed[index] += 1
+            if how == "raise":
+                raise ValueError(f"sample {index} is bad")
+            if how == "exit":
+                os._exit(0)
+            if how == "hang":
+                self.hangs.set()
+                threading.Event().wait()
+            faulthandler.disable()  # the test's output is long enough
+            os.kill(os.getpid(), getattr(signal, how))
+
+    return Failing(length)
+
+
+class Images(Numbers):
+    """Sample i is an image full of i, and i as its label."""
+
+    def __init__(self, length: int, size: int = 16) -> None:
+        super().__init__(length)
+        self.shape = 3, size, size
+
+    def __getitem__(self, index: int) -> dict:
+        image = torch.full(self.shape, index % 256, dtype=torch.uint8, device="cpu")
+        return {"image": image, "label": torch.tensor(index, device="cpu")}
+
+
+class WrittenImages(Images):
+    """The same through read_batch."""
+
+    def sample_spec(self) -> dict:
+        return {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
+
+    def read_batch(self, indices, out, random) -> None:
+        out["label"].copy_(torch.from_numpy(indices))
+        out["image"].copy_(out["label"][:, None, None, None].expand_as(out["image"]) % 256)
+
+
+def global_states() -> tuple:
+    """The states of the three global generators that augmentations use."""
+    name, words, *rest = np.random.get_state()
+    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
+
+
+def plain(batch):
+    """A batch as numbers, in lists and dicts."""
+    if isinstance(batch, dict):
+        return {name: plain(field) for name, field in batch.items()}
+    if isinstance(batch, list):
+        return [plain(field) for field in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
 def contents(batches) -> list:
-    """Batches of numbers as nested lists."""
-    return [batch.tolist() for batch in batches]
+    """Batches as nested lists."""
+    return [plain(batch) for batch in batches]
+
+
+def rows(loader) -> list:
+    """One epoch's samples in their order."""
+    return [row for batch in contents(loader) for row in batch]
+
+
+def outcomes(loader) -> list:
+    """Each batch of an epoch as numbers, or the error in its place as text."""
+    seen, iterator = [], iter(loader)
+    while True:
+        try:
+            seen.append(plain(next(iterator)))
+        except StopIteration:
+            return seen
+        except Exception as error:
+            seen.append(str(error))

@@ -900,20 +900,22 @@ def in_turns(loader, note) -> None:
             note(describe(batch))
 
 
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function returns, or the name of its error's class."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error).__name__
+
+
 def pickled(loader, note) -> None:
     for batch in take(iter(loader), note):
-        try:
-            note(describe(pickle.loads(pickle.dumps(batch))))
-        except Exception as error:
-            note(type(error).__name__)
+        note(attempt(lambda given: describe(pickle.loads(pickle.dumps(given))), batch))
 
 
 def copied(loader, note) -> None:
     for batch in take(iter(loader), note):
-        try:
-            note([describe(copy.copy(batch)), describe(copy.deepcopy(batch))])
-        except Exception as error:
-            note(type(error).__name__)
+        note(attempt(lambda given: [describe(copy.copy(given)), describe(copy.deepcopy(given))], batch))
 
 
 def shared(loader, note) -> None:
@@ -933,14 +935,8 @@ def shared(loader, note) -> None:
 
 
 def pinned(loader, note) -> None:
-    def pin(item: torch.Tensor) -> Any:
-        try:
-            return item.pin_memory()
-        except Exception as error:
-            return type(error).__name__
-
     for batch in take(iter(loader), note):
-        note(describe(map_tensors(batch, pin)))
+        note(describe(map_tensors(batch, lambda item: attempt(item.pin_memory))))
 
 
 def internals(loader, note) -> None:
@@ -955,10 +951,7 @@ def internals(loader, note) -> None:
         iterator._shutdown_workers()
     del iterator
     loader._iterator = None
-    try:
-        note(len(ForkingPickler.dumps(loader)) > 0)
-    except Exception as error:
-        note(type(error).__name__)
+    note(attempt(lambda: len(ForkingPickler.dumps(loader)) > 0))
     resource_sharer.stop()  # a thread for descriptors in what was pickled
     drop(loader, note)
 

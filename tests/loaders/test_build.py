@@ -9,19 +9,14 @@ from loaders.order import Order
 
 
 @pytest.fixture
-def build():
-    built: list[Preloader] = []
-
+def build(closed_later):
     def build(name: str = "prefetch", dataset=None, **settings) -> Preloader:
         config = {key: settings.pop(key) for key in list(settings) if key in LoaderConfig.__dataclass_fields__}
         dataset = Numbers(10) if dataset is None else dataset
         config = LoaderConfig(**{"name": name, "num_workers": 0, **config})
-        built.append(build_loader(config, dataset, **{"batch_size": 4, "seed": 0, **settings}))
-        return built[-1]
+        return closed_later(build_loader(config, dataset, **{"batch_size": 4, "seed": 0, **settings}))
 
-    yield build
-    for loader in built:
-        loader.close()
+    return build
 
 
 WHOLE = [name for name in LOADERS if name != "cached"]  # those whose training has every sample

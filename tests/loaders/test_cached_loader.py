@@ -11,17 +11,12 @@ from loaders.order import Order
 
 
 @pytest.fixture
-def make():
-    made: list = []
-
+def make(closed_later):
     def make(dataset, batch_size: int = 2, **order) -> CachedLoader:
         order = {"shuffle": True, **order}
-        made.append(CachedLoader(TorchLoader(dataset, batch_size, **order), batch_size, **order))
-        return made[-1]
+        return closed_later(CachedLoader(TorchLoader(dataset, batch_size, **order), batch_size, **order))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def epoch_of(number: int, length: int, batch_size: int = 2) -> list[list[int]]:
@@ -78,6 +73,8 @@ def test_the_warning_that_accuracy_means_nothing_is_logged_once(make, caplog):
 def test_only_training_is_cached_an_evaluation_has_every_sample(shuffle):
     config = LoaderConfig(name="cached", num_workers=0)
     with build_loader(config, Numbers(50), batch_size=2, seed=0, shuffle=shuffle) as loader:
+        assert isinstance(loader.loader, CachedLoader) == shuffle
+        assert not shuffle or loader.depth == 0, "its batches are prepared once"
         assert len(loader) == len(batches := contents(loader)) == 25
     assert len({row for batch in batches for row in batch}) == (2 * COUNT if shuffle else 50)
 

@@ -11,8 +11,7 @@ from multiprocessing import util
 from pathlib import Path
 
 import pytest
-import torch
-from example_datasets import Faulty, Numbers, contents
+from example_datasets import Faulty, Noisy, Numbers, Written, contents, failing
 
 from loaders import Preloader, WorkerLoader
 
@@ -53,15 +52,12 @@ def test_close_ends_older_independent_iterators_too(seed, method, bound):
 # Threads
 
 
-class SlowBatches(Numbers):
+class SlowBatches(Written):
     """Each batch takes half a second, and cannot be left in its middle."""
-
-    def sample_spec(self) -> dict:
-        return {"index": ((), torch.int64)}
 
     def read_batch(self, indices, out, random) -> None:
         threading.Event().wait(0.5)
-        out["index"].numpy()[:] = indices
+        super().read_batch(indices, out, random)
 
 
 @pytest.mark.parametrize("over", [alone, preloaded])
@@ -98,24 +94,17 @@ class Exiting(Numbers):
         (self.folder / str(os.getpid())).touch()
 
 
+@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize(("seed", "over"), [(0, alone), (None, alone), (0, preloaded)])
-def test_idle_workers_finish_their_exit_work_when_the_loader_is_closed(seed, over, tmp_path):
-    base = WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed, persistent_workers=True)
+def test_workers_finish_their_exit_work_at_the_end_of_their_epoch_or_of_their_loader(seed, over, persistent, tmp_path):
+    base = WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed, persistent_workers=persistent)
     with over(base) as loader:
-        assert len(list(loader)) == 10
-        workers = {str(process.pid) for process in multiprocessing.active_children()}
-        assert len(workers) == 2
-    assert {path.name for path in tmp_path.iterdir()} == workers
-
-
-@pytest.mark.parametrize("seed", [0, None])
-def test_workers_released_at_the_end_of_an_epoch_finish_their_exit_work(seed, tmp_path):
-    with WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
-        workers = {str(worker.pid) for worker in iterator._workers}
+        workers = {str(process.pid) for process in multiprocessing.active_children()}
         assert len(list(iterator)) == 10
         del iterator
     assert {path.name for path in tmp_path.iterdir()} == workers
+    assert len(workers) == 2
 
 
 class Locking(Numbers):
@@ -194,26 +183,16 @@ def test_an_error_of_a_worker_keeps_no_loader_alive():
     assert not multiprocessing.active_children()
 
 
-class Waiting(Numbers):
-    """A sample never comes; `begun` is set when one is asked for."""
-
-    begun = multiprocessing.get_context("fork").Event()
-
-    def __getitem__(self, index: int) -> int:
-        self.begun.set()
-        threading.Event().wait()
-        return index
-
-
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a system without pidfd")
 def test_a_busy_worker_is_killed_by_its_pidfd_and_not_by_a_number_that_another_process_may_have(monkeypatch, bound):
     def refuse(*arguments):
         raise AssertionError(f"os.kill{arguments}")
 
-    loader = WorkerLoader(Waiting(2), 1, num_workers=1, seed=0, multiprocessing_context="fork")
+    dataset = failing(Noisy, "hang", (0,))
+    loader = WorkerLoader(dataset, 1, num_workers=1, seed=0, multiprocessing_context="fork")
     iterator = iter(loader)
     (worker,) = iterator._workers
-    assert Waiting.begun.wait(bound)
+    assert dataset.hangs.wait(bound)
     monkeypatch.setattr(os, "kill", refuse)
     loader.close()
     worker.join(bound)

@@ -1,6 +1,8 @@
 """What every loader promises, run over each of them. A new loader joins by a line in LOADERS."""
 
+import copy
 import multiprocessing
+import pickle
 import random
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from example_datasets import Augmented, Faulty, Numbers, contents
+from example_datasets import Augmented, Faulty, Numbers, contents, global_states
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 from loaders.cached_loader import CachedLoader
@@ -76,17 +78,12 @@ def case(request) -> Case:
 
 
 @pytest.fixture
-def make(case):
-    made: list = []
-
+def make(case, closed_later):
     def make(dataset: Any = None, batch_size: int = BATCH_SIZE, shuffle: bool = True, seed: int = 0, **settings):
         dataset = Numbers(LENGTH) if dataset is None else dataset
-        made.append(case.make(dataset, batch_size, shuffle=shuffle, seed=seed, **settings))
-        return made[-1]
+        return closed_later(case.make(dataset, batch_size, shuffle=shuffle, seed=seed, **settings))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 @pytest.fixture
@@ -161,12 +158,25 @@ def test_two_words_for_the_last_batch_that_contradict_each_other_are_refused(mak
         make(last_batch="rolover")
 
 
+# Copies
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_running_loader_has_its_position_and_runs_epochs_of_its_own(make, duplicate):
+    loader = make()
+    if isinstance(loader, Preloader) and duplicate is copy.copy:
+        pytest.skip("it would share the loader inside")
+    iterator = iter(loader)
+    assert take(iterator, 1) == epoch_of(0)[:1]
+    with duplicate(loader) as other:
+        state = loader.state_dict()
+        assert other.state_dict() == state
+        assert contents(other) == epoch_of(1)
+        assert loader.state_dict() == state
+        assert contents(iterator) == epoch_of(0)[1:]
+
+
 # Closing
-
-
-def closed(loader) -> None:
-    next(iter(loader))
-    loader.close()
 
 
 def test_an_error_in_a_with_statement_closes_the_loader_and_propagates(make):
@@ -188,11 +198,6 @@ def test_close_ends_the_workers_though_an_error_of_theirs_is_kept(make_reading_b
 
 
 # Randomness
-
-
-def global_states() -> tuple:
-    name, words, *rest = np.random.get_state()
-    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
 
 
 def test_loading_leaves_the_global_generators_alone(make, case):

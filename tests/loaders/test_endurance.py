@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
+from example_datasets import Images, WrittenImages
 
 from loaders import Preloader, WorkerLoader
 
@@ -16,28 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
-class Images:
-    """200 images of 48 KB."""
-
-    def __len__(self) -> int:
-        return 200
-
-    def __getitem__(self, index: int) -> dict:
-        return {"image": torch.full((3, 128, 128), index, dtype=torch.uint8), "label": index}
-
-
-class Written(Images):
-    def sample_spec(self) -> dict:
-        return {"image": ((3, 128, 128), torch.uint8), "label": ((), torch.int64)}
-
-    def read_batch(self, indices, out, random) -> None:
-        out["image"].copy_(torch.from_numpy(indices)[:, None, None, None].expand_as(out["image"]))
-        out["label"].copy_(torch.from_numpy(indices))
-
-
-def loader_over(dataset, **settings) -> WorkerLoader:
+def loader_over(dataset: type[Images], **settings) -> WorkerLoader:
     settings = {"num_workers": 2, "seed": 0, "persistent_workers": True, "shuffle": True, **settings}
-    return WorkerLoader(dataset, 20, **settings)
+    return WorkerLoader(dataset(200, size=128), 20, **settings)
 
 
 def own_memory(pid: int) -> int:
@@ -62,10 +43,10 @@ def held() -> dict[str, int]:
 
 
 WAYS = {
-    "read_batch": lambda: loader_over(Written()),
-    "plain": lambda: loader_over(Images()),
-    "threads": lambda: loader_over(Written(), worker_method="thread"),
-    "preloader": lambda: Preloader(loader_over(Written()), "cpu", 2),
+    "read_batch": lambda: loader_over(WrittenImages),
+    "plain": lambda: loader_over(Images),
+    "threads": lambda: loader_over(WrittenImages, worker_method="thread"),
+    "preloader": lambda: Preloader(loader_over(WrittenImages), "cpu", 2),
 }
 
 

@@ -98,12 +98,6 @@ EXITING_CHILD = """
 import gc, json, os, sys
 from loaders import Preloader, WorkerLoader
 
-class Numbers:
-    def __len__(self):
-        return 80
-    def __getitem__(self, index):
-        return index
-
 def run(loader, way):
     batches = iter(loader)
     seen = [next(batches).tolist()]
@@ -121,7 +115,7 @@ def run(loader, way):
 
 results = []
 for seed, preloads, way in (0, True, "exit"), (None, False, "collected"):
-    loader = WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=True)
+    loader = WorkerLoader(range(80), 4, num_workers=2, seed=seed, persistent_workers=True)
     results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
 print(json.dumps(results))
 """

@@ -7,7 +7,6 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -44,33 +43,7 @@ class Rows:
         return torch.full((1000,), index)
 
 
-# Who may still read a batch
-
-
-class OverBatch:
-    """A dataset of a batch's rows, which says what its workers find there after the batch was dropped elsewhere."""
-
-    def __init__(self, batch: torch.Tensor) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.batch[index].sum())
-
-
-@MODES
-def test_workers_of_another_loader_read_the_batch_that_it_was_made_from(mode):
-    with WorkerLoader(Rows(), 4, **mode) as loader:
-        iterator = iter(loader)
-        batch = next(iterator)
-        with WorkerLoader(OverBatch(batch), 1, num_workers=1, persistent_workers=True) as other:
-            assert contents(other) == [[0], [1000], [2000], [3000]]
-            del other.dataset.batch, batch
-            other.dataset.batch = range(4)  # for its length; the worker has the batch
-            assert len(list(iterator)) == 19
-            assert contents(other) == [[0], [1000], [2000], [3000]]
+# Threads that share an iterator
 
 
 class Slow(Numbers):
@@ -174,17 +147,6 @@ def test_an_iterator_cannot_be_copied_as_under_torchs_class(seed):
             with pytest.raises(NotImplementedError, match="cannot be"):
                 duplicate(iterator)
         assert len(list(iterator)) == 3
-
-
-@SEEDS
-def test_a_loader_can_be_pickled_in_any_state(seed):
-    with WorkerLoader(Numbers(12), 4, num_workers=1, persistent_workers=True, seed=seed) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        for dumps in (pickle.dumps, ForkingPickler.dumps):
-            copied = pickle.loads(dumps(loader))
-            assert len(copied) == 3
-            copied.close()
 
 
 @pytest.mark.slow  # importing the compiler takes seconds

@@ -1,8 +1,8 @@
 """Ctrl-C or a raising signal handler inside next(): the next epoch is right, and no batch is skipped in silence.
 
 Python runs signal handlers when a function begins and when a call returns. `struck` raises at a given one of these
-moments, so that all kinds of them are tried in every run; a second test uses real signals, which also wake a waiting
-next().
+moments, so that all kinds of them are tried in every run. Real signals, which also wake a waiting next(), are tried by
+test_like_torch.py (the consumer "alarm") and by clients/test_jupyter.py.
 """
 
 import multiprocessing
@@ -10,8 +10,6 @@ import os
 import random
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -65,9 +63,8 @@ def epochs_of(kind: str, count: int) -> list[list]:
 
 
 def name_epoch(loader, epoch: int) -> None:
-    if not hasattr(loader, "set_epoch"):
-        return
-    loader.set_epoch(epoch)
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
 
 
 def is_in_loaders(frame: FrameType | None) -> bool:
@@ -168,65 +165,6 @@ def go_on(iterator: Iterator, place: int, moment: int) -> Iterator:
     except Interrupted:
         pass
     return chain(seen, iterator)
-
-
-@pytest.fixture
-def send_after():
-    """Sends this thread SIGUSR1 in so many seconds; its handler raises KeyboardInterrupt inside of loaders/ only."""
-
-    def handle(_, frame: FrameType | None) -> None:
-        if is_in_loaders(frame):
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def send_after(seconds: float) -> Iterator[None]:
-        stopped, main = threading.Event(), threading.get_ident()
-
-        def send() -> None:
-            if not stopped.wait(seconds):
-                signal.pthread_kill(main, signal.SIGUSR1)
-
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
-
-    before, interval = signal.signal(signal.SIGUSR1, handle), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # or the sender would get its turn only where the main thread waits
-    yield send_after
-    sys.setswitchinterval(interval)
-    signal.signal(signal.SIGUSR1, before)
-
-
-@MANY
-@pytest.mark.parametrize("kind", ["seeded", "unseeded persistent", "preloader"])
-def test_after_real_signals_a_fresh_epoch_is_whole(kind, count, send_after):
-    draw, interrupts = random.Random(kind), 0
-    expected = epochs_of(kind, count)
-    with LOADERS[kind]() as loader:
-        list(loader)  # the first epoch starts the workers, too
-        name_epoch(loader, count)
-        began = time.perf_counter()
-        list(loader)
-        longest = time.perf_counter() - began
-        for number in range(50 * count):
-            epoch = number % count
-            name_epoch(loader, epoch)
-            iterator = iter(loader)
-            try:
-                with send_after(longest * (epoch + draw.random()) / count):
-                    for _ in iterator:
-                        pass
-            except KeyboardInterrupt:
-                interrupts += 1
-            name_epoch(loader, epoch)
-            assert contents(loader) == expected[epoch]
-            if interrupts and number + 1 >= count:
-                return
-    pytest.fail("no signal came inside of loaders/")
 
 
 class Watched(ValueError):

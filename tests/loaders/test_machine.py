@@ -58,23 +58,17 @@ def test_ranks_of_one_machine_share_its_cores_and_memory(machine, monkeypatch):
         assert available_cores(files) == 8
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [
-        {
-            **V2,
-            f"{GROUPS}/jobs/7/memory.max": "3000000\n",
-            f"{GROUPS}/jobs/7/memory.current": "2500000\n",
-            f"{GROUPS}/jobs/7/memory.stat": "anon 2000000\ninactive_file 500000\n",
-            f"{GROUPS}/jobs/memory.max": "max\n",
-            f"{GROUPS}/jobs/memory.current": "2500000\n",
-            f"{GROUPS}/jobs/memory.stat": "anon 2500000\n",
-        }
-    ],
-)
-def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dropped_count_as_free(machine, limit):
+def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dropped_count_as_free(machine):
     free = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"}
-    assert available_memory(machine(**limit, **free)) == 1000000
+    limit = {
+        f"{GROUPS}/jobs/7/memory.max": "3000000\n",
+        f"{GROUPS}/jobs/7/memory.current": "2500000\n",
+        f"{GROUPS}/jobs/7/memory.stat": "anon 2000000\ninactive_file 500000\n",
+        f"{GROUPS}/jobs/memory.max": "max\n",
+        f"{GROUPS}/jobs/memory.current": "2500000\n",
+        f"{GROUPS}/jobs/memory.stat": "anon 2500000\n",
+    }
+    assert available_memory(machine(**V2, **limit, **free)) == 1000000
     assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
 
 

@@ -41,24 +41,9 @@ else:
     for name in names:
         delattr(os, name)
 
-import torch
+sys.path.insert(0, "tests/loaders")
+from example_datasets import Noisy, Written, contents
 from loaders import WorkerLoader
-
-class Plain:
-    def __len__(self):
-        return 120
-    def __getitem__(self, index):
-        return {"noise": torch.rand(300), "index": index}
-
-class Written(Plain):
-    def sample_spec(self):
-        return {"noise": ((300,), torch.float64), "index": ((), torch.int64)}
-    def read_batch(self, indices, out, random):
-        out["noise"].copy_(torch.from_numpy(random.uniform(300)))
-        out["index"].copy_(torch.from_numpy(indices))
-
-def as_lists(batches):
-    return [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
 
 def epoch(dataset, num_workers, **settings):
     "An epoch in which a worker is killed, another that is broken off, and one undisturbed."
@@ -70,16 +55,16 @@ def epoch(dataset, num_workers, **settings):
         seen += batches
         next(iter(loader))
         seen += list(loader)
-        return as_lists(seen)
+        return contents(seen)
 
 seeded = {"seed": 0, "shuffle": True, "persistent_workers": True}
 outcome = {
-    "plain": epoch(Plain(), 2, **seeded) == epoch(Plain(), 0, **seeded),
-    "read_batch": epoch(Written(), 2, **seeded) == epoch(Written(), 0, **seeded),
-    "unseeded": [batch["index"] for batch in epoch(Plain(), 2)]
+    "plain": epoch(Noisy(120), 2, **seeded) == epoch(Noisy(120), 0, **seeded),
+    "read_batch": epoch(Written(120), 2, **seeded) == epoch(Written(120), 0, **seeded),
+    "unseeded": [batch["index"] for batch in epoch(Noisy(120), 2)]
     == [list(range(start, start + 4)) for start in range(0, 120, 4)] * 2,
 }
-loader = WorkerLoader(Plain(), 4, num_workers=2, **seeded)
+loader = WorkerLoader(Noisy(120), 4, num_workers=2, **seeded)
 batches = iter(loader)
 next(batches)
 print(json.dumps([outcome, [worker.pid for worker in batches._workers]]), flush=True)

@@ -130,20 +130,6 @@ def test_samples_before_a_batch_are_those_of_all_ranks():
     assert [order.samples_before(number) for number in range(4)] == [0, 4, 8, 10]
 
 
-@pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("block", [13, 3])
-def test_batches_gives_what_positions_and_indices_give_one_by_one(first, rank, block, monkeypatch):
-    monkeypatch.setattr("loaders.order.BLOCK", block)
-    order = Order(95, 5, True, seed=3, rank=rank, world_size=2)
-    numbers = list(range(first, len(order)))
-    batches = list(order.batches(4, first))
-    assert [number for number, _, _ in batches] == numbers
-    for number, positions, indices in batches:
-        assert positions.tolist() == order.positions(number).tolist()
-        assert indices.tolist() == order.indices(4, order.positions(number)).tolist()
-
-
 # Rollover: what is left over of an epoch begins the next one's first batch.
 
 

@@ -4,7 +4,7 @@ import logging
 from itertools import chain, permutations
 
 import pytest
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, rows
 from torch.utils.data import DataLoader
 
 from loaders import ResidentLoader, TorchLoader, WorkerLoader
@@ -15,11 +15,6 @@ LENGTH, BATCH_SIZE = 24, 4
 def seeded(dataset=None, **settings) -> WorkerLoader:
     dataset = Numbers(LENGTH) if dataset is None else dataset
     return WorkerLoader(dataset, BATCH_SIZE, **{"seed": 0, "persistent_workers": True, **settings})
-
-
-def rows(loader) -> list:
-    """One epoch's samples in their order."""
-    return list(chain.from_iterable(contents(loader)))
 
 
 # The state knows what made the order

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, global_states
 
 from loaders import WorkerLoader
 from loaders.randomness import Random, fold, preserved_globals, seed_globals
@@ -11,11 +11,6 @@ from loaders.randomness import Random, fold, preserved_globals, seed_globals
 
 def draws() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), torch.rand(()).item()
-
-
-def states() -> tuple:
-    name, words, *rest = np.random.get_state()
-    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
 
 
 def test_any_other_key_gives_other_numbers():
@@ -85,15 +80,15 @@ def test_all_three_global_generators_are_seeded(key):
 
 
 def test_the_global_generators_are_preserved_whatever_a_block_draws_or_raises():
-    before = states()
+    before = global_states()
     with preserved_globals():
         seed_globals(5)
         draws()
-    assert states() == before
+    assert global_states() == before
     with pytest.raises(ValueError, match="inside"), preserved_globals():
         draws()
         raise ValueError("inside")
-    assert states() == before
+    assert global_states() == before
 
 
 class Threads(Numbers):

@@ -56,16 +56,11 @@ class Several(Numbers):
 
 
 @pytest.fixture
-def make():
-    made: list = []
-
+def make(closed_later):
     def make(dataset, batch_size: int = 4, shuffle: bool = True, kind=ResidentLoader, **settings):
-        made.append(kind(dataset, batch_size, shuffle, **settings))
-        return made[-1]
+        return closed_later(kind(dataset, batch_size, shuffle, **settings))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def assert_equal(batches, others) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, rows
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
@@ -47,11 +47,6 @@ def seeded(dataset=None, **settings) -> WorkerLoader:
     if "batch_sampler" not in settings:
         settings = {"batch_size": BATCH_SIZE, **settings}
     return WorkerLoader(dataset, **{"seed": 0, "persistent_workers": True, **settings})
-
-
-def rows(loader) -> list:
-    """One epoch's samples in their order."""
-    return list(chain.from_iterable(contents(loader)))
 
 
 def distributed() -> DistributedSampler:
@@ -112,14 +107,10 @@ def test_only_set_epoch_tells_a_sampler_its_epoch_and_samplers_inside_it_once():
     assert [sampler.epochs for sampler in (outer, outer.sampler.sampler, innermost)] == [[3]] * 3
 
 
-class Counting:
+class Counting(Numbers):
     """A sampler that counts how often it is iterated."""
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __len__(self) -> int:
-        return LENGTH
+    count = 0
 
     def __iter__(self):
         self.count += 1
@@ -127,7 +118,7 @@ class Counting:
 
 
 def test_a_sampler_is_iterated_once_an_epoch_and_not_before_it_begins(given, reader):
-    sampler = Counting()
+    sampler = Counting(LENGTH)
     with seeded(**given(sampler), **reader) as loader:
         assert sampler.count == 0
         for epoch in (1, 2, 3):
@@ -154,26 +145,28 @@ def test_a_sampler_changed_between_epochs_gives_the_new_order_in_the_next_one(gi
 # Random samplers
 
 
-class Drawn:
-    """A sampler that draws each index when it is asked for it."""
+class Made(Numbers):
+    """A sampler that gives what a function makes anew for each epoch; it has a length, whatever that is."""
 
-    def __init__(self, draw) -> None:
-        self.draw = draw
-
-    def __len__(self) -> int:
-        return LENGTH
+    def __init__(self, make) -> None:
+        super().__init__(LENGTH)
+        self.make = make
 
     def __iter__(self):
-        for _ in range(LENGTH):
-            yield self.draw()
+        return iter(self.make())
+
+
+def drawn(draw) -> Made:
+    """A sampler that draws each index when it is asked for it."""
+    return Made(lambda: (draw() for _ in range(LENGTH)))
 
 
 RANDOM = {
     "RandomSampler": lambda: RandomSampler(range(LENGTH)),
     "WeightedRandomSampler": lambda: WeightedRandomSampler(torch.ones(LENGTH), LENGTH),
-    "torch": lambda: Drawn(lambda: torch.randint(LENGTH, ()).item()),
-    "numpy": lambda: Drawn(lambda: int(np.random.randint(LENGTH))),
-    "python": lambda: Drawn(lambda: random.randrange(LENGTH)),
+    "torch": lambda: drawn(lambda: torch.randint(LENGTH, ()).item()),
+    "numpy": lambda: drawn(lambda: int(np.random.randint(LENGTH))),
+    "python": lambda: drawn(lambda: random.randrange(LENGTH)),
 }
 
 
@@ -325,20 +318,14 @@ def test_a_batch_sampler_may_fill_the_same_batch_again(batch, seed, reader):
         assert rows(loader) == list(range(LENGTH))
 
 
-class Endless:
-    """A sampler that never ends. It states the length of an epoch, as many do."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self):
-        while True:
-            yield from torch.randperm(LENGTH).tolist()
+def endless():
+    while True:
+        yield from torch.randperm(LENGTH).tolist()
 
 
 def test_an_endless_sampler_with_a_length_is_drawn_from_as_needed(given, reader):
     def five_rounds(**reader) -> list:
-        with seeded(**given(Endless()), **reader) as loader:
+        with seeded(**given(Made(endless)), **reader) as loader:
             return list(islice(iter(loader), 5 * LENGTH // BATCH_SIZE))
 
     torch.manual_seed(5)
@@ -390,13 +377,10 @@ class Failing:
         raise ValueError("bad sampler")
 
 
-class FailingSized(Failing):
-    def __len__(self) -> int:
-        return LENGTH
-
-
 @pytest.mark.parametrize("make", [WorkerLoader, TorchLoader, ResidentLoader, *WITH_WORKERS])
-@pytest.mark.parametrize("sampler", [Failing, FailingSized])
+@pytest.mark.parametrize(
+    "sampler", [Failing, lambda: Made(Failing().__iter__)], ids=["without a length", "with a length"]
+)
 def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(make, sampler):
     seed_globals(4)
     with make(Numbers(LENGTH), BATCH_SIZE, seed=0, sampler=sampler()) as loader:

@@ -7,7 +7,6 @@ by addition for the epoch.
 import json
 import tracemalloc
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from example_datasets import Numbers, contents
 from loaders import Preloader, TorchLoader, WorkerLoader
 from loaders import order as order_module
 from loaders.order import BLOCK, Order, permute
-from loaders.randomness import fold
 
 LENGTH = 10**9
 GLOBAL_BATCH = 3072  # three samples for each of 1,024 ranks, four for each of 768
@@ -61,28 +59,6 @@ def test_the_ranks_rows_follow_each_other_without_a_gap_or_an_overlap(world_size
     assert last == list(range((count - 1) * GLOBAL_BATCH - carried, end))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_after_a_change_from_1024_to_768_ranks_in_mid_epoch_the_rest_comes_exactly_once(way):
-    # A length at which all samples can be counted, and which no number of ranks divides.
-    length, epoch, stop = 50_003, 2, 7
-    before, after = (ranks(world_size, length, **WAYS[way]) for world_size in (1024, 768))
-    taken = [indices for order in before for _, _, indices in islice(order.batches(epoch), stop)]
-    rest = [indices for order in after for _, _, indices in order.batches(epoch, stop)]
-    taken, rest = np.concatenate(taken), np.concatenate(rest)
-    assert len(taken) == stop * GLOBAL_BATCH
-    counts = np.bincount(np.concatenate([taken, rest]), minlength=length)
-    expected = np.ones(length, dtype=np.int64)
-    whole = before[0]
-    if way == "drop":
-        expected[permute(np.arange(length - length % GLOBAL_BATCH, length), length, fold(9, epoch))] = 0
-    if way == "rollover":  # what is left over comes in the next epoch, what was left over before comes now
-        assert whole.carried(epoch) and whole.carried(epoch + 1)
-        expected[permute(np.arange(length - whole.carried(epoch + 1), length), length, fold(9, epoch))] -= 1
-        earlier = np.arange(length - whole.carried(epoch), length)
-        expected[permute(earlier, length, fold(9, epoch - 1))] += 1
-    assert np.array_equal(counts, expected)
-
-
 # Loaders
 
 
@@ -94,17 +70,12 @@ LOADERS = {"torch": TorchLoader, "inline": partial(WorkerLoader, persistent_work
 
 
 @pytest.fixture(params=LOADERS.values(), ids=LOADERS)
-def make(request):
-    made: list = []
-
+def make(request, closed_later):
     def make(rank: int, world_size: int, **settings):
         settings = {"shuffle": True, "seed": 9, "rank": rank, "world_size": world_size, **settings}
-        made.append(request.param(Numbers(LENGTH), GLOBAL_BATCH // world_size, **settings))
-        return made[-1]
+        return closed_later(request.param(Numbers(LENGTH), GLOBAL_BATCH // world_size, **settings))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def expected_batches(epoch: int, first: int, count: int, world_size: int, rank: int, **settings) -> list[list[int]]:

@@ -121,14 +121,8 @@ from loaders import Preloader, WorkerLoader
 
 signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
 
-class Numbers:
-    def __len__(self):
-        return 400
-    def __getitem__(self, index):
-        return index
-
 loaders = [
-    WorkerLoader(Numbers(), 4, num_workers=2, seed=seed, persistent_workers=persistent)
+    WorkerLoader(range(400), 4, num_workers=2, seed=seed, persistent_workers=persistent)
     for seed in (0, None) for persistent in (True, False)
 ]
 epochs = [iter(Preloader(loader, "cpu", 2) if sys.argv[1] == "preloader" else loader) for loader in loaders]
@@ -152,9 +146,7 @@ def test_a_program_that_handles_sigterm_and_closes_no_loader_exits_and_leaves_no
 
 
 REAPER = """
-import os, signal, sys
-sys.path.insert(0, "tests/loaders")
-from example_datasets import Numbers
+import os, signal
 from loaders import WorkerLoader
 
 def reap(*_):
@@ -165,14 +157,14 @@ def reap(*_):
         pass
 
 signal.signal(signal.SIGCHLD, {handler})
-loader = WorkerLoader(Numbers(8), 4, seed=0, num_workers=2, persistent_workers=True)
+loader = WorkerLoader(range(8), 4, seed=0, num_workers=2, persistent_workers=True)
 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 import loaders.workers.process_pool as pool
 pool.EXIT_SECONDS = 10_000
 loader.close()
 del loader
 descriptors = len(os.listdir("/proc/self/fd"))
-with WorkerLoader(Numbers(8), 4, seed=0, num_workers=2) as loader:
+with WorkerLoader(range(8), 4, seed=0, num_workers=2) as loader:
     list(loader)
 del loader
 assert len(os.listdir("/proc/self/fd")) == descriptors, "the workers' pipes are closed"

@@ -76,28 +76,28 @@ def test_a_stopped_worker_that_should_receive_a_large_task_is_replaced_after_the
         assert torch.equal(batch["index"], torch.arange(number * size, (number + 1) * size))
 
 
+def stopped_in_an_answer(loader: WorkerLoader, bound: float) -> tuple:
+    """The rest of an epoch, its first batch, and its worker, stopped in an answer that is larger than any pipe."""
+    iterator = iter(loader)
+    first = next(iterator)
+    (worker,) = iterator._workers
+    wait_until(lambda: loader.dataset.batches.value == 2 and is_waiting(worker.pid), bound)
+    os.kill(worker.pid, signal.SIGSTOP)
+    return iterator, first, worker
+
+
 def test_a_worker_stopped_in_a_large_answer_is_replaced_after_the_timeout(in_thread, bound):
-    dataset = Objects(16)
     settings = {"num_workers": 1, "prefetch_factor": 1, "timeout": 1, "collate_fn": list}
-    with WorkerLoader(dataset, 4, **settings) as loader:
-        iterator = iter(loader)
-        batches = [next(iterator)]
-        (worker,) = iterator._workers
-        wait_until(lambda: dataset.batches.value == 2 and is_waiting(worker.pid), bound)
-        os.kill(worker.pid, signal.SIGSTOP)  # its answer is larger than what it can send before it is received
-        batches += in_thread(list, iterator).result(bound)
+    with WorkerLoader(Objects(16), 4, **settings) as loader:
+        iterator, first, _ = stopped_in_an_answer(loader, bound)
+        batches = [first, *in_thread(list, iterator).result(bound)]
     assert [int(text[:8]) for batch in batches for text in batch] == list(range(16))
     assert all(len(text) == 1 << 20 for batch in batches for text in batch)
 
 
 def test_close_does_not_wait_for_a_worker_stopped_in_a_large_answer(in_thread, bound):
-    dataset = Objects(16)
-    loader = WorkerLoader(dataset, 4, num_workers=1, prefetch_factor=1, seed=0, collate_fn=list)
-    iterator = iter(loader)
-    next(iterator)
-    (worker,) = iterator._workers
-    wait_until(lambda: dataset.batches.value == 2 and is_waiting(worker.pid), bound)
-    os.kill(worker.pid, signal.SIGSTOP)
+    loader = WorkerLoader(Objects(16), 4, num_workers=1, prefetch_factor=1, seed=0, collate_fn=list)
+    _, _, worker = stopped_in_an_answer(loader, bound)
     in_thread(loader.close).result(bound / 3)
     assert worker.exitcode == -signal.SIGKILL
 

@@ -29,6 +29,12 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
+@pytest.fixture
+def timer(clock) -> StepTimer:
+    """Counts every step."""
+    return StepTimer(CPU, warmup_steps=0)
+
+
 def loader(clock: Clock, *waits: float, rows: int = 8):
     for wait in waits:
         clock.passes(wait)
@@ -65,8 +71,7 @@ def test_a_steps_seconds_include_waiting_but_no_warm_up_and_nothing_between_epoc
     assert rates == pytest.approx((run_window.images / seconds, run_window.wait_seconds / seconds))
 
 
-def test_a_window_counts_the_steps_since_the_window_before(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_a_window_counts_the_steps_since_the_window_before(clock, timer):
     windows = []
     for number, _ in enumerate(timer.batches(loader(clock, 1.0, 2.0, 3.0, 4.0))):
         clock.passes(3.0)
@@ -77,8 +82,7 @@ def test_a_window_counts_the_steps_since_the_window_before(clock):
     assert timer.run() == Window(4, 32, 22.0, 10.0)
 
 
-def test_a_window_without_steps_is_empty(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_a_window_without_steps_is_empty(clock, timer):
     assert timer.window() == timer.run() == Window(0, 0, 0.0, 0.0)
     assert (timer.run().data_wait_fraction, timer.epoch_first_batch_seconds) == (0.0, 0.0)
     run(timer, clock, 1.0, 1.0)
@@ -88,8 +92,7 @@ def test_a_window_without_steps_is_empty(clock):
     assert timer.epoch() == Window(0, 0, 0.0, 0.0)
 
 
-def test_the_first_batches_time_is_kept_apart(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_the_first_batches_time_is_kept_apart(clock, timer):
     assert timer.first_batch_seconds is None
     run(timer, clock, 30.0, 1.0)
     run(timer, clock, 4.0, 1.0)
@@ -97,19 +100,11 @@ def test_the_first_batches_time_is_kept_apart(clock):
     assert timer.epoch_first_batch_seconds == 4.0
 
 
-def test_the_last_step_of_a_loop_that_breaks_off_counts(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_the_last_step_of_a_loop_that_breaks_off_counts(clock, timer):
     for _ in timer.batches(loader(clock, 1.0, 1.0)):
         clock.passes(3.0)
         break
     assert timer.run() == Window(1, 8, 4.0, 1.0)
-
-
-def test_step_milliseconds_are_percentiles_of_the_steps_after_warm_up(clock):
-    timer = StepTimer(CPU, warmup_steps=1)
-    assert timer.step_ms(50, 95) == [0.0, 0.0]
-    run(timer, clock, 100.0, 1.0, 2.0, 7.0)
-    assert timer.step_ms(0, 50, 100) == pytest.approx([4000.0, 5000.0, 10000.0])
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1])
@@ -130,8 +125,7 @@ def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock
     }
 
 
-def test_images_are_counted_by_batch(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_images_are_counted_by_batch(clock, timer):
     for _ in timer.batches([torch.zeros(8), {"image": torch.zeros(5)}, [torch.zeros(2), torch.zeros(2)]]):
         pass
     assert timer.run().images == 15
@@ -161,8 +155,8 @@ def test_a_window_reads_as_a_sentence():
     assert "0 images/s" in str(Window(0, 0, 0.0, 0.0))
 
 
-def test_percentiles_of_waiting_and_computing_are_kept_apart(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_percentiles_of_waiting_and_computing_are_kept_apart(clock, timer):
+    assert timer.step_ms(50, 95) == [0.0, 0.0]
     run(timer, clock, 1.0, 2.0, 3.0, step=4.0)
     assert timer.step_ms(50, 100) == [6000.0, 7000.0]
     assert timer.step_ms(50, 100, part="waiting") == [2000.0, 3000.0]
@@ -179,8 +173,7 @@ def test_quartiles_tell_a_steady_run_from_one_that_varied(clock):
     assert StepTimer(CPU, warmup_steps=0).quartiles(0.0) == [0.0, 0.0, 0.0]
 
 
-def test_what_follows_an_ended_step_belongs_to_no_step(clock):
-    timer = StepTimer(CPU, warmup_steps=0)
+def test_what_follows_an_ended_step_belongs_to_no_step(clock, timer):
     for _ in timer.batches(loader(clock, 1.0, 1.0)):
         clock.passes(3.0)
         timer.end_step()

@@ -1,66 +1,38 @@
 """What is particular to TorchLoader; what all loaders promise is in test_contract.py."""
 
-import copy
 import logging
 import multiprocessing
 import os
-import pickle
-import signal
 import sys
-import threading
 from functools import partial
 from multiprocessing.synchronize import Event
 
 import pytest
 import torch
-from example_datasets import Augmented, Numbers, contents
-from torch.utils.data import IterableDataset
+from example_datasets import Augmented, Noisy, Numbers, failing
 
 from loaders import TorchLoader
 from loaders.workers.reader import warn_of_unseeded_reading
 
 
-class Hanging(Numbers):
-    """Sample 0 never comes."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0:
-            threading.Event().wait()
-        return index
-
-
-class Deadly(Numbers):
-    """Reading sample 0 kills the process that does it."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
 @pytest.fixture
-def make():
-    made: list[TorchLoader] = []
-
+def make(closed_later):
     def make(dataset, batch_size: int = 2, **settings) -> TorchLoader:
-        made.append(TorchLoader(dataset, batch_size, **settings))
-        return made[-1]
+        return closed_later(TorchLoader(dataset, batch_size, **settings))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, make):
-    loader = make(Hanging(4), num_workers=1, timeout=1)
+    loader = make(failing(Noisy, "hang", (0,)), num_workers=1, timeout=1)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
         next(loader)
 
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_is_killed_is_an_error_and_not_the_end_of_the_epoch(torch_looks_often, make):
-    iterator = iter(loader := make(Deadly(4), num_workers=1))
+    iterator = iter(loader := make(failing(Noisy, "SIGKILL", (0,)), num_workers=1))
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
         next(iterator)
     for _ in range(3):
@@ -122,12 +94,8 @@ def test_a_thread_that_reads_a_plain_dataset_leaves_the_global_generators_unseed
 
 
 def test_invalid_arguments_are_refused_with_a_message(make):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(3))
-
-    with pytest.raises(TypeError, match="needs a map-style dataset, and Stream has no __len__"):
-        make(Stream())
+    with pytest.raises(TypeError, match="needs a map-style dataset, and generator has no __len__"):
+        make(number for number in range(3))
     with pytest.raises(ValueError, match="batch_size=0: give a number from 1"):
         make(Numbers(3), batch_size=0)
     with pytest.raises(ValueError, match="num_workers"):
@@ -137,27 +105,6 @@ def test_invalid_arguments_are_refused_with_a_message(make):
 @pytest.mark.cuda
 def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
-
-
-class Unsized:
-    """A sampler without a length, which is drawn from as needed."""
-
-    def __iter__(self):
-        yield from range(8)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("order", [{"shuffle": True}, {"sampler": Unsized()}], ids=["own", "sampler"])
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_running_loader_continues_from_the_same_position_on_its_own(make, num_workers, order, duplicate):
-    loader = make(Numbers(8), 2, seed=3, num_workers=num_workers, **order)
-    expected = [contents(loader) for _ in range(2)]
-    loader.set_epoch(0)
-    first = next(loader)
-    with duplicate(loader) as other:
-        assert other.state_dict() == loader.state_dict()
-        assert contents(other) == expected[1]
-        assert [first.tolist(), *(batch.tolist() for batch in loader._epochs.newest())] == expected[0]
 
 
 class Unpicklable(ValueError):

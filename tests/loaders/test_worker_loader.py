@@ -1,14 +1,12 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py)."""
 
-import copy
-import multiprocessing
 import threading
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from example_datasets import Noisy, Numbers, Written
+from example_datasets import Noisy, Numbers, Written, contents
 from torch.utils.data import WeightedRandomSampler, get_worker_info
 
 from loaders import WorkerLoader
@@ -19,18 +17,9 @@ def as_list(samples: list) -> list:
     return samples
 
 
-def plain(batch):
-    """A batch as lists, to compare."""
-    if isinstance(batch, torch.Tensor):
-        return batch.dtype, batch.tolist()
-    if isinstance(batch, dict):
-        return {key: plain(value) for key, value in batch.items()}
-    return [plain(value) for value in batch] if isinstance(batch, list) else batch
-
-
 def epochs(loader, count: int = 2) -> list:
     with loader:
-        return [[plain(batch) for batch in loader] for _ in range(count)]
+        return [contents(loader) for _ in range(count)]
 
 
 def seeded(dataset, num_workers: int, **settings) -> WorkerLoader:
@@ -85,7 +74,7 @@ def test_a_sample_that_is_carried_over_draws_what_it_would_have_drawn_in_its_own
         batches = chain(
             *epochs(WorkerLoader(kind(18), 5, shuffle=True, seed=3, persistent_workers=True, **settings), 5)
         )
-        return [row for batch in batches for row in zip(batch["index"][1], batch["noise"][1], strict=True)]
+        return [row for batch in batches for row in zip(batch["index"], batch["noise"], strict=True)]
 
     assert samples(last_batch="rollover", **reader) == samples(last_batch="keep")
 
@@ -151,23 +140,18 @@ def test_without_batching_each_sample_is_a_batch(last_batch, reader):
 # Slots
 
 
-def test_in_the_steady_state_nothing_is_pickled_or_copied():
-    with seeded(Written(300), 2) as loader:
+@pytest.mark.parametrize(("kind", "overflowed"), [(Written, [0]), (Noisy, [1, 2, 3, 4])])
+def test_in_the_steady_state_nothing_is_pickled_or_copied_and_only_a_plain_datasets_first_batches_find_no_slot(
+    kind, overflowed
+):
+    with seeded(kind(300), 2) as loader:
         for _ in range(3):
             for _ in loader:
                 pass
         stats = loader.stats()["workers"]
     assert stats["batches"] == 300
-    assert (stats["overflowed_batches"], stats["pickled_batches"], stats["copied_batches"]) == (0, 0, 0)
-
-
-def test_only_the_first_batches_of_a_plain_dataset_find_no_slot():
-    with seeded(Noisy(300), 2) as loader:
-        for _ in loader:
-            pass
-        stats = loader.stats()["workers"]
-    assert 1 <= stats["overflowed_batches"] <= 2 * 2
-    assert stats["pickled_batches"] == 0
+    assert stats["overflowed_batches"] in overflowed
+    assert stats["pickled_batches"] == stats["copied_batches"] == 0
 
 
 @pytest.mark.parametrize(("held", "copies"), [(7, False), (13, True)])
@@ -186,7 +170,7 @@ def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(held, co
 def test_iterators_without_persistent_workers_are_independent():
     with seeded(Written(20), 1, persistent_workers=False) as loader:
         one, other = iter(loader), iter(loader)
-        interleaved = [(plain(a), plain(b)) for a, b in zip(one, other, strict=True)]
+        interleaved = [tuple(contents(pair)) for pair in zip(one, other, strict=True)]
     first, second = epochs(seeded(Written(20), 0))
     assert interleaved == list(zip(first, second, strict=True))
 
@@ -204,19 +188,7 @@ def test_out_of_order_an_epoch_still_has_its_own_batches_only():
             assert sorted(batches) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
 
 
-# Workers
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("seed", [None, 3])
-def test_close_ends_the_workers_though_somebody_holds_the_iterator(seed, persistent):
-    loader = WorkerLoader(Noisy(20), 2, num_workers=1, seed=seed, persistent_workers=persistent)
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    assert multiprocessing.active_children() == []
-    with pytest.raises(RuntimeError):
-        next(iterator)
+# What else a loader does
 
 
 def test_an_order_that_cannot_be_resumed_has_no_state_and_the_error_says_why():
@@ -224,17 +196,6 @@ def test_an_order_that_cannot_be_resumed_has_no_state_and_the_error_says_why():
         WorkerLoader(Noisy(20)).state_dict()
     with pytest.raises(ValueError, match="in_order=False"):
         seeded(Noisy(20), 2, in_order=False).state_dict()
-
-
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_runs_epochs_of_its_own(duplicate, reader):
-    with WorkerLoader(Numbers(24), 4, shuffle=True, seed=0, persistent_workers=True, **reader) as loader:
-        expected = [[batch.tolist() for batch in loader] for _ in range(2)]
-        loader.set_epoch(0)
-        with duplicate(loader) as other:
-            pairs = [(ours.tolist(), theirs.tolist()) for ours, theirs in zip(loader, other, strict=True)]
-            assert pairs == list(zip(expected[0], expected[0], strict=True))
-        assert [batch.tolist() for batch in loader] == expected[1]
 
 
 class Tenfold(WorkerLoader):

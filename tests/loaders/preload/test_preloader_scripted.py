@@ -49,27 +49,12 @@ def test_a_loader_that_cannot_be_closed_now_is_named_in_the_log(caplog):
     assert "could not be closed: generator already executing" in caplog.text
 
 
-class Rotated:
-    """A sampler that begins at the epoch's number."""
-
-    epoch = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self):
-        return iter([(number + self.epoch) % 4 for number in range(4)])
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("named_after", [1, 2, 3])
 def test_without_batches_left_the_state_is_that_of_the_epoch_that_set_epoch_has_named(depth, named_after):
     states = []
     for make in (lambda loader: loader, lambda loader: Preloader(loader, "cpu", depth)):
-        with make(TorchLoader(range(4), 2, sampler=Rotated())) as loader:
+        with make(TorchLoader(range(4), 2, sampler=range(4))) as loader:
             loader.set_epoch(4)
             iterator = iter(loader)
             for number, is_end in ((1, False), (2, False), (3, True)):

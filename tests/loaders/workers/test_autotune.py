@@ -34,6 +34,7 @@ class Simulation:
                 took, waits = took * (1 - waits), 0.0
             self.now += took
             self.tuner.delivered(self.now, took * waits, ready, 4 * workers, is_first, self.load)
+            assert self.tuner.new_workers == set(range(workers, self.tuner.workers)) or not self.used
             self.tuner.new_workers.clear()
             self.batches += 1
             self.used.append(workers)
@@ -146,19 +147,10 @@ def test_nothing_is_concluded_before_new_workers_have_answered():
     for _ in range(1000):  # as slow as before: the last worker is still starting
         simulation.now += 0.1
         tuner.delivered(simulation.now, 0.08, 0, 40, False, 0.1)
-    assert tuner.workers == 10
+        assert tuner.workers == 10
     tuner.new_workers.clear()
     simulation.run(30)
     assert simulation.used[-1] == 5
-
-
-def test_a_consumer_that_waits_only_after_the_first_steps_gets_more_workers():
-    simulation = Simulation(lambda workers: (10, 0.0), 4)  # steps that are slow at first, and batches wait for them
-    simulation.run(10)
-    assert simulation.used[-1] == 1
-    simulation.model = bounded(10, 45)
-    simulation.run(10)
-    assert simulation.used[-1] == 4
 
 
 def test_a_long_pause_in_the_step_does_not_count():

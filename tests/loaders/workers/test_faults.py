@@ -1,7 +1,6 @@
 """Nothing kills an epoch: workers that die, hang or do not start, samples that cannot be read, a full machine."""
 
 import errno
-import faulthandler
 import logging
 import multiprocessing
 import os
@@ -12,12 +11,11 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 import torch
-from example_datasets import Noisy, Written
+from example_datasets import Noisy, Written, contents, failing, outcomes
 from python_server import Program, PythonServer
 
 from loaders import Preloader, WorkerLoader
@@ -32,46 +30,14 @@ class Together(Noisy):
         return [self[index] for index in indices]
 
 
-def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None, length: int = 48):
-    """A dataset that fails at the samples `bad`: each `times` times, or always."""
-
-    class Failing(kind):
-        # No lock: a worker that is killed would keep it, and only one at a time reads a sample.
-        failed = multiprocessing.RawArray("q", length)
-        hangs = multiprocessing.Event()
-
-        def before(self, index: int) -> None:
-            if index not in bad or self.failed[index] == times:
-                return
-            self.failed[index] += 1
-            if how == "raise":
-                raise ValueError(f"sample {index} is bad")
-            if how == "exit":
-                os._exit(0)
-            if how == "hang":
-                self.hangs.set()
-                threading.Event().wait()
-            faulthandler.disable()  # the test's output is long enough
-            os.kill(os.getpid(), getattr(signal, how))
-
-    return Failing(length)
-
-
 def loader_over(dataset, num_workers: int = 2, **settings) -> WorkerLoader:
     settings = {"batch_size": 4, "shuffle": True, "seed": 5, "persistent_workers": True, **settings}
     return WorkerLoader(dataset, num_workers=num_workers, **settings)
 
 
-def contents(batches) -> list:
-    return [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
-
-
-def indices(batches) -> list[list[int]]:
-    return [batch["index"].tolist() for batch in batches]
-
-
-def flat(batches) -> list:
-    return list(chain.from_iterable(batches))
+def indices(batches) -> list[int]:
+    """Those of all samples."""
+    return [index for batch in contents(batches) for index in batch["index"]]
 
 
 def epochs(loader) -> list:
@@ -84,16 +50,9 @@ def undisturbed(kind: type, **settings) -> list:
         return epochs(loader)
 
 
-def outcomes(loader) -> list:
+def batches_or_errors(loader) -> list:
     """The indices of each batch of an epoch, or the error in its place."""
-    seen, iterator = [], iter(loader)
-    while True:
-        try:
-            seen.append(next(iterator)["index"].tolist())
-        except StopIteration:
-            return seen
-        except RuntimeError as error:
-            seen.append(str(error))
+    return [outcome if isinstance(outcome, str) else outcome["index"] for outcome in outcomes(loader)]
 
 
 # Workers that die or hang
@@ -178,7 +137,7 @@ def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(boun
 @pytest.mark.parametrize("kind", [Noisy, Written])
 def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
     with loader_over(failing(kind, "SIGKILL", (7,)), shuffle=False, max_restarts=1) as loader:
-        seen = outcomes(loader)
+        seen = batches_or_errors(loader)
     assert "is killed by signal: Killed" in seen[1]
     assert "reading sample 7" in seen[1]
     assert seen[:1] + seen[2:] == [list(range(start, start + 4)) for start in range(0, 48, 4) if start != 4]
@@ -186,14 +145,14 @@ def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
 
 def test_a_sample_that_always_hangs_is_named_in_torchs_words():
     with loader_over(failing(Noisy, "hang", (7,)), shuffle=False, max_restarts=0, timeout=0.5) as loader:
-        assert "DataLoader timed out after 0.5 seconds" in outcomes(loader)[1]
+        assert "DataLoader timed out after 0.5 seconds" in batches_or_errors(loader)[1]
 
 
 @pytest.mark.parametrize("kind", [Noisy, Written])
 def test_a_sample_that_always_kills_can_be_left_out(kind):
     dataset = failing(kind, "SIGKILL", (4, 6, 40))
     with loader_over(dataset, shuffle=False, max_restarts=1, on_error="skip") as loader:
-        seen = flat(indices(loader))
+        seen = indices(loader)
         assert {index for index, _ in loader.stats()["workers"]["skipped"]} == {4, 6, 40}
     assert seen == [index for index in range(48) if index not in (4, 6, 40)]
 
@@ -226,7 +185,7 @@ class Forking(Noisy):
 
 def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
     with loader_over(Forking(12), shuffle=False, max_restarts=0) as loader:
-        seen = outcomes(loader)
+        seen = batches_or_errors(loader)
     os.kill(Forking.left_behind.value, signal.SIGKILL)
     assert "is killed by signal" in seen[1]
     assert seen[2] == [8, 9, 10, 11]
@@ -245,9 +204,7 @@ from loaders import Preloader, WorkerLoader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it ignored
 
-class Slow:
-    def __len__(self):
-        return 64
+class Slow(list):
     def __getitem__(self, index):
         if index > 8 and "locked" in sys.argv:
             ctypes.PyDLL(None).pause()  # which does not give the interpreter's lock back
@@ -256,7 +213,7 @@ class Slow:
         return index
 
 if __name__ == "__main__":
-    loader = WorkerLoader(Slow(), 2, num_workers=2, seed=0, persistent_workers=True)
+    loader = WorkerLoader(Slow(range(64)), 2, num_workers=2, seed=0, persistent_workers=True)
     batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
     next(batches)
     print(*[process.pid for process in loader._epochs.engine.processes], flush=True)
@@ -350,7 +307,7 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, order, read
 def test_without_a_seed_bad_samples_are_left_out_too(num_workers):
     dataset = failing(Together, "raise", (5, 6, 47))
     batches = list(WorkerLoader(dataset, 4, num_workers=num_workers, on_error="skip"))
-    assert flat(indices(batches)) == [index for index in range(48) if index not in (5, 6, 47)]
+    assert indices(batches) == [index for index in range(48) if index not in (5, 6, 47)]
 
 
 # A full machine

@@ -11,7 +11,7 @@ from multiprocessing import get_context, reduction
 import numpy as np
 import pytest
 import torch
-from example_datasets import Augmented, Numbers, Written, contents
+from example_datasets import Augmented, Numbers, Written, contents, outcomes
 from torch.utils.data import DataLoader, get_worker_info
 
 from loaders import WorkerLoader
@@ -39,18 +39,6 @@ class Waiting(Numbers):
 
 def waiting(method: str) -> Waiting:
     return Waiting(threading if method == "thread" else get_context("fork"))
-
-
-def outcomes(loader) -> list:
-    """Each batch of an epoch, or the error in its place."""
-    seen, iterator = [], iter(loader)
-    while True:
-        try:
-            seen.append(next(iterator).tolist())
-        except StopIteration:
-            return seen
-        except (ValueError, RuntimeError) as error:
-            seen.append(str(error))
 
 
 @METHODS

@@ -1,11 +1,10 @@
 """A user's sampler is drawn from with its own seed, and shared among ranks as our own order is."""
 
 import pickle
-import random
 
-import numpy as np
 import pytest
 import torch
+from example_datasets import global_states
 
 from loaders.order import Order
 from loaders.workers import tasks as module
@@ -53,10 +52,6 @@ def test_a_view_of_a_tensor_is_sent_without_the_tensor():
 # Drawing
 
 
-def states() -> list:
-    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
-
-
 class Noting:
     """An endless sampler that notes the states of the global generators."""
 
@@ -65,13 +60,13 @@ class Noting:
 
     def __iter__(self):
         while True:
-            self.seen.append(states())
+            self.seen.append(global_states())
             yield 0
 
 
 def test_another_thread_does_not_seed_the_global_generators_and_says_so_once(in_thread, bound, caplog):
     module._warn_of_unseeded_drawing.cache_clear()
-    sampler, before = Noting(), states()
+    sampler, before = Noting(), global_states()
     items = draw(sampler, 1, 2)[0]
     next(items)
     assert not caplog.records
