@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import is_not
 from typing import Any
 
 from torch.autograd.profiler import record_function
@@ -61,6 +62,16 @@ class EngineEpochs(Epochs):
         self._is_shared = one_at_a_time and has_pool(loader)
         self._reads_ahead = self._is_shared and loader.in_order
 
+    def check_samplers(self, batch_sampler: Any, sampler: Any) -> None:
+        """Raises ValueError if these are not the loader's first ones: others would not be read."""
+        inner = getattr(batch_sampler, "sampler", sampler)  # in our own order both are the same
+        is_replaced = isinstance(self.tasks, OwnTasks) and inner is not sampler
+        if is_replaced or any(map(is_not, (batch_sampler, sampler), self._samplers)):
+            raise ValueError(
+                "the program has replaced the loader's sampler or batch_sampler, but with a seed the order is that of "
+                "the arguments: pass the sampler as one, or leave out the seed"
+            )
+
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int) -> Dispatcher:
         """Returns an engine that delivers the epoch from batch `first` on."""
         engine = self.engine or build()
@@ -87,6 +98,7 @@ class EpochSource:
 
     def __init__(self, loader: Loader, epoch: int, first: int) -> None:
         epochs: EngineEpochs = loader._added.epochs
+        epochs.check_samplers(loader.batch_sampler, loader.sampler)
         self._loader, self._epochs, self._epoch = loader, epochs, epoch
         self.engine = epochs.open(partial(build_engine, loader), epoch, first)
         self.engine.use(loader.timeline, pins_batches(loader))

@@ -226,3 +226,13 @@ def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monke
         monkeypatch.setattr(loader, "check_worker_number_rationality", lambda: checked.append(loader))
         iter(loader)
         assert checked == [loader]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_program_may_put_our_class_in_the_place_of_torchs(seed, monkeypatch, caplog):
+    for module in (torch.utils.data, dataloader):
+        monkeypatch.setattr(module, "DataLoader", WorkerLoader)
+    engine.warn_once.cache_clear()
+    with WorkerLoader(Numbers(4), 2, seed=seed) as loader:
+        assert type(iter(loader)).__module__.startswith("loaders.")
+    assert not caplog.messages
