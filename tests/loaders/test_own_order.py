@@ -172,6 +172,16 @@ def test_a_sampler_that_replaces_the_loaders_own_is_refused_because_it_would_not
             iter(loader)
 
 
+class OtherOrder(WorkerLoader):
+    _index_sampler = ((3, 2),)
+
+
+def test_an_index_sampler_that_a_subclass_defines_is_refused_because_it_would_not_be_read():
+    assert contents(OtherOrder(Numbers(LENGTH))) == [[3, 2]]
+    with OtherOrder(Numbers(LENGTH), seed=0) as loader, pytest.raises(ValueError, match="leave out the seed"):
+        iter(loader)
+
+
 def test_a_users_batch_sampler_may_get_another_sampler_between_epochs():
     batch_sampler = BatchSampler(range(4), 2, drop_last=False)
     with WorkerLoader(Numbers(LENGTH), batch_sampler=batch_sampler, seed=0) as loader:
