@@ -26,7 +26,8 @@ class OptionalMethods:
             loader.__class__ = kind.__bases__[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickle, (*type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))())
+        # The state comes last, as it may refer to the loader: by a collate_fn that is one of its methods, for example.
+        return _new, type(self).__bases__, getattr(self, "__getstate__", lambda: vars(self))()
 
 
 def keep_out_of_compilation() -> None:
@@ -74,7 +75,5 @@ def _with_methods(kind: Any, methods: Any) -> type:
     return type(kind.__name__, (kind, methods), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def _unpickle(kind: type, methods: type, state: Any) -> Any:
-    loader: Any = object.__new__(_with_methods(kind, methods))
-    loader.__setstate__(state)
-    return loader
+def _new(kind: type, methods: type) -> Any:
+    return object.__new__(_with_methods(kind, methods))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch.utils.data
-from torch.utils.data import IterableDataset, dataloader
+from torch.utils.data import DataLoader, IterableDataset, dataloader
 from torch.utils.data._utils import fetch
 from torch.utils.data._utils import worker as torch_worker
 
@@ -65,7 +65,7 @@ def replaced_part() -> str | None:
     kinds += [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
     parts = [(f"{kind.__name__}.{name}", part) for kind in kinds for name, part in vars(kind).items()]
     parts += [("_worker_loop", torch_worker._worker_loop)]
-    parts += [("DataLoader._get_iterator", dataloader.DataLoader._get_iterator)]
+    parts += [("DataLoader._get_iterator", DataLoader._get_iterator)]
     for name, part in parts:
         code = getattr(getattr(part, "__func__", part), "__code__", None)
         if callable(part) and (code is None or not code.co_filename.startswith(torch.utils.data.__path__[0])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import is_not
 from typing import Any
 
 from torch.autograd.profiler import record_function
@@ -61,6 +62,19 @@ class EngineEpochs(Epochs):
         self._is_shared = one_at_a_time and has_pool(loader)
         self._reads_ahead = self._is_shared and loader.in_order
 
+    def check_samplers(self, loader: Loader) -> None:
+        """Raises ValueError if the program has given the loader other samplers since: they would not be read."""
+        batch_sampler, sampler = loader.batch_sampler, loader.sampler
+        now = [batch_sampler, sampler, batch_sampler if loader._auto_collation else sampler]
+        given = [*self._samplers, loader._index_sampler]
+        if isinstance(self.tasks, OwnTasks):
+            now, given = [*now, getattr(batch_sampler, "sampler", sampler)], [*given, sampler]
+        if any(map(is_not, now, given)):
+            raise ValueError(
+                "the program has replaced the loader's sampler or batch_sampler, but with a seed the order is that of "
+                "the arguments: pass the sampler as one, or leave out the seed"
+            )
+
     def open(self, build: Callable[[], Dispatcher], epoch: int, first: int) -> Dispatcher:
         """Returns an engine that delivers the epoch from batch `first` on."""
         engine = self.engine or build()
@@ -87,6 +101,7 @@ class EpochSource:
 
     def __init__(self, loader: Loader, epoch: int, first: int) -> None:
         epochs: EngineEpochs = loader._added.epochs
+        epochs.check_samplers(loader)
         self._loader, self._epochs, self._epoch = loader, epochs, epoch
         self.engine = epochs.open(partial(build_engine, loader), epoch, first)
         self.engine.use(loader.timeline, pins_batches(loader))

@@ -1,8 +1,10 @@
 """What a program that had a DataLoader meets: methods that are not there, arguments that torch takes, one sentence."""
 
+import copy
 import json
 import logging
 import multiprocessing
+import pickle
 from functools import partialmethod
 from pickle import PicklingError
 
@@ -206,3 +208,36 @@ def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monke
         monkeypatch.setattr(loader, "check_worker_number_rationality", lambda: checked.append(loader))
         iter(loader)
         assert checked == [loader]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_program_may_put_our_class_in_the_place_of_torchs(seed, monkeypatch, caplog):
+    for module in (torch.utils.data, dataloader):
+        monkeypatch.setattr(module, "DataLoader", WorkerLoader)
+    engine.warn_once.cache_clear()
+    with WorkerLoader(Numbers(4), 2, seed=seed) as loader:
+        assert type(iter(loader)).__module__.startswith("loaders.")
+    assert not caplog.messages
+
+
+class Scaling(WorkerLoader):
+    """Its collate_fn is one of its methods."""
+
+    def __init__(self, *arguments, **settings) -> None:
+        super().__init__(*arguments, collate_fn=self.scaled, **settings)
+
+    def scaled(self, samples: list) -> torch.Tensor:
+        return 10 * torch.tensor(samples)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_loader_whose_collate_fn_is_its_method_can_be_copied_and_pickled(seed, way):
+    with way(Scaling(Numbers(4), 2, seed=seed)) as loader:
+        assert contents(loader) == [[0, 10], [20, 30]]
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_spawned_workers_may_use_a_collate_fn_that_is_a_method_of_the_loader(seed):
+    with Scaling(Numbers(4), 2, num_workers=1, multiprocessing_context="spawn", seed=seed) as loader:
+        assert contents(loader) == [[0, 10], [20, 30]]

@@ -1,11 +1,12 @@
 """Our order: what its state may be loaded into, how others may use it, and a dataset that changes its length."""
 
+import copy
 import logging
 from itertools import chain, permutations
 
 import pytest
 from example_datasets import Numbers, contents, rows
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from loaders import ResidentLoader, TorchLoader, WorkerLoader
 
@@ -154,3 +155,32 @@ def test_a_loader_that_has_a_copy_of_the_dataset_refuses_another_length_with_bot
         samples.pop()
         with pytest.raises(RuntimeError, match=r"list had 1,234 samples when this \w+ was made, and has 1,233 now"):
             iter(loader)
+
+
+@pytest.mark.parametrize("name", ["batch_sampler", "sampler", "batch_sampler.sampler"])
+def test_a_sampler_that_replaces_the_loaders_own_is_refused_because_it_would_not_be_read(name):
+    with seeded(num_workers=1) as loader:
+        *inner, last = name.split(".")
+        owner = loader.batch_sampler if inner else loader
+        object.__setattr__(owner, last, [[3], [2]])  # as loaders do that repeat their sampler for ever
+        with pytest.raises(ValueError, match="pass the sampler as one, or leave out the seed"):
+            iter(loader)
+
+
+class OtherOrder(WorkerLoader):
+    _index_sampler = ((3, 2),)
+
+
+def test_an_index_sampler_that_a_subclass_defines_is_refused_because_it_would_not_be_read():
+    assert contents(OtherOrder(Numbers(LENGTH))) == [[3, 2]]
+    with OtherOrder(Numbers(LENGTH), seed=0) as loader, pytest.raises(ValueError, match="leave out the seed"):
+        iter(loader)
+
+
+def test_a_users_batch_sampler_may_get_another_sampler_between_epochs():
+    batch_sampler = BatchSampler(range(4), 2, drop_last=False)
+    with WorkerLoader(Numbers(LENGTH), batch_sampler=batch_sampler, seed=0) as loader:
+        assert contents(loader) == [[0, 1], [2, 3]]
+        batch_sampler.sampler = range(4, 6)
+        for way in (lambda same: same, copy.copy, copy.deepcopy):
+            assert contents(way(loader)) == [[4, 5]]
