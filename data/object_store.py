@@ -33,6 +33,7 @@ REMEDIES = {
     "UnauthenticatedError": f"set credentials: {VARIABLES}",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
     "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
+    "ProfileNotFound": "set AWS_PROFILE to one of ~/.aws, or unset it",
 }
 
 T = TypeVar("T")
@@ -173,7 +174,8 @@ def store_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
-        no_role = "169.254.169.254" in reason  # where a machine's role would have its credentials
+        # Not set, nor at the address where a machine's role would have its credentials.
+        no_role = "Account must be specified" in reason or "169.254.169.254" in reason
         kind = "UnauthenticatedError" if no_role else type(error).__name__
         remedy = REMEDIES.get(kind, "check the network and the server")
         raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

@@ -294,9 +294,10 @@ def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
     report = "".join(traceback.format_exception(caught.value))
     assert "s3://nowhere/a.tar is not there, or its bucket is not; check the name" in report
     assert SECRET not in report
-    with pytest.raises(DataError, match="a password or a signature") as caught:
-        WebDataset(True, f"https://host/a.tar?Signature={SECRET}")
-    assert SECRET not in str(caught.value)
+    for url in (f"https://host/a.tar?Signature={SECRET}", f"s3://me:{SECRET}@bucket/a.tar"):
+        with pytest.raises(DataError, match="a password or a signature") as caught:
+            WebDataset(True, url)
+        assert SECRET not in str(caught.value)
 
 
 def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
@@ -316,6 +317,15 @@ def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
     ):
         with pytest.raises(DataError, match=re.escape(words)):
             WebDataset(True, urls)
+
+
+def test_credentials_that_are_missing_are_named(monkeypatch):
+    with pytest.raises(DataError, match=r"Account must be specified\); set credentials: .*AZURE_STORAGE_ACCOUNT_NAME"):
+        WebDataset(True, "az://container/a.tar")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    pytest.importorskip("boto3")
+    with pytest.raises(DataError, match=r"\(The config profile \(nobody\) .*\); set AWS_PROFILE"):
+        WebDataset(True, "s3://of-nobody/a.tar")
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
