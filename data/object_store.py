@@ -10,6 +10,7 @@ survive the fork, so a request would wait for them forever.
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -106,10 +107,14 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
 
     def read() -> bytes:
         with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
-            answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
-            if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
-                raise library.exceptions.PreconditionError("its ETag is another one")
-            if len(data := bytes(answer.bytes())) != size:  # its headers say otherwise, or obstore would have noticed
+            for attempt in range(attempts):
+                time.sleep(attempt and min(10, 0.1 * 4**attempt))
+                answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
+                if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
+                    raise library.exceptions.PreconditionError("its ETag is another one")
+                if len(data := bytes(answer.bytes())) == size:  # else its headers are wrong: obstore trusts them
+                    break
+            else:
                 raise ValueError(f"the server sent {len(data):,} bytes")
             return data
 

@@ -286,6 +286,17 @@ def test_after_the_attempts_the_error_names_the_range_and_the_last_reason(web):
     assert sum(faults.seen.values()) == 3
 
 
+def test_a_range_that_lacks_bytes_is_requested_again_and_then_an_error(web):
+    faults = Faults()
+    dataset = WebDataset(True, f"{web(faults)}/{NAMES}", image_size=16, attempts=2)
+    whole = dataset.encoded(0)
+    faults.short = 1
+    assert dataset.encoded(0) == whole and faults.short == 0
+    faults.short = 2
+    with pytest.raises(DataError, match=r"train-0.tar, bytes .* cannot be read \(the server sent [\d,]+ bytes\)"):
+        dataset.encoded(0)
+
+
 def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
     dataset = WebDataset(True, f"{bucket(Faults())}/{NAMES}", image_size=16)
     assert SECRET.encode() not in pickle.dumps(dataset)
