@@ -25,8 +25,8 @@ from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
-OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
-STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+OPENING_SECONDS, READING_SECONDS = 10, 600  # after which a request that fails is not repeated
+STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
@@ -140,7 +140,8 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
     longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
     pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
     retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
-    times = {"connect_timeout": "3s", "read_timeout": f"{STALL_SECONDS}s", "timeout": "10min"}
+    stall = timedelta(seconds=min(STALL_SECONDS, seconds / 3))
+    times = {"connect_timeout": "3s", "read_timeout": stall, "timeout": "10min"}
     options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}
     with store_errors(folder):
         if folder.startswith("s3://") and "AWS_PROFILE" in os.environ:

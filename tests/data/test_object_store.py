@@ -297,6 +297,20 @@ def test_a_range_that_lacks_bytes_is_requested_again_and_then_an_error(web):
         dataset.encoded(0)
 
 
+def test_an_answer_that_stalls_when_the_shards_are_opened_is_requested_again(web, monkeypatch):
+    monkeypatch.setattr(object_store, "OPENING_SECONDS", 3)
+    faults, held = Faults(), threading.Event()
+
+    def hold(path, _):
+        if path.endswith(".npz") and not held.is_set():
+            held.set()
+            never.wait(30)
+
+    never, faults.hold = threading.Event(), hold
+    assert len(WebDataset(True, f"{web(faults)}/train-0.tar")) == IMAGES and held.is_set()
+    never.set()
+
+
 def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
     dataset = WebDataset(True, f"{bucket(Faults())}/{NAMES}", image_size=16)
     assert SECRET.encode() not in pickle.dumps(dataset)
