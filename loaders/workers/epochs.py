@@ -121,10 +121,9 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
 
     def __next__(self) -> Any:
         # Torch's own warns if an iterable dataset gives more batches than the len() that the program has asked for.
-        if self._IterableDataset_len_called is not None:
-            return _BaseDataLoaderIter.__next__(self)
-        batch = EpochIterator.__next__(self)
-        self._num_yielded += 1
+        base = EpochIterator if self._IterableDataset_len_called is None else _BaseDataLoaderIter
+        batch = base.__next__(self)
+        self._num_yielded += base is EpochIterator  # torch's own has counted it
         return batch
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
