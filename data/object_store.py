@@ -10,6 +10,7 @@ survive the fork, so a request would wait for them forever.
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -24,8 +25,8 @@ from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
-OPENING_SECONDS, READING_SECONDS = 8, 600  # after which a request that fails is not repeated
-STALL_SECONDS = 10  # a request that receives nothing for so long is repeated
+OPENING_SECONDS, READING_SECONDS = 10, 600  # after which a request that fails is not repeated
+STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
@@ -33,6 +34,7 @@ REMEDIES = {
     "UnauthenticatedError": f"set credentials: {VARIABLES}",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
     "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
+    "ProfileNotFound": "set AWS_PROFILE to one of ~/.aws, or unset it",
 }
 
 T = TypeVar("T")
@@ -105,10 +107,14 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
 
     def read() -> bytes:
         with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
-            answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
-            if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
-                raise library.exceptions.PreconditionError("its ETag is another one")
-            if len(data := bytes(answer.bytes())) != size:  # its headers say otherwise, or obstore would have noticed
+            for attempt in range(attempts):
+                time.sleep(attempt and min(10, 0.1 * 4**attempt))
+                answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
+                if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
+                    raise library.exceptions.PreconditionError("its ETag is another one")
+                if len(data := bytes(answer.bytes())) == size:  # else its headers are wrong: obstore trusts them
+                    break
+            else:
                 raise ValueError(f"the server sent {len(data):,} bytes")
             return data
 
@@ -134,7 +140,8 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
     longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
     pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
     retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
-    times = {"connect_timeout": "3s", "read_timeout": f"{STALL_SECONDS}s", "timeout": "10min"}
+    stall = timedelta(seconds=min(STALL_SECONDS, seconds / 3))
+    times = {"connect_timeout": "3s", "read_timeout": stall, "timeout": "10min"}
     options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}
     with store_errors(folder):
         if folder.startswith("s3://") and "AWS_PROFILE" in os.environ:
@@ -173,7 +180,8 @@ def store_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
-        no_role = "169.254.169.254" in reason  # where a machine's role would have its credentials
+        # Not set, nor at the address where a machine's role would have its credentials.
+        no_role = "Account must be specified" in reason or "169.254.169.254" in reason
         kind = "UnauthenticatedError" if no_role else type(error).__name__
         remedy = REMEDIES.get(kind, "check the network and the server")
         raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

@@ -160,10 +160,9 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
     shards = []
     for url in [urls] if isinstance(urls, str) else urls:
         if is_remote(url):
-            if re.match(r"https?://([^/]*@|.*\?)", url):
-                raise DataError(
-                    f"{key} has a URL with a password or a signature, which would be logged; use s3://, gs:// or az://"
-                )
+            if re.match(r"\w+://[^/]*@|https?://.*\?", url):
+                remedy = "leave it out, and set credentials in the environment, for s3://, gs:// or az://"
+                raise DataError(f"{key} has a URL with a password or a signature, which would be logged; {remedy}")
             if "*" in url:
                 raise DataError(
                     f"{key}={url}: wildcards are for local files; write braces, such as {{000000..000009}}"

@@ -133,12 +133,13 @@ class TorchIterator(EpochIterator, _BaseDataLoaderIter):  # type: ignore[misc]  
 
     __len__ = _BaseDataLoaderIter.__len__
     _next_data = EpochIterator.__next__
-    _num_yielded = property(lambda self: self.position.batch, lambda self, _: None)  # torch's own code sets it
 
     def __next__(self) -> Any:
         # Torch's own warns if an iterable dataset gives more batches than the len() that the program has asked for.
         base = EpochIterator if self._IterableDataset_len_called is None else _BaseDataLoaderIter
-        return base.__next__(self)
+        batch = base.__next__(self)
+        self._num_yielded += base is EpochIterator  # torch's own has counted it
+        return batch
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         self.end_reader()

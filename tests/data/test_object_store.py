@@ -286,6 +286,31 @@ def test_after_the_attempts_the_error_names_the_range_and_the_last_reason(web):
     assert sum(faults.seen.values()) == 3
 
 
+def test_a_range_that_lacks_bytes_is_requested_again_and_then_an_error(web):
+    faults = Faults()
+    dataset = WebDataset(True, f"{web(faults)}/{NAMES}", image_size=16, attempts=2)
+    whole = dataset.encoded(0)
+    faults.short = 1
+    assert dataset.encoded(0) == whole and faults.short == 0
+    faults.short = 2
+    with pytest.raises(DataError, match=r"train-0.tar, bytes .* cannot be read \(the server sent [\d,]+ bytes\)"):
+        dataset.encoded(0)
+
+
+def test_an_answer_that_stalls_when_the_shards_are_opened_is_requested_again(web, monkeypatch):
+    monkeypatch.setattr(object_store, "OPENING_SECONDS", 3)
+    faults, held = Faults(), threading.Event()
+
+    def hold(path, _):
+        if path.endswith(".npz") and not held.is_set():
+            held.set()
+            never.wait(30)
+
+    never, faults.hold = threading.Event(), hold
+    assert len(WebDataset(True, f"{web(faults)}/train-0.tar")) == IMAGES and held.is_set()
+    never.set()
+
+
 def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
     dataset = WebDataset(True, f"{bucket(Faults())}/{NAMES}", image_size=16)
     assert SECRET.encode() not in pickle.dumps(dataset)
@@ -294,9 +319,10 @@ def test_credentials_are_in_no_error_and_not_in_the_dataset(bucket):
     report = "".join(traceback.format_exception(caught.value))
     assert "s3://nowhere/a.tar is not there, or its bucket is not; check the name" in report
     assert SECRET not in report
-    with pytest.raises(DataError, match="a password or a signature") as caught:
-        WebDataset(True, f"https://host/a.tar?Signature={SECRET}")
-    assert SECRET not in str(caught.value)
+    for url in (f"https://host/a.tar?Signature={SECRET}", f"s3://me:{SECRET}@bucket/a.tar"):
+        with pytest.raises(DataError, match="a password or a signature") as caught:
+            WebDataset(True, url)
+        assert SECRET not in str(caught.value)
 
 
 def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
@@ -316,6 +342,15 @@ def test_what_cannot_work_is_said_in_a_sentence(web, folder, monkeypatch):
     ):
         with pytest.raises(DataError, match=re.escape(words)):
             WebDataset(True, urls)
+
+
+def test_credentials_that_are_missing_are_named(monkeypatch):
+    with pytest.raises(DataError, match=r"Account must be specified\); set credentials: .*AZURE_STORAGE_ACCOUNT_NAME"):
+        WebDataset(True, "az://container/a.tar")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    pytest.importorskip("boto3")
+    with pytest.raises(DataError, match=r"\(The config profile \(nobody\) .*\); set AWS_PROFILE"):
+        WebDataset(True, "s3://of-nobody/a.tar")
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):

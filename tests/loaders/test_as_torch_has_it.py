@@ -5,6 +5,7 @@ import json
 import logging
 import multiprocessing
 import pickle
+import re
 from functools import partialmethod
 from pickle import PicklingError
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data import DataLoader, IterableDataset, dataloader, get_worker_info
 from torch.utils.data._utils import fetch
 
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
@@ -200,6 +201,31 @@ def test_a_subclass_may_override_the_hooks_of_torchs_class(num_workers):
         return list(Own(Numbers(4), 2, num_workers=num_workers))
 
     assert batches(WorkerLoader) == batches(DataLoader) == ["0", "1", "2", "3"]
+
+
+class Shares(IterableDataset):
+    """Worker i of 3 gives 4 * i samples. It says how many all give, or another number."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self):
+        return iter(range(4 * get_worker_info().id))
+
+
+@pytest.mark.parametrize("length", [12, 10])
+def test_torchs_warning_of_more_samples_than_a_streams_len_comes_only_then(length, recwarn):
+    def warned(kind) -> list[str]:
+        recwarn.clear()
+        loader = kind(Shares(length), batch_size=None, num_workers=3)
+        assert len(loader) == length and len(list(loader)) == 12
+        return re.findall(r"but \d+ samples have been fetched", " ".join(str(one.message) for one in recwarn))
+
+    assert warned(WorkerLoader) == warned(DataLoader)
+    assert len(warned(WorkerLoader)) == 12 - length
 
 
 def test_torchs_warning_of_too_many_workers_comes_when_an_iterator_is_made(monkeypatch):
