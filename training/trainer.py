@@ -135,7 +135,7 @@ class Trainer:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
-        if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
+        if self.is_in_step:  # DDP averages in passes after the forward pass only: optimizer_step does instead
             self.processes.average_in_backward(self.parallel, False)
         self._update_scale()
         with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
@@ -144,8 +144,9 @@ class Trainer:
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
         parameters = parameters_of([optimizer])  # some may have been unfrozen after DDP looked
+        by_hand = self.is_in_step or not self.processes.averages_in_backward
         self.processes.average_gradients(
-            w for w in parameters if self.is_in_step or (w.requires_grad and id(w) not in self._averaged)
+            w for w in parameters if by_hand or (w.requires_grad and id(w) not in self._averaged)
         )
         if self.config.clip_norm is not None:
             self.scaler.unscale_(optimizer)

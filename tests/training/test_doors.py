@@ -157,6 +157,15 @@ class Sometimes(Alternating):
         return sum(losses) if self.step % 2 else super().training_step(batch)
 
 
+class OneByHand(Alternating):
+    """Adds the gradients of one loss itself, and returns the other loss."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        self.backward(self.task.loss(self.model.first(images), labels))
+        return self.task.loss(self.model.second(images), labels)
+
+
 class UsesItAfter(Trainer):
     """Uses the network again after its optimizer's step, as a GAN's generator uses the discriminator."""
 
@@ -360,6 +369,7 @@ class EachItsOwn(Trainer):
 
     def training_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
+        assert len(set(self.processes.gather(self.steps.running_mean.item()))) == 1, "as the main process has it"
         part = (self.model.first, self.model.second)[self.processes.rank]
         self.backward(self.task.loss(part(images), labels))
         self.optimizer_step(*self.optimizers)
