@@ -186,6 +186,8 @@ class Trainer:
                 f"train.accumulate={len(parts)}: {type(self).__name__}.training_step steps its optimizers itself, "
                 "with a part of the batch each time: use train.accumulate=1"
             )
+        elif self.step == 0 and not self._has_stepped and all(w.grad is None for w in parameters_of(self.optimizers)):
+            log.warning("trainer: training_step returned None, and called neither backward nor optimizer_step")
         self._update_scale()
         if not self.by_epoch and self.step < self.last_step:  # measurements come after
             step_all(self.schedules)

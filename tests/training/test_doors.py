@@ -360,6 +360,17 @@ def test_modules_that_are_not_saved_or_not_trained_are_warned_of_and_own_metrics
     assert [line["counted"] for line in metrics(tmp_path) if "counted" in line] == [64]
 
 
+class Forgetful(Trainer):
+    def training_step(self, batch):
+        super().training_step(batch)
+
+
+@pytest.mark.parametrize(("trainer", "warns"), [("Forgetful", True), ("Alternating", False)])
+def test_a_step_that_forgets_to_return_its_loss_is_warned_of(tmp_path, caplog, trainer, warns):
+    train(tmp_path, *TWO[1:], f"trainer._target_={HERE}.{trainer}", "train.epochs=1")
+    assert ("training_step returned None, and called neither" in caplog.text) == warns
+
+
 class EachItsOwn(Trainer):
     """Each process trains a part of its own, and counts its steps in a buffer; evaluates if all have the same."""
 
