@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from data.errors import DataError
 from data.synthetic import Synthetic
@@ -689,6 +689,10 @@ def distributed(dataset) -> DistributedSampler:
     return DistributedSampler(dataset, num_replicas=2, rank=0)
 
 
+def drawing(dataset) -> RandomSampler:
+    return RandomSampler(dataset, generator=torch.Generator())
+
+
 def as_tuple(samples) -> tuple:
     return tuple(samples[0].values())
 
@@ -747,6 +751,10 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         (
             [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],
             "DistributedSampler's indices would be split among the processes again",
+        ),
+        (
+            [f"sampler._target_={HERE}.drawing", "train.last_batch=keep"],
+            r"sampler: RandomSampler\.generator is a random generator, and the loader cannot save its state",
         ),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (["task.metrics={f: {_target_: torch.nn.Flatten}}"], "task cannot use .*'Flatten' object has no attribute"),
