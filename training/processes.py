@@ -43,6 +43,7 @@ class Processes:
 
     def __init__(self, device: torch.device, timeout: float | None = None) -> None:
         self.device, self.rank, self.world_size = device, 0, 1
+        self.averages_in_backward = True
         self._pending: tuple[Any, torch.Tensor] | None = None  # the previous `agree`, under way
         accelerator = Accelerator(device)
         accelerator.make_current()
@@ -79,8 +80,10 @@ class Processes:
 
     def average_in_backward(self, model: nn.Module, averages: bool) -> None:
         """Whether backward passes average the gradients of all processes from now on, or only sum up this one's."""
+        self.averages_in_backward = averages
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = averages  # as no_sync does
+            model.require_forward_param_sync = True  # DDP would not copy buffers after a step without averaging
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Averages the gradients of the parameters over all processes. One that another process lacks is 0 there."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from loaders import Preloader
+from loaders.samplers import check_resumable
 from training.checks import is_stream
 from training.config import Config, ConfigError
 from training.processes import Processes
@@ -62,6 +63,10 @@ def build_order(config: Config, dataset: Any, processes: Processes) -> dict[str,
         raise ConfigError(
             f"{key}: a DistributedSampler's indices would be split among the processes again: leave it out"
         )
+    try:
+        check_resumable(sampler)
+    except ValueError as error:  # the first checkpoint would be late to say so
+        raise ConfigError(f"{key}: {error}") from error
     return order | {"shuffle": False, key: sampler}
 
 

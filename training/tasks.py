@@ -193,7 +193,7 @@ class Classification(Task):
 
     def check(self, outputs: Any, labels: Tensor) -> None:
         super().check(outputs, labels)
-        self._check_range(labels)
+        self._check_range(self._prepared(labels))
 
     def _check_range(self, labels: Tensor) -> None:
         wrong = [] if labels.is_floating_point() else labels[(labels < 0) | (labels >= self.num_outputs)].tolist()

@@ -135,7 +135,7 @@ class Trainer:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss` to those of the parameters."""
-        if self.is_in_step:  # DDP would average after a step that returns its loss; optimizer_step does
+        if self.is_in_step:  # DDP averages in passes after the forward pass only: optimizer_step does instead
             self.processes.average_in_backward(self.parallel, False)
         self._update_scale()
         with torch.autocast(self.device.type, enabled=False) if self.is_in_step else nullcontext():
@@ -144,8 +144,9 @@ class Trainer:
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Averages the gradients over all processes, clips them to train.clip_norm, steps, and clears them."""
         parameters = parameters_of([optimizer])  # some may have been unfrozen after DDP looked
+        by_hand = self.is_in_step or not self.processes.averages_in_backward
         self.processes.average_gradients(
-            w for w in parameters if self.is_in_step or (w.requires_grad and id(w) not in self._averaged)
+            w for w in parameters if by_hand or (w.requires_grad and id(w) not in self._averaged)
         )
         if self.config.clip_norm is not None:
             self.scaler.unscale_(optimizer)
@@ -185,6 +186,8 @@ class Trainer:
                 f"train.accumulate={len(parts)}: {type(self).__name__}.training_step steps its optimizers itself, "
                 "with a part of the batch each time: use train.accumulate=1"
             )
+        elif self.step == 0 and not self._has_stepped and all(w.grad is None for w in parameters_of(self.optimizers)):
+            log.warning("trainer: training_step returned None, and called neither backward nor optimizer_step")
         self._update_scale()
         if not self.by_epoch and self.step < self.last_step:  # measurements come after
             step_all(self.schedules)

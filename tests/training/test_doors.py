@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from data.errors import DataError
 from data.synthetic import Synthetic
@@ -155,6 +155,15 @@ class Sometimes(Alternating):
         (images,), labels = self.inputs_and_labels(batch)
         losses = [self.task.loss(part(images), labels) for part in (self.model.first, self.model.second)]
         return sum(losses) if self.step % 2 else super().training_step(batch)
+
+
+class OneByHand(Alternating):
+    """Adds the gradients of one loss itself, and returns the other loss."""
+
+    def training_step(self, batch):
+        (images,), labels = self.inputs_and_labels(batch)
+        self.backward(self.task.loss(self.model.first(images), labels))
+        return self.task.loss(self.model.second(images), labels)
 
 
 class UsesItAfter(Trainer):
@@ -351,6 +360,17 @@ def test_modules_that_are_not_saved_or_not_trained_are_warned_of_and_own_metrics
     assert [line["counted"] for line in metrics(tmp_path) if "counted" in line] == [64]
 
 
+class Forgetful(Trainer):
+    def training_step(self, batch):
+        super().training_step(batch)
+
+
+@pytest.mark.parametrize(("trainer", "warns"), [("Forgetful", True), ("Alternating", False)])
+def test_a_step_that_forgets_to_return_its_loss_is_warned_of(tmp_path, caplog, trainer, warns):
+    train(tmp_path, *TWO[1:], f"trainer._target_={HERE}.{trainer}", "train.epochs=1")
+    assert ("training_step returned None, and called neither" in caplog.text) == warns
+
+
 class EachItsOwn(Trainer):
     """Each process trains a part of its own, and counts its steps in a buffer; evaluates if all have the same."""
 
@@ -360,6 +380,7 @@ class EachItsOwn(Trainer):
 
     def training_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
+        assert len(set(self.processes.gather(self.steps.running_mean.item()))) == 1, "as the main process has it"
         part = (self.model.first, self.model.second)[self.processes.rank]
         self.backward(self.task.loss(part(images), labels))
         self.optimizer_step(*self.optimizers)
@@ -668,6 +689,10 @@ def distributed(dataset) -> DistributedSampler:
     return DistributedSampler(dataset, num_replicas=2, rank=0)
 
 
+def drawing(dataset) -> RandomSampler:
+    return RandomSampler(dataset, generator=torch.Generator())
+
+
 def as_tuple(samples) -> tuple:
     return tuple(samples[0].values())
 
@@ -726,6 +751,10 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         (
             [f"sampler._target_={HERE}.distributed", "train.last_batch=keep"],
             "DistributedSampler's indices would be split among the processes again",
+        ),
+        (
+            [f"sampler._target_={HERE}.drawing", "train.last_batch=keep"],
+            r"sampler: RandomSampler\.generator is a random generator, and the loader cannot save its state",
         ),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (["task.metrics={f: {_target_: torch.nn.Flatten}}"], "task cannot use .*'Flatten' object has no attribute"),

@@ -64,6 +64,13 @@ def test_regression_takes_labels_with_and_without_a_dimension_of_their_own():
         task.check(outputs, labels)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_labels_may_have_any_integer_dtype(dtype):
+    labels = LABELS.to(dtype)
+    Classification(THREE).check(LOGITS, labels)
+    assert Classification(THREE).loss(LOGITS, labels) == Classification(THREE).loss(LOGITS, LABELS)
+
+
 def test_a_custom_loss_replaces_the_tasks_own_and_custom_scores_are_added():
     far = {"far": lambda outputs, labels: (outputs - labels) > 3}
     task = Regression(THREE, loss=torch.nn.L1Loss(reduction="none"), scores=far, metric="far", higher_is_better=True)

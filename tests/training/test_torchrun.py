@@ -169,7 +169,7 @@ def test_two_processes_train_as_one_does_with_the_same_batches(undisturbed, sing
     assert_close(undisturbed, single)
 
 
-@pytest.mark.parametrize("trainer", ["Alternating", "Sometimes"])
+@pytest.mark.parametrize("trainer", ["Alternating", "Sometimes", "OneByHand"])
 def test_a_step_with_two_optimizers_is_the_same_in_two_processes(python, tmp_path, trainer):
     settings = [*TWO_OPTIMIZERS[1:], f"trainer._target_={DOORS}.{trainer}", "+model.dropout=0.0", "data.length=160"]
     assert_close(*(Run(python, tmp_path / f"{n}", *settings, "train.epochs=1", processes=n).finish() for n in (1, 2)))
