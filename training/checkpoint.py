@@ -106,6 +106,8 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:
             kept = next(iter(step_files(self.folder)), None)
             advice = f"{kept} is whole: make room, then resume from it" if kept else "make room; there is no other one"
+            if isinstance(error, FileNotFoundError):
+                advice = "another run seems to write into this folder: give each its own"
             raise CheckpointError(
                 f"the checkpoint of step {state['step']} could not be written to {path}: {_reason(error)}; {advice}"
             ) from error
