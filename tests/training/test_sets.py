@@ -227,7 +227,7 @@ class Endless:
         ("Plain", [f"task.loss={{_target_: {HERE}.number}}"], r"do not fit the loss or a score: 'float' object has"),
         ("Plain", [f"task.loss={{_target_: {HERE}.mistakes}}"], r"task\.loss has no gradient: compute it from"),
         ("Plain", ["task.label_smoothing=2"], r"do not fit the loss or a score: label_smoothing must be between"),
-        ("Plain", ["task.class_weights=[1,2,3]"], r"do not fit the loss or a score: weight tensor should be defined"),
+        ("Plain", ["task.class_weights=[1,2,3]"], r"class_weights=\[1, 2, 3\]: give balanced, or a number"),
         ("OnlyTraining", [], r"unexpected keyword argument 'train'"),
         ("Endless", [], r"Endless has no __len__: train\.py needs __len__ and __getitem__, or an IterableDataset"),
         ("Ragged", ["task=regression", "task.inputs=numbers"], r"Ragged\[1\] has .*shape \(2,\), and Ragged\[0\]"),
