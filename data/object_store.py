@@ -108,7 +108,8 @@ def range_reader(url: str, start: int, size: int, version: Version, attempts: in
     def read() -> bytes:
         with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
             for attempt in range(attempts):
-                time.sleep(attempt and min(10, 0.1 * 4**attempt))
+                if attempt:
+                    time.sleep(min(10, 0.1 * 4**attempt))
                 answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
                 if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
                     raise library.exceptions.PreconditionError("its ETag is another one")

@@ -118,6 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(PICTURE_WORKLOADS)}")
     options.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
     given = options.parse_args(arguments)
+    if given.data_root is not None and given.workload not in PICTURE_WORKLOADS:
+        raise ConfigError(f"--data-root: only {', '.join(PICTURE_WORKLOADS)} read images from a folder; leave it out")
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
     with tempfile.TemporaryDirectory() as folder:
         root = given.data_root or Path(folder, "images")
