@@ -1,7 +1,8 @@
 """Reads byte ranges of objects in a bucket (s3://, gs://, az://) or on a web server, many at once.
 
-The package obstore makes the requests. It repeats those that fail (server errors, broken connections, stalls), with
-growing pauses, and finds credentials by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
+The package obstore makes the requests; many at once are first made by libcurl, if it is there (data/range_client.py).
+obstore repeats those that fail (server errors, broken connections, stalls), with growing pauses, and finds credentials
+by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
 
 A forked process loads its own copy of obstore's extension. The threads of the copy that its parent has used did not
 survive the fork, so a request would wait for them forever.
@@ -10,15 +11,18 @@ survive the fork, so a request would wait for them forever.
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from data.errors import DataError, explained
@@ -26,6 +30,7 @@ from data.errors import DataError, explained
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
 OPENING_SECONDS, READING_SECONDS = 10, 600  # after which a request that fails is not repeated
+POLL_SECONDS, WAIT_SECONDS = 0.005, 0.001  # between looks at what has arrived: while there is more, and while not
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
@@ -48,30 +53,91 @@ class Version(NamedTuple):
     etag: str
 
 
-def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
-    """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
+@dataclass(frozen=True)
+class RangeReader:
+    """Reads `size` bytes of an object from `start` on, when it is called.
 
-    The calls begin at once. It raises the error of a call in its place, and then makes no more.
+    It raises DataError after `attempts`, and if the object has another version. It may be called in a thread.
+    """
+
+    url: str
+    start: int
+    size: int
+    version: Version
+    attempts: int = ATTEMPTS
+
+    def __call__(self) -> bytes:
+        if not self.size:
+            return b""  # no server sends an empty range
+        library, (store, name) = _library(os.getpid()), _place(self.url, self.attempts, READING_SECONDS)
+        end, etag = self.start + self.size, self.version.etag
+        with store_errors(f"{self.url}, bytes {self.start:,} to {end:,},"):
+            for attempt in range(self.attempts):
+                if attempt:
+                    time.sleep(min(10, 0.1 * 4**attempt))
+                answer = library.get(store, name, options={"range": (self.start, end), "if_match": etag})
+                if answer.meta["e_tag"] != etag:  # the server ignores If-Match
+                    raise library.exceptions.PreconditionError("its ETag is another one")
+                if len(data := bytes(answer.bytes())) == self.size:  # else its headers are wrong: obstore trusts them
+                    return data
+            raise ValueError(f"the server sent {len(data):,} bytes")
+
+
+def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
+    """Calls functions, `most` at a time; yields (number, result) in the order in which they return.
+
+    The calls begin at once: RangeReaders as requests of libcurl, if it can make them, and others in threads. It raises
+    the error of a call in its place, and then begins no more in threads.
     most=0: makes each call when its result is wanted, in this thread, in order.
     """
     if most == 0:
         return enumerate(call() for call in calls)
-    threads = _threads(os.getpid(), most)
-    return _completed({threads.submit(call): number for number, call in enumerate(calls)})
+    numbers = dict(enumerate(calls))  # of the calls without a result
+    ranges = {number: call for number, call in numbers.items() if isinstance(call, RangeReader)}
+    client = _client(os.getpid(), threading.get_ident(), most) if ranges else None
+    threads, futures = _threads(os.getpid(), most), list[Future[Any]]()
+    found: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # numbers, each with a future, or from libcurl bytes or None
 
+    def begin(number: int, call: Callable[[], Any]) -> None:
+        _library(os.getpid())  # loaded here, because two threads would load it twice
+        futures.append(threads.submit(call))
+        futures[-1].add_done_callback(lambda future: found.put((number, future)))
 
-def _completed(futures: dict[Future[T], int]) -> Iterator[tuple[int, T]]:
-    try:
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    def results() -> Iterator[tuple[int, T]]:
+        polled = 0.0
+        try:
+            while numbers:
+                if client and (found.empty() or time.monotonic() - polled > POLL_SECONDS):
+                    client.poll()
+                    polled = time.monotonic()
+                with suppress(Empty):
+                    number, result = found.get(timeout=client and WAIT_SECONDS)
+                    if result is None:  # libcurl was the first attempt
+                        begin(number, replace(ranges[number], attempts=max(1, ranges[number].attempts - 1)))
+                        continue
+                    del numbers[number]
+                    yield number, result.result() if isinstance(result, Future) else result
+        finally:
+            for future in futures:
+                future.cancel()
+
+    for number, call in numbers.items():
+        if not (client and number in ranges and client.ask(call, number, found)):
+            begin(number, call)
+    return results()
 
 
 @cache
 def _threads(process: int, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, "requests")
+
+
+@cache
+def _client(process: int, thread: int, most: int) -> Any:
+    """The connections of a thread; None without the package pycurl."""
+    with suppress(ImportError):
+        return import_module("data.range_client").RangeClient(most)
+    return None
 
 
 def is_remote(url: str) -> bool:
@@ -98,28 +164,10 @@ def read_object(url: str) -> bytes | None:
         return found and bytes(found.bytes())
 
 
-def range_reader(url: str, start: int, size: int, version: Version, attempts: int = ATTEMPTS) -> Callable[[], bytes]:
-    """A function that reads `size` bytes of an object from `start` on.
-
-    It raises DataError after `attempts`, and if the object has another version. It may be called in a thread.
-    """
-    library, (store, name) = _library(os.getpid()), _place(url, attempts, READING_SECONDS)
-
-    def read() -> bytes:
-        with store_errors(f"{url}, bytes {start:,} to {start + size:,},"):
-            for attempt in range(attempts):
-                if attempt:
-                    time.sleep(min(10, 0.1 * 4**attempt))
-                answer = library.get(store, name, options={"range": (start, start + size), "if_match": version.etag})
-                if answer.meta["e_tag"] != version.etag:  # the server ignores If-Match
-                    raise library.exceptions.PreconditionError("its ETag is another one")
-                if len(data := bytes(answer.bytes())) == size:  # else its headers are wrong: obstore trusts them
-                    break
-            else:
-                raise ValueError(f"the server sent {len(data):,} bytes")
-            return data
-
-    return read if size else bytes  # no server sends an empty range
+def sign(url: str, seconds: int) -> str:
+    """A URL with which any client can read an object of s3:// for so long."""
+    store, name = _place(url, ATTEMPTS, OPENING_SECONDS)
+    return _library(os.getpid()).sign(store, "GET", name, timedelta(seconds=seconds))
 
 
 def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:

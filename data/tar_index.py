@@ -146,7 +146,7 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         size = max(0, min(len(buffer), self._version.bytes - self._position))
         part = self._url, self._position, size, self._version, self._attempts
-        buffer[:size] = object_store.range_reader(*part)()
+        buffer[:size] = object_store.RangeReader(*part)()
         self._position += size
         return size
 

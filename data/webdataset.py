@@ -25,7 +25,7 @@ from data.errors import DataError, explained
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
-from data.object_store import ATTEMPTS, SCHEMES, answers, is_remote, range_reader
+from data.object_store import ATTEMPTS, SCHEMES, RangeReader, answers, is_remote
 from data.tar_index import KINDS, Index, each_shard, opened, pair, read_index, scan, split
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
@@ -100,7 +100,7 @@ class WebDataset(CroppedDataset):
         number, start, size = int(self._shard[index]), int(self._offsets[index]), int(self._bytes[index])
         shard = str(self.shards[number])
         if is_remote(shard):
-            return range_reader(shard, start, size, self._versions[number], self.attempts)
+            return RangeReader(shard, start, size, self._versions[number], self.attempts)
         return partial(read_file, self.path(index), shard, start, size)
 
 

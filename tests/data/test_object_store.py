@@ -117,6 +117,15 @@ def store(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(params=["libcurl", "obstore"])
+def transport(request, monkeypatch):
+    """What makes the requests of a batch first."""
+    if request.param == "libcurl":
+        pytest.importorskip("pycurl", reason="needs the package pycurl")
+    else:
+        monkeypatch.setattr(object_store, "_client", lambda *_: None)
+
+
 def read_batches(dataset, kill=None, **options):
     """All batches of two epochs. After each, `kill` is sent to a worker."""
     if hasattr(dataset, "__len__"):
@@ -138,6 +147,7 @@ def assert_equal(found, expected):
         assert torch.equal(one["image"], other["image"]) and torch.equal(one["label"], other["label"])
 
 
+@pytest.mark.usefixtures("transport")
 def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monkeypatch):
     monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
     faults = Faults(0.03, refused=0.05, cut=0.02, stalled=0.01, seed=1)
@@ -145,6 +155,30 @@ def test_batches_are_those_from_disk_whatever_requests_fail(store, folder, monke
     assert_equal(read_batches(dataset), read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16)))
     assert min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
     assert faults.most > 4  # in flight at the same time
+
+
+def read_files(dataset, indices):
+    return {row: data for row, (data, _) in dataset.encoded_rows(np.array(indices))}
+
+
+def test_libcurl_makes_the_requests_that_do_not_fail(store, images, monkeypatch):
+    pytest.importorskip("pycurl", reason="needs the package pycurl")
+    dataset = WebDataset(True, f"{store(Faults())}/{NAMES}", image_size=16, requests=4)
+    monkeypatch.setattr(object_store.RangeReader, "__call__", None)
+    monkeypatch.setattr(object_store, "_threads", lambda *_: None)
+    assert read_files(dataset, [119, *range(100)]) == dict(enumerate([images[119], *images[:100]]))
+
+
+def test_obstore_reads_what_libcurl_may_not(web, images, monkeypatch):
+    client = pytest.importorskip("data.range_client", reason="needs the package pycurl")
+    faults = Faults()
+    url = web(faults)
+    dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16, requests=4)
+    monkeypatch.setattr(client, "address", lambda *_: f"{url}/secret.tar")
+    for _ in range(2):
+        assert read_files(dataset, range(20)) == dict(enumerate(images[:20]))
+    asked = sum(count for (_, path, _), count in faults.seen.items() if path == "/secret.tar")
+    assert 1 <= asked <= 20  # those of the first batch, at most
 
 
 def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(store, folder, monkeypatch):
@@ -242,6 +276,7 @@ def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(store, folder, 
     assert opened().keys() == {f"{name}.index.npz" for name in sizes}
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_tar_that_changes_is_an_error_and_never_another_image(store, folder):
     url = store(Faults())
     dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
@@ -254,6 +289,8 @@ def test_a_tar_that_changes_is_an_error_and_never_another_image(store, folder):
     )
     with pytest.raises(DataError, match=words):
         dataset[45]
+    with pytest.raises(DataError, match=words):
+        read_files(dataset, [5, 45])
     assert len(WebDataset(True, f"{url}/train-1.tar")) == IMAGES  # a new run makes a new index
 
 
@@ -284,6 +321,9 @@ def test_after_the_attempts_the_error_names_the_range_and_the_last_reason(web):
     ):
         dataset[0]
     assert sum(faults.seen.values()) == 3
+    with pytest.raises(DataError, match=r"train-0.tar, bytes 512 .*503"):
+        read_files(dataset, [0])
+    assert sum(faults.seen.values()) == 6
 
 
 def test_a_range_that_lacks_bytes_is_requested_again_and_then_an_error(web):
@@ -292,6 +332,8 @@ def test_a_range_that_lacks_bytes_is_requested_again_and_then_an_error(web):
     whole = dataset.encoded(0)
     faults.short = 1
     assert dataset.encoded(0) == whole and faults.short == 0
+    faults.short = 1
+    assert read_files(dataset, [0]) == {0: whole[0]} and faults.short == 0
     faults.short = 2
     with pytest.raises(DataError, match=r"train-0.tar, bytes .* cannot be read \(the server sent [\d,]+ bytes\)"):
         dataset.encoded(0)
