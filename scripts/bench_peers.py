@@ -22,6 +22,7 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,6 @@ from scripts.bench_loaders import count
 from scripts.bench_workloads import make_pack, make_pictures
 from scripts.command import run_script
 from scripts.peer_loaders import BATCH, PEERS, SIZE, batches
-from training.config import ConfigError
 from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
@@ -67,45 +67,38 @@ def turn(loader: str, reads: str, root: Path, workers: int, seconds: float) -> d
     return {"images_per_second": speed, **dict(zip(COLORS, colors, strict=True))}
 
 
-def measure(row: str, root: Path, workers: int, seconds: float, folder: Path) -> dict[str, float]:
-    """Runs a turn in the peer's environment. Raises ConfigError with the last line of its output if it fails."""
+def measure(row: str, given: Any, root: Path, folder: Path, left: dict[str, str]) -> dict[str, float]:
+    """Runs a turn in the peer's environment. If it fails, `left` gets the last line of its output."""
     peer = ROWS[row][0]
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
-    if not python.exists():
-        raise ConfigError(f"run `python scripts/bench_peers.py --setup {peer}` first")
-    settings = f"--workers={workers}", f"--seconds={seconds}", f"--turn={row}", f"--data-root={root}"
-    command: list[str | Path] = [python, Path(__file__).resolve(), *settings]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    if done.returncode:
-        raise ConfigError((done.stderr.splitlines() or ["its process died"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    if python.exists():
+        options = f"--workers={given.workers}", f"--seconds={given.seconds}", f"--turn={row}", f"--data-root={root}"
+        command = [str(python), __file__, *options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        left[row] = (done.stderr.splitlines() or ["its process died"])[-1]
+    else:
+        left[row] = f"run `python scripts/bench_peers.py --setup {peer}` first"
+    return dict.fromkeys(("images_per_second", *COLORS), float("nan"))
 
 
 def setup(peer: str) -> None:
     """Installs a peer into an environment that has the packages of this one, too."""
-    environment = ENVIRONMENTS / peer
-    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
-    (packages,) = environment.glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENTS / peer], check=True)
+    (packages,) = Path(ENVIRONMENTS, peer).glob("lib/python*/site-packages")
     (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
-    sys.exit(subprocess.run([environment / "bin/python", "-m", "pip", "install", *PEERS[peer][0].split()]).returncode)
+    pip = [str(ENVIRONMENTS / peer / "bin/python"), "-m", "pip", "install", *PEERS[peer][0].split()]
+    sys.exit(subprocess.run(pip).returncode)
 
 
-def compare(root: Path, workers: int, seconds: float, folder: Path) -> tuple[list[Row], dict[str, str]]:
+def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, str]]:
     """The rows of the table, and for each row that is left out the reason."""
-    space = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}
+    space, left = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}, dict[str, str]()
     for pack, options in PACKS.items():
         make_pack(root, folder / pack, "--format", *options)
         space[pack] = sum(path.stat().st_size for path in Path(folder, pack).glob("train-*"))
-    left: dict[str, str] = {}
-
-    def measured(row: str) -> dict[str, float]:
-        try:
-            return measure(row, root, workers, seconds, folder)
-        except ConfigError as error:
-            left[row] = str(error)
-            return dict.fromkeys(("images_per_second", *COLORS), float("nan"))
-
-    first, *others = rows = in_turns(ROWS, measured, ROUNDS)
+    first, *others = rows = in_turns(ROWS, lambda row: measure(row, given, root, folder, left), ROUNDS)
     for row in others:
         if (off := max(abs(row[color] - first[color]) for color in COLORS)) > 2:
             left[row["loader"]] = f"the mean of a color is {off:.1f} levels from Pillow's"
@@ -120,15 +113,13 @@ def compare(root: Path, workers: int, seconds: float, folder: Path) -> tuple[lis
 def draw(rows: list[Row], title: str) -> bytes:
     figure = new_figure(title, 11, 1 + 0.34 * len(rows))
     axes = figure.subplots()
-    speeds = [row["images_per_second"] for row in rows]
+    names, speeds = [f"{row['name']}: {row['reads']}" for row in rows], [row["images_per_second"] for row in rows]
     spreads = [row["spread"] * row["images_per_second"] for row in rows]
     colors = ["#08519c" if row["name"] == NAMES["workers"] else "#9ecae1" for row in rows]
-    bars = axes.barh(range(len(rows)), speeds, color=colors, xerr=spreads, ecolor="#d94801")
+    bars = axes.barh(names, speeds, color=colors, xerr=spreads, ecolor="#d94801")
     axes.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
-    axes.set_yticks(range(len(rows)), [f"{row['name']}: {row['reads']}" for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)  # from the top down
-    axes.set_xlim(right=1.25 * max(speeds))
-    axes.set_xlabel("images per second (more is better), and the spread of the rounds")
+    axes.invert_yaxis()  # the first row on top
+    axes.set(xlim=(0, 1.25 * max(speeds)), xlabel="images per second (more is better), and the spread of the rounds")
     return png(figure)
 
 
@@ -147,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
         return print(json.dumps(turn(*ROWS[given.turn], given.data_root, given.workers, given.seconds)))
     with tempfile.TemporaryDirectory() as folder:
         root = given.data_root or make_pictures(Path(folder, "images"))
-        rows, left = compare(root.resolve(), given.workers, given.seconds, Path(folder))
+        rows, left = compare(given, root.resolve(), Path(folder))
     title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
     text = report(title, COLUMNS, {"rows": rows, "left": left}, given.json, f"{NOTES}\n{reasons}".rstrip())
