@@ -110,8 +110,10 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
                 if client and (found.empty() or time.monotonic() - polled > POLL_SECONDS):
                     client.poll()
                     polled = time.monotonic()
+                    if found.empty():
+                        time.sleep(WAIT_SECONDS)  # Python 3.11's get(timeout) may wait forever if it is so short
                 with suppress(Empty):
-                    number, result = found.get(timeout=client and WAIT_SECONDS)
+                    number, result = found.get(block=client is None)
                     if result is None:  # libcurl was the first attempt
                         begin(number, replace(ranges[number], attempts=max(1, ranges[number].attempts - 1)))
                         continue
