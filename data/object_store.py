@@ -44,6 +44,7 @@ REMEDIES = {
 
 T = TypeVar("T")
 _copies: list[Any] = []  # of obstore and its modules; they stay alive, because the threads that would end them may not
+_mine = threading.local()  # a thread's clients
 
 
 class Version(NamedTuple):
@@ -94,7 +95,7 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
         return enumerate(call() for call in calls)
     numbers = dict(enumerate(calls))  # of the calls without a result
     ranges = {number: call for number, call in numbers.items() if isinstance(call, RangeReader)}
-    client = _client(os.getpid(), threading.get_ident(), most) if ranges else None
+    client = _client(most) if ranges else None
     threads, futures = _threads(os.getpid(), most), list[Future[Any]]()
     found: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # numbers, each with a future, or from libcurl bytes or None
 
@@ -134,12 +135,14 @@ def _threads(process: int, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, "requests")
 
 
-@cache
-def _client(process: int, thread: int, most: int) -> Any:
-    """The connections of a thread; None without the package pycurl."""
-    with suppress(ImportError):
-        return import_module("data.range_client").RangeClient(most)
-    return None
+def _client(most: int) -> Any:
+    """The connections of this thread, in this process; None without the package pycurl."""
+    clients = vars(_mine).setdefault("clients", {})  # a forked process leaves its parent's as they are
+    if (key := (os.getpid(), most)) not in clients:
+        clients[key] = None
+        with suppress(ImportError):
+            clients[key] = import_module("data.range_client").RangeClient(most)
+    return clients[key]
 
 
 def is_remote(url: str) -> bool:
