@@ -109,12 +109,15 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
         try:
             while numbers:
                 if client and (found.empty() or time.monotonic() - polled > POLL_SECONDS):
-                    client.poll()
+                    if not client.is_closed:
+                        client.poll()
                     polled = time.monotonic()
                     if found.empty():
                         time.sleep(WAIT_SECONDS)  # Python 3.11's get(timeout) may wait forever if it is so short
                 with suppress(Empty):
                     number, result = found.get(block=client is None)
+                    if number not in numbers:  # a client that was closed may have answered before
+                        continue
                     if result is None:  # libcurl was the first attempt
                         begin(number, replace(ranges[number], attempts=max(1, ranges[number].attempts - 1)))
                         continue
@@ -138,7 +141,8 @@ def _threads(process: int, most: int) -> ThreadPoolExecutor:
 def _client(most: int) -> Any:
     """The connections of this thread, in this process; None without the package pycurl."""
     clients = vars(_mine).setdefault("clients", {})  # a forked process leaves its parent's as they are
-    if (key := (os.getpid(), most)) not in clients:
+    key = os.getpid(), most
+    if key not in clients or (clients[key] and clients[key].is_closed):
         clients[key] = None
         with suppress(ImportError):
             clients[key] = import_module("data.range_client").RangeClient(most)

@@ -20,41 +20,63 @@ import pycurl
 from data import object_store
 from data.object_store import RangeReader
 
-REFUSED = (400, 401, 403)  # a signature is not all that this server needs
+REFUSED = (400, 401, 403)  # a signature is not all that this server needs; obstore reads from it for some time
 RESERVED = "!$&'()*+,;=:@~"  # characters that stay as they are in a URL
 SIGNED_SECONDS = 150  # a signature is used for so long, and valid for twice as long
 
 Found = SimpleQueue[tuple[int, Any]]
+Request = tuple[RangeReader, int, Found]
 
 
 class RangeClient:
-    """The requests of one thread, `most` at a time. They go on while the thread calls `poll`."""
+    """The requests of one thread, `most` at a time. They go on while the thread calls `poll`.
+
+    is_closed: an exception, as of Ctrl-C, came between two steps of it, so another client has to go on.
+    """
 
     def __init__(self, most: int) -> None:
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, most)
         self._idle = [new_handle() for _ in range(most)]
-        self._waiting: deque[tuple[str, RangeReader, int, Found]] = deque()
-        self._refused: set[str] = set()  # folders
+        self._waiting: deque[Request] = deque()
+        self._begun: dict[Any, Request] = {}  # by handle
+        self._refused: set[tuple[str, int]] = set()  # folders, and the period in which they were
+        self.is_closed = False
 
     def ask(self, part: RangeReader, number: int, found: Found) -> bool:
         """Asks for a range: puts (number, bytes) into `found` when it has arrived, or (number, None) if that failed.
 
         Returns False for a range that only obstore can read.
         """
-        url = address(os.getpid(), part.url, int(time.monotonic() // SIGNED_SECONDS))
-        if url is None or folder(part) in self._refused or not part.size:
+        if (
+            not part.size
+            or (folder(part), period()) in self._refused
+            or address(os.getpid(), part.url, period()) is None
+        ):
             return False
-        self._waiting.append((url, part, number, found))
-        self._begin()
+        self._waiting.append((part, number, found))
+        self.poll(receive=False)
         return True
 
-    def _begin(self) -> None:
+    def poll(self, receive: bool = True) -> None:
+        """Sends and receives what it can without waiting."""
+        try:
+            self._send()
+            if receive:
+                self._receive()
+        except BaseException:
+            self.is_closed = True
+            for _, number, found in (*self._begun.values(), *self._waiting):
+                found.put((number, None))
+            raise
+
+    def _send(self) -> None:
         while self._idle and self._waiting:
             handle = self._idle.pop()
-            url, part, *_ = handle.request = self._waiting.popleft()
+            self._begun[handle] = part, *_ = self._waiting[0]
+            self._waiting.popleft()
             handle.body, handle.headers = io.BytesIO(), io.BytesIO()
-            handle.setopt(pycurl.URL, url)
+            handle.setopt(pycurl.URL, address(os.getpid(), part.url, period()) or part.url)
             handle.setopt(pycurl.RANGE, f"{part.start}-{part.start + part.size - 1}")
             handle.setopt(pycurl.HTTPHEADER, [f"If-Match: {part.version.etag}"])
             handle.setopt(pycurl.MAXFILESIZE, part.size)  # not the whole object, from a server that has no ranges
@@ -62,22 +84,23 @@ class RangeClient:
             handle.setopt(pycurl.WRITEHEADER, handle.headers)
             self._multi.add_handle(handle)
 
-    def poll(self) -> None:
-        """Sends and receives what it can without waiting."""
-        self._begin()
+    def _receive(self) -> None:
         self._multi.perform()
         _, done, failed = self._multi.info_read()
         for handle in (*done, *(handle for handle, *_ in failed)):
             self._multi.remove_handle(handle)
-            self._idle.append(handle)
-            _, part, number, found = handle.request
-            data, headers = handle.body.getvalue(), handle.headers.getvalue()
-            if (status := handle.getinfo(pycurl.RESPONSE_CODE)) in REFUSED:
-                self._refused.add(folder(part))
+            part, number, found = self._begun[handle]
+            status = handle.getinfo(pycurl.RESPONSE_CODE)
+            if status in REFUSED or not (status or handle.getinfo(pycurl.PRETRANSFER_TIME)):  # or not even connected
+                self._refused.add((folder(part), period()))
+            data, (*_, headers) = handle.body.getvalue(), handle.headers.getvalue().split(b"\r\n\r\nHTTP/")
             # The values of ETag and Content-Range, whatever the case of their names.
             expected = f": {part.version.etag}\r\n".encode(), b": bytes %d-" % part.start
             fits = status == 206 and len(data) == part.size and all(value in headers for value in expected)
             found.put((number, data if fits else None))
+            handle.body.close()  # else it would keep the bytes until its next request
+            del self._begun[handle]
+            self._idle.append(handle)
 
 
 def new_handle() -> Any:
@@ -102,6 +125,10 @@ def address(process: int, url: str, period: int) -> str | None:
         with suppress(Exception):  # obstore will raise it again
             return object_store.sign(url, 2 * SIGNED_SECONDS)
     return None
+
+
+def period() -> int:
+    return int(time.monotonic() // SIGNED_SECONDS)
 
 
 def folder(part: RangeReader) -> str:

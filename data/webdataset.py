@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -65,7 +66,7 @@ class WebDataset(CroppedDataset):
         self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index in indices])
         self._offsets, self._bytes, self._names = (joined(indices, name) for name in ("offset", "bytes", "name"))
         self._at_once = requests if any(map(is_remote, shards)) else 0
-        self._begun: dict[bytes, Files] = {}  # by indices: this batch's files and the next one's, at most
+        self._begun: dict[Any, Files] = {}  # this batch's files and the next one's, at most
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
@@ -75,6 +76,9 @@ class WebDataset(CroppedDataset):
             self.classes = tuple(str(value) for value in known)
         remedy = "change the label, or set data.classes to a list of all classes"
         self.labels = class_indices(labels, known, self.path, remedy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_begun": {}}
 
     def path(self, index: int) -> str:
         return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._names[index])}"
@@ -86,10 +90,10 @@ class WebDataset(CroppedDataset):
         """Begins to read the files at `indices` (B,), if they are in an object store, before this batch is read."""
         if self._at_once:
             self._begun = dict(list(self._begun.items())[-1:])
-            self._begun[indices.tobytes()] = self._files(indices)
+            self._begun[_reader_of(indices)] = self._files(indices)
 
     def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, File]]:
-        files = self._begun.pop(indices.tobytes(), None) or self._files(indices)
+        files = self._begun.pop(_reader_of(indices), None) or self._files(indices)
         return ((row, (data, self.path(indices[row]))) for row, data in files)
 
     def _files(self, indices: np.ndarray) -> Files:
@@ -146,6 +150,11 @@ class WebDatasetStream(CroppedStream):
                 end = offset + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 for name, *_, label in pair(shard, sample):
                     yield end, contents[name], f"{shard}/{name}", label.decode()
+
+
+def _reader_of(indices: np.ndarray) -> tuple[Any, ...]:
+    """Who reads these files: requests that a thread has begun are of no use to another one, or to a forked process."""
+    return os.getpid(), threading.get_ident(), indices.tobytes()
 
 
 def read_file(name: str, shard: str, start: int, size: int) -> bytes:

@@ -169,6 +169,36 @@ def test_libcurl_makes_the_requests_that_do_not_fail(store, images, monkeypatch)
     assert read_files(dataset, [119, *range(100)]) == dict(enumerate([images[119], *images[:100]]))
 
 
+class Interrupting:
+    """A CurlMulti whose first answers are lost, as if Ctrl-C came when it had returned them."""
+
+    def __init__(self, multi):
+        self.multi = multi
+
+    def __getattr__(self, name):
+        return getattr(self.multi, name)
+
+    def info_read(self):
+        answers = self.multi.info_read()
+        if answers[1]:
+            raise KeyboardInterrupt
+        return answers
+
+
+def test_an_interrupt_loses_no_request(web, images):
+    pytest.importorskip("pycurl", reason="needs the package pycurl")
+    dataset = WebDataset(True, f"{web(Faults(0.01))}/{NAMES}", image_size=16, requests=2)
+    first, second = np.arange(9), np.arange(9, 20)
+    client = object_store._client(2)
+    client._multi = Interrupting(client._multi)
+    dataset.will_read(second)
+    with pytest.raises(KeyboardInterrupt):
+        read_files(dataset, first)
+    assert read_files(dataset, second) == dict(enumerate(images[9:20]))  # requested before
+    assert read_files(pickle.loads(pickle.dumps(dataset)), first) == dict(enumerate(images[:9]))
+    assert object_store._client(2) is not client
+
+
 def test_obstore_reads_what_libcurl_may_not(web, images, monkeypatch):
     client = pytest.importorskip("data.range_client", reason="needs the package pycurl")
     faults = Faults()
