@@ -126,7 +126,12 @@ class Checkpoints:
 
         def found() -> tuple[Path, dict[str, Any]] | None:
             own = None if resume is None else newest_checkpoint(self.folder)
-            return own if own or resume in (None, "auto") else find_checkpoint(Path(resume).expanduser())
+            if own or resume in (None, "auto"):
+                return own
+            path, content = find_checkpoint(Path(resume).expanduser())
+            if path.parent.resolve() != self.folder.resolve() and (best := path.with_name("best.pt")).exists():
+                log.warning("%s stays there: this folder's best.pt is chosen from the steps that follow", best)
+            return path, content
 
         return self._processes.share(found)
 

@@ -21,6 +21,7 @@ from data.errors import DataError, check_choice
 from data.samples import Samples
 from loaders import Random
 from loaders.nested import move
+from loaders.samplers import own_generator_of
 from loaders.workers.reader import offers
 from training.config import ConfigError, one_line
 from training.optimizer import parameters_of
@@ -49,6 +50,12 @@ def check_dataset(
     Raises DataError or ConfigError, which says what does not fit, and what to do.
     """
     check_methods(dataset)
+    if is_random and (generator := own_generator_of(dataset)):
+        log.warning(
+            "%s is a random generator: its numbers depend on the number of workers, and begin anew at a resume; "
+            "draw from torch's, Python's or numpy's global generator, which the loader seeds",
+            generator,
+        )
     samples = as_checked(dataset, task, collate is not None)
     found = [samples.checked(sample) for sample in islice(dataset, 2)] if is_stream(dataset) else []
     for index in range(0 if is_stream(dataset) else min(len(dataset), MOST_TRIED)):

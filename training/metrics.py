@@ -61,7 +61,9 @@ class EpochMetrics:
         self._processes, self._got_batches, self._kept = processes, False, list[tuple[Any, Any]]()
         self._metrics = {name: build(f"task.metrics.{name}", values) for name, values in (section or {}).items()}
         self.names = list(self._metrics)
-        for metric in self._metrics.values():
+        for name, metric in self._metrics.items():
+            if missing := [method for method in ("update", "compute", "reset") if not hasattr(metric, method)]:
+                raise ConfigError(f"task.metrics.{name}: {type(metric).__name__} has no {missing[0]}(): add it")
             if hasattr(metric, "to"):
                 metric.to(processes.device)
         alone = processes.world_size == 1

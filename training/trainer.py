@@ -174,6 +174,8 @@ class Trainer:
             with self.autocast:
                 loss = self.parallel(part)
             if loss is not None:
+                if loss.numel() != 1:
+                    raise ConfigError(f"trainer: the loss has the shape {tuple(loss.shape)}: return its mean")
                 self.means.add(size, {"loss": loss})
                 self.backward(loss if size == count else loss * (size / count))
         if loss is not None:

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from training.config import CONF, ConfigError, one_line
+from training.config import CONF, ConfigError
 from training.run import METHODS as CALLBACK_METHODS
+from training.targets import reason_of
 from training.tasks import Task
 from training.trainer import Trainer
 
@@ -122,7 +123,7 @@ def _is_allowed(target: Any, trusted: Sequence[str], here: str) -> bool:
     try:
         found = get_object(target)
     except Exception as error:
-        raise ConfigError(f"{here} cannot be imported: {one_line(error)}") from error
+        raise ConfigError(f"{here} cannot be imported: {reason_of(error)}") from error
     module = str(getattr(found, "__module__", None))
     if inspect.isfunction(found):
         networks = sys.modules["torchvision.models"].list_models() if _lies_in(module, ["torchvision.models"]) else []

@@ -697,6 +697,44 @@ def as_tuple(samples) -> tuple:
     return tuple(samples[0].values())
 
 
+class PerSample(Trainer):
+    """Forgets the mean."""
+
+    def training_step(self, batch) -> Tensor:
+        return super().training_step(batch).expand(len(batch["label"]))
+
+
+class Misspelt:
+    def on_step(self, run) -> None:
+        """Is called."""
+
+    def on_epoch_ended(self, run) -> None:
+        """Is not."""
+
+
+def test_a_misspelt_method_of_a_callback_is_warned_of(tmp_path, caplog):
+    train(tmp_path, f"+callbacks.mine._target_={HERE}.Misspelt", "train.max_steps=2")
+    assert "callbacks.mine: on_epoch_ended is not called: the methods are on_start, on_step" in caplog.text
+
+
+def test_a_run_that_goes_on_in_another_folder_says_where_best_pt_is(tmp_path, caplog):
+    train(tmp_path / "a", "train.epochs=1")
+    assert "stays there" not in caplog.text
+    train(tmp_path / "b", "train.epochs=2", f"train.resume={tmp_path / 'a'}")
+    assert f"{tmp_path / 'a' / 'checkpoints' / 'best.pt'} stays there: this folder's best.pt" in caplog.text
+
+
+def test_a_generator_that_a_dataset_keeps_is_warned_of(tmp_path, caplog):
+    train(tmp_path, f"data._target_={HERE}.Drawing", "train.max_steps=2")
+    assert "Drawing.random is a random generator: its numbers depend on the number of workers" in caplog.text
+
+
+class Drawing(Synthetic):
+    def __init__(self, train: bool, **images) -> None:
+        super().__init__(train, **images)
+        self.random = np.random.default_rng(0)
+
+
 class Overwriting(Trainer):
     """Logs a number under a name that each line has already."""
 
@@ -757,7 +795,8 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
             r"sampler: RandomSampler\.generator is a random generator, and the loader cannot save its state",
         ),
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
-        (["task.metrics={f: {_target_: torch.nn.Flatten}}"], "task cannot use .*'Flatten' object has no attribute"),
+        (["task.metrics={f: {_target_: torch.nn.Flatten}}"], r"task\.metrics\.f: Flatten has no update\(\): add"),
+        ([f"trainer._target_={HERE}.PerSample"], r"trainer: the loss has the shape \(32,\): return its mean"),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
         ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
         (["train.batch_size=300"], r"train\.batch_size=300: there are only 256 training samples"),

@@ -88,8 +88,10 @@ def test_a_trusted_module_is_allowed_but_not_what_it_imports():
         ConfigError, match=r"fractions\.sys\.exit is not in this repository's data/ .* add --trust fractions\.sys"
     ):
         check_config({"_target_": "fractions.sys.exit"}, "a run", ["fractions"])
-    with pytest.raises(ConfigError, match=r"^a run: data\._target_=my\.data\.Flowers is not .* add --trust my\.data$"):
-        check_config({"data": {"_target_": "my.data.Flowers"}}, "a run")
+    with pytest.raises(
+        ConfigError, match=r"^a run: data\._target_=no_such\.data\.Flowers is not .* add --trust no_such\.data$"
+    ):
+        check_config({"data": {"_target_": "no_such.data.Flowers"}}, "a run")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ class Measured:
     def obstacle(self) -> str:
         """Why steps with free data say nothing about this run: a key of `reasons` in verdict.py, or ""."""
         kept = self.sizes[0]
+        if not self.workers and self.loader.name == "torch" and self.waiting > LEAST_LOSS * self.step:
+            return "workers"
         if self.free is not None and statistics.mean(abs(size - kept) for size in self.sizes) > VARIES * kept:
             return "sizes"
         if self.others > MOST_OTHERS:

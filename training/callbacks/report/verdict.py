@@ -26,7 +26,7 @@ HINTS = {
     "checkpoint": "save less often: train.checkpoint_every=10min",
     "cores": "make samples cheaper, or give the run more cores",
     "reading": "make samples cheaper, as by smaller or decoded files, or files on a faster disk (image folders: "
-    "scripts/pack_images.py), and let the dataset write whole batches (read_batch)",
+    "scripts/pack_images.py), and let a dataset that is no stream write whole batches (read_batch)",
     "transform": "use smaller images, or less of augment.*",
     "loader": "use larger batches or smaller samples",
 }
@@ -158,6 +158,7 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
             f"{computing:.1f} ms per step, and took {free:.1f} ms right after the run"
         )
     reasons = {
+        "workers": "torch's workers do not tell of a stream how long reading takes: compare loaders by a sweep",
         "others": f"other programs kept {run.others:.0%} of the cores busy: run it again on an idle machine",
         "sizes": f"batches vary in size ({min(run.sizes):,} to {max(run.sizes):,} numbers), and free data are one "
         "batch: compare loaders by a sweep",
