@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from training.config import ConfigError
+from training.files import write_whole
 from training.launch import all_done, check_launcher
 from training.slurm import Requeue
 
@@ -55,7 +56,7 @@ def add_job(sweep: Path, number: int, *overrides: str) -> Path:
 
 
 def finish(job: Path, speed: float = 1000.0) -> None:
-    (job / "summary.json").write_text(json.dumps({"loader": "torch", "images_per_second": speed}))
+    write_whole(job / "summary.json", json.dumps({"loader": "torch", "images_per_second": speed}))  # as a run does
 
 
 # Real launchers
