@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from data.errors import DataError, explained
@@ -30,7 +30,6 @@ from data.errors import DataError, explained
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
 OPENING_SECONDS, READING_SECONDS = 10, 600  # after which a request that fails is not repeated
-POLL_SECONDS, WAIT_SECONDS = 0.005, 0.001  # between looks at what has arrived: while there is more, and while not
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
@@ -105,24 +104,16 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
         futures[-1].add_done_callback(lambda future: found.put((number, future)))
 
     def results() -> Iterator[tuple[int, T]]:
-        polled = 0.0
         try:
             while numbers:
-                if client and (found.empty() or time.monotonic() - polled > POLL_SECONDS):
-                    if not client.is_closed:
-                        client.poll()
-                    polled = time.monotonic()
-                    if found.empty():
-                        time.sleep(WAIT_SECONDS)  # Python 3.11's get(timeout) may wait forever if it is so short
-                with suppress(Empty):
-                    number, result = found.get(block=client is None)
-                    if number not in numbers:  # a client that was closed may have answered before
-                        continue
-                    if result is None:  # libcurl was the first attempt
-                        begin(number, replace(ranges[number], attempts=max(1, ranges[number].attempts - 1)))
-                        continue
-                    del numbers[number]
-                    yield number, result.result() if isinstance(result, Future) else result
+                number, result = client.wait(found) if client else found.get()
+                if number not in numbers:  # a client that was closed may have answered before
+                    continue
+                if result is None:  # libcurl was the first attempt
+                    begin(number, replace(ranges[number], attempts=max(1, ranges[number].attempts - 1)))
+                    continue
+                del numbers[number]
+                yield number, result.result() if isinstance(result, Future) else result
         finally:
             for future in futures:
                 future.cancel()
@@ -130,6 +121,8 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     for number, call in numbers.items():
         if not (client and number in ranges and client.ask(call, number, found)):
             begin(number, call)
+    if client:
+        client.poll()
     return results()
 
 

@@ -22,6 +22,7 @@ from data.object_store import RangeReader
 
 REFUSED = (400, 401, 403)  # a signature is not all that this server needs; obstore reads from it for some time
 RESERVED = "!$&'()*+,;=:@~"  # characters that stay as they are in a URL
+POLL_SECONDS, WAIT_SECONDS = 0.005, 0.001  # between polls: while there are answers to use, and while there are none
 SIGNED_SECONDS = 150  # a signature is used for so long, and valid for twice as long
 
 Found = SimpleQueue[tuple[int, Any]]
@@ -29,9 +30,9 @@ Request = tuple[RangeReader, int, Found]
 
 
 class RangeClient:
-    """The requests of one thread, `most` at a time. They go on while the thread calls `poll`.
+    """The requests of one thread, `most` at a time. They go on while the thread calls `poll` or `wait`.
 
-    is_closed: an exception, as of Ctrl-C, came between two steps of it, so another client has to go on.
+    is_closed: an exception, as of Ctrl-C, has ended a `poll` between two of its steps: use another client.
     """
 
     def __init__(self, most: int) -> None:
@@ -41,29 +42,37 @@ class RangeClient:
         self._waiting: deque[Request] = deque()
         self._begun: dict[Any, Request] = {}  # by handle
         self._refused: set[tuple[str, int]] = set()  # folders, and the period in which they were
+        self._polled = 0.0  # when
         self.is_closed = False
 
     def ask(self, part: RangeReader, number: int, found: Found) -> bool:
-        """Asks for a range: puts (number, bytes) into `found` when it has arrived, or (number, None) if that failed.
+        """Asks for a range; the next `poll` sends the request. Returns False for a range that only obstore can read.
 
-        Returns False for a range that only obstore can read.
+        Puts (number, bytes) into `found` when the range has arrived, or (number, None) if the request has failed.
         """
-        if (
-            not part.size
-            or (folder(part), period()) in self._refused
-            or address(os.getpid(), part.url, period()) is None
-        ):
+        is_refused = (folder(part), period()) in self._refused
+        if is_refused or not part.size or address(os.getpid(), part.url, period()) is None:
             return False
         self._waiting.append((part, number, found))
-        self.poll(receive=False)
         return True
 
-    def poll(self, receive: bool = True) -> None:
+    def wait(self, found: Found) -> tuple[int, Any]:
+        """Takes the next result out of `found`, where threads may put theirs too. Polls until there is one."""
+        if found.empty() or time.monotonic() - self._polled > POLL_SECONDS:
+            self.poll()
+        while found.empty():
+            time.sleep(WAIT_SECONDS)  # Python 3.11's get(timeout) may wait forever if it is so short
+            self.poll()
+        return found.get()
+
+    def poll(self) -> None:
         """Sends and receives what it can without waiting."""
+        if self.is_closed:
+            return
         try:
             self._send()
-            if receive:
-                self._receive()
+            self._receive()
+            self._polled = time.monotonic()
         except BaseException:
             self.is_closed = True
             for _, number, found in (*self._begun.values(), *self._waiting):

@@ -90,10 +90,10 @@ class WebDataset(CroppedDataset):
         """Begins to read the files at `indices` (B,), if they are in an object store, before this batch is read."""
         if self._at_once:
             self._begun = dict(list(self._begun.items())[-1:])
-            self._begun[_reader_of(indices)] = self._files(indices)
+            self._begun[_request_key(indices)] = self._files(indices)
 
     def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, File]]:
-        files = self._begun.pop(_reader_of(indices), None) or self._files(indices)
+        files = self._begun.pop(_request_key(indices), None) or self._files(indices)
         return ((row, (data, self.path(indices[row]))) for row, data in files)
 
     def _files(self, indices: np.ndarray) -> Files:
@@ -152,8 +152,8 @@ class WebDatasetStream(CroppedStream):
                     yield end, contents[name], f"{shard}/{name}", label.decode()
 
 
-def _reader_of(indices: np.ndarray) -> tuple[Any, ...]:
-    """Who reads these files: requests that a thread has begun are of no use to another one, or to a forked process."""
+def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
+    """The key of these files' requests. Those of another thread, or of the process before a fork, are not used."""
     return os.getpid(), threading.get_ident(), indices.tobytes()
 
 

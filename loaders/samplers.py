@@ -65,7 +65,7 @@ def length_of(sampler: Any) -> int:
 
 
 def own_generator_of(*samplers: Any) -> str | None:
-    """Returns "Class.attribute" of the first random generator in the samplers and those inside them, or None."""
+    """Returns "Class.attribute" of the first random generator in samplers, those inside them, or datasets; or None."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     for sampler in _with_inner(samplers):
         for name, value in getattr(sampler, "__dict__", {}).items():

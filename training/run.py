@@ -112,7 +112,7 @@ def build_callbacks(config: Config) -> dict[str, Any]:
     callbacks = {}
     for name, section in config.callbacks.items():
         callbacks[name] = callback = build(f"callbacks.{name}", section)
-        for other in {name for name in dir(callback) if name.startswith("on_")} - set(METHODS):
+        for other in {attribute for attribute in dir(callback) if attribute.startswith("on_")} - set(METHODS):
             log.warning("callbacks.%s: %s is not called: the methods are %s", name, other, ", ".join(METHODS))
         if not any(hasattr(callback, method) for method in METHODS):
             raise ConfigError(

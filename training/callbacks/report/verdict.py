@@ -158,7 +158,7 @@ def finding(run: Measured, bottleneck: str, share: float = 0.0) -> str:
             f"{computing:.1f} ms per step, and took {free:.1f} ms right after the run"
         )
     reasons = {
-        "workers": "torch's workers do not tell of a stream how long reading takes: compare loaders by a sweep",
+        "workers": "loader=torch does not measure how long its workers read a stream: compare loaders by a sweep",
         "others": f"other programs kept {run.others:.0%} of the cores busy: run it again on an idle machine",
         "sizes": f"batches vary in size ({min(run.sizes):,} to {max(run.sizes):,} numbers), and free data are one "
         "batch: compare loaders by a sweep",

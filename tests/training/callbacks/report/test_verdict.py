@@ -135,7 +135,7 @@ def test_without_a_measurement_of_free_data_waiting_counts():
 
 
 NOT_MEASURABLE = {
-    "workers": (replace(measured("torch", **SLOW), workers={}), "torch's workers do not tell of a stream"),
+    "workers": (replace(measured("torch", **SLOW), workers={}), "does not measure how long its workers read a stream"),
     "others": (measured(**SLOW, others=0.3), "other programs kept 30% of the cores busy"),
     "others, not tried": (measured(others=0.3), "other programs kept 30% of the cores busy"),
     "sizes": (measured(**SLOW, sizes=(1000, *[1000] * 18, 3500), others=0.3), "batches vary in size (1,000 to 3,500"),
