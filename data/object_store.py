@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -95,13 +95,14 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     numbers = dict(enumerate(calls))  # of the calls without a result
     ranges = {number: call for number, call in numbers.items() if isinstance(call, RangeReader)}
     client = _client(most) if ranges else None
-    threads, futures = _threads(os.getpid(), most), list[Future[Any]]()
+    futures = list[Future[Any]]()
     found: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # numbers, each with a future, or from libcurl bytes or None
 
     def begin(number: int, call: Callable[[], Any]) -> None:
         _library(os.getpid())  # loaded here, because two threads would load it twice
-        futures.append(threads.submit(call))
+        futures.append(Future())
         futures[-1].add_done_callback(lambda future: found.put((number, future)))
+        _threads(os.getpid(), most).put((futures[-1], call))
 
     def results() -> Iterator[tuple[int, T]]:
         try:
@@ -127,8 +128,23 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
 
 
 @cache
-def _threads(process: int, most: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(most, "requests")
+def _threads(process: int, most: int) -> SimpleQueue[tuple[Future[Any], Callable[[], Any]]]:
+    """The queue of this process's threads. An executor's would delay the interpreter's exit until a store answers."""
+    queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            future, call = queue.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, call  # an idle thread keeps no bytes
+
+    for _ in range(most):
+        threading.Thread(target=run, name="request", daemon=True).start()
+    return queue
 
 
 def _client(most: int) -> Any:

@@ -199,6 +199,17 @@ def test_an_interrupt_loses_no_request(web, images):
     assert object_store._client(2) is not client
 
 
+def test_requests_that_wait_for_a_server_do_not_delay_the_end_of_a_program(python, bound):
+    program = """
+import threading
+from data.object_store import answers
+began = threading.Event()
+waiting = answers([lambda: began.set() or threading.Event().wait()], 2)
+assert began.wait(60)
+"""
+    python.run("-c", program, timeout=bound, check=True)
+
+
 def test_obstore_reads_what_libcurl_may_not(web, images, monkeypatch):
     client = pytest.importorskip("data.range_client", reason="needs the package pycurl")
     faults = Faults()
