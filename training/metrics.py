@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
+from contextlib import suppress
 from itertools import chain, product
 from typing import Any
 
@@ -12,6 +15,8 @@ from torch import Tensor
 from training.config import ConfigError
 from training.processes import Processes
 from training.targets import build
+
+log = logging.getLogger(__name__)
 
 
 class Means:
@@ -66,6 +71,7 @@ class EpochMetrics:
                 raise ConfigError(f"task.metrics.{name}: {type(metric).__name__} has no {missing[0]}(): add it")
             if hasattr(metric, "to"):
                 metric.to(processes.device)
+        self._new = {name: content(metric) for name, metric in self._metrics.items()}
         alone = processes.world_size == 1
         self._waiting = [name for name, one in self._metrics.items() if not (alone or _gathers_itself(one))]
 
@@ -109,8 +115,11 @@ class EpochMetrics:
                 "trainer's evaluation_step"
             )
         self._kept = []
-        for metric in self._metrics.values():
+        for name, metric in self._metrics.items():
+            before = content(metric)
             metric.reset()
+            if content(metric) == before != self._new[name]:
+                log.warning("task.metrics.%s: its reset() changes nothing, so it counts earlier samples again", name)
 
     def higher_is_better(self, name: str, default: bool) -> bool:
         """Returns what the metric says of itself, as torchmetrics' do; `default` if it says nothing."""
@@ -121,6 +130,13 @@ class EpochMetrics:
                 known.setdefault(name, metric)
         found = getattr(known.get(name), "higher_is_better", None)
         return found if isinstance(found, bool) else default
+
+
+def content(metric: Any) -> bytes | None:
+    """All that a metric has, to see whether it changes; None if it cannot be pickled."""
+    with suppress(Exception):
+        return pickle.dumps(metric)
+    return None
 
 
 def _gathers_itself(metric: Any) -> bool:

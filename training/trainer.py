@@ -85,6 +85,8 @@ class Trainer:
 
         Raises ConfigError or DataError if the network, the task and the first samples do not fit together.
         """
+        if not hasattr(self, "scaler"):
+            raise ConfigError(f"trainer: {type(self).__name__}.__init__ has to call super().__init__(...)")
         given = self.configure_optimizers()
         self.optimizers = [given] if isinstance(given, Optimizer) else given
         check_optimizers(self)
@@ -176,6 +178,8 @@ class Trainer:
             if loss is not None:
                 if loss.numel() != 1:
                     raise ConfigError(f"trainer: the loss has the shape {tuple(loss.shape)}: return its mean")
+                if not loss.requires_grad:
+                    raise ConfigError("trainer: the loss has no gradient: return it without detach()")
                 self.means.add(size, {"loss": loss})
                 self.backward(loss if size == count else loss * (size / count))
         if loss is not None:

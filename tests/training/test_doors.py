@@ -371,6 +371,28 @@ def test_a_step_that_forgets_to_return_its_loss_is_warned_of(tmp_path, caplog, t
     assert ("training_step returned None, and called neither" in caplog.text) == warns
 
 
+class Counter:
+    """A metric that counts samples, and may forget to begin anew."""
+
+    def __init__(self, forgets: bool) -> None:
+        self.forgets, self.count = forgets, 0
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        self.count += len(labels)
+
+    def compute(self) -> int:
+        return self.count
+
+    def reset(self) -> None:
+        self.count = 0 if self.forgets else self.count
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_metric_that_does_not_begin_anew_is_warned_of(tmp_path, caplog, forgets):
+    train(tmp_path, f"task.metrics={{count: {{_target_: {HERE}.Counter, forgets: {forgets}}}}}", "train.epochs=1")
+    assert ("task.metrics.count: its reset() changes nothing" in caplog.text) != forgets
+
+
 class EachItsOwn(Trainer):
     """Each process trains a part of its own, and counts its steps in a buffer; evaluates if all have the same."""
 
@@ -704,6 +726,16 @@ class PerSample(Trainer):
         return super().training_step(batch).expand(len(batch["label"]))
 
 
+class Detached(Trainer):
+    def training_step(self, batch) -> Tensor:
+        return super().training_step(batch).detach()
+
+
+class NoSuper(Trainer):
+    def __init__(self, *_: object) -> None:
+        """Forgets super().__init__."""
+
+
 class Misspelt:
     def on_step(self, run) -> None:
         """Is called."""
@@ -797,6 +829,8 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (["task.metrics={f: {_target_: torch.nn.Flatten}}"], r"task\.metrics\.f: Flatten has no update\(\): add"),
         ([f"trainer._target_={HERE}.PerSample"], r"trainer: the loss has the shape \(32,\): return its mean"),
+        ([f"trainer._target_={HERE}.Detached"], r"trainer: the loss has no gradient: return it without detach"),
+        ([f"trainer._target_={HERE}.NoSuper"], r"trainer: NoSuper\.__init__ has to call super"),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
         ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),
         (["train.batch_size=300"], r"train\.batch_size=300: there are only 256 training samples"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
 from training.config import Keys, check_least
 from training.run import Run
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -29,6 +32,8 @@ class EarlyStop:
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         self.on_start(run)
+        if run.stops_early:
+            log.info("stops early: the best score is older than the last %d evaluations", run.config.train.early_stop)
 
 
 def has_stalled(scores: dict[int, float], sign: int, evaluations: int | None) -> bool:

@@ -8,8 +8,10 @@ from training.callbacks.early_stop import has_stalled
 from training.config import ConfigError, checked
 
 
-def test_a_run_that_no_longer_improves_stops_early_and_is_finished(tmp_path):
+def test_a_run_that_no_longer_improves_stops_early_and_is_finished(tmp_path, caplog):
+    caplog.set_level("INFO")
     summary = train(tmp_path, "train.epochs=50", "train.early_stop=2")
+    assert caplog.text.count("stops early: the best score is older than the last 2 evaluations") == 1
     assert summary["stopped_early"] and summary["epochs"] < 50
     assert train(tmp_path, "train.epochs=50", "train.early_stop=2") == summary
 

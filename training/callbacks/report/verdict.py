@@ -54,7 +54,7 @@ class Verdict:
         # A change that took work off the cores may be faster than free data was.
         if self.free_gain and self.bottleneck not in NO_DATA and (not gain or gain.middle < self.free_gain.middle):
             parts.append(f"With free data, training would be {self.free_gain:.1f} times as fast")
-        if self.changes:
+        if self.changes and (gain or self.bottleneck != "step"):  # fewer threads often make a step slower
             measured = "" if gain is None else f": {gain:.2f} times as fast, measured after this run"
             parts.append(f"Try {' '.join(self.changes)}{measured}")
         elif hint := HINTS.get(self.bottleneck):
