@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import wraps
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -37,12 +37,14 @@ REMEDIES = {
     "PermissionDeniedError": f"set credentials that allow it: {VARIABLES}",
     "UnauthenticatedError": f"set credentials: {VARIABLES}",
     "PreconditionError": "it has changed since its index was read: restore it, or start a new run",
+    "OSError": "raise the limit of open files (ulimit -n), or lower data.requests",
     "ModuleNotFoundError": "pip install boto3, or unset AWS_PROFILE",
     "ProfileNotFound": "set AWS_PROFILE to one of ~/.aws, or unset it",
 }
 
 T = TypeVar("T")
 _copies: list[Any] = []  # of obstore and its modules; they stay alive, because the threads that would end them may not
+_locks: dict[int, threading.RLock] = {}  # by process: one that a thread of the parent held would never be free again
 _mine = threading.local()  # a thread's clients
 
 
@@ -51,6 +53,21 @@ class Version(NamedTuple):
 
     bytes: int
     etag: str
+
+
+def once(function: Callable[..., T]) -> Callable[..., T]:
+    """Caches the results of function(process, ...). Unlike functools.cache, it lets no two threads call it at once."""
+    results: dict[tuple[Any, ...], T] = {}
+
+    @wraps(function)
+    def call(process: int, *arguments: Any) -> T:
+        if (key := (process, *arguments)) not in results:
+            with _locks.setdefault(process, threading.RLock()):
+                if key not in results:
+                    results[key] = function(*key)
+        return results[key]
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class RangeReader:
     def __call__(self) -> bytes:
         if not self.size:
             return b""  # no server sends an empty range
-        library, (store, name) = _library(os.getpid()), _place(self.url, self.attempts, READING_SECONDS)
+        (store, name), library = _place(self.url, self.attempts, READING_SECONDS), _library(os.getpid())
         end, etag = self.start + self.size, self.version.etag
         with store_errors(f"{self.url}, bytes {self.start:,} to {end:,},"):
             for attempt in range(self.attempts):
@@ -99,7 +116,6 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     found: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # numbers, each with a future, or from libcurl bytes or None
 
     def begin(number: int, call: Callable[[], Any]) -> None:
-        _library(os.getpid())  # loaded here, because two threads would load it twice
         futures.append(Future())
         futures[-1].add_done_callback(lambda future: found.put((number, future)))
         _threads(os.getpid(), most).put((futures[-1], call))
@@ -127,7 +143,7 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     return results()
 
 
-@cache
+@once
 def _threads(process: int, most: int) -> SimpleQueue[tuple[Future[Any], Callable[[], Any]]]:
     """The queue of this process's threads. An executor's would delay the interpreter's exit until a store answers."""
     queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -153,7 +169,7 @@ def _client(most: int) -> Any:
     key = os.getpid(), most
     if key not in clients or (clients[key] and clients[key].is_closed):
         clients[key] = None
-        with suppress(ImportError):
+        with suppress(Exception):  # not installed, or there are too many open files
             clients[key] = import_module("data.range_client").RangeClient(most)
     return clients[key]
 
@@ -201,9 +217,8 @@ def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
     return _store(os.getpid(), folder, attempts, seconds), name
 
 
-@cache
+@once
 def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
-    library = _library(process)
     longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
     pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
     retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
@@ -211,12 +226,13 @@ def _store(process: int, folder: str, attempts: int, seconds: int) -> Any:
     times = {"connect_timeout": "3s", "read_timeout": stall, "timeout": "10min"}
     options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}
     with store_errors(folder):
+        library = _library(process)
         if folder.startswith("s3://") and "AWS_PROFILE" in os.environ:
             options["credential_provider"] = import_module("obstore.auth.boto3").Boto3CredentialProvider()
         return library.store.from_url(folder, **options)
 
 
-@cache
+@once
 def _library(process: int) -> Any:
     """The package obstore; loaded once more if this process was forked from one that has loaded it."""
     with explained("object stores are read with the package obstore", "pip install obstore", ImportError):
@@ -232,7 +248,7 @@ def _load_copy(name: str, file: str) -> None:
     with open(file, "rb") as original, open(os.memfd_create(name), "wb") as copy:
         copy.write(original.read())
         copy.flush()
-        path = f"/proc/self/fd/{copy.fileno()}"
+        path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"  # a name that no library of the parent has
         loader = ExtensionFileLoader(name, path)
         sys.modules[name] = module_from_spec(ModuleSpec(name, loader, origin=path))
         loader.exec_module(sys.modules[name])
@@ -250,5 +266,6 @@ def store_errors(what: str) -> Iterator[None]:
         # Not set, nor at the address where a machine's role would have its credentials.
         no_role = "Account must be specified" in reason or "169.254.169.254" in reason
         kind = "UnauthenticatedError" if no_role else type(error).__name__
+        kind = "OSError" if "builder error" in reason else kind  # of the client, which opens files
         remedy = REMEDIES.get(kind, "check the network and the server")
         raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

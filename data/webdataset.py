@@ -41,7 +41,7 @@ class WebDataset(CroppedDataset):
     or else "label" in KEY.json.
     classes: their names, or a file with a name per line; None: the labels in `urls`, sorted. If classes are given, a
     label that is a number is an index of them.
-    requests: how many ranges each process requests from an object store at a time. attempts: how often one is tried.
+    requests: how many ranges each worker requests from an object store at a time. attempts: how often one is tried.
     For the other arguments and the samples see CroppedDataset.
 
     Raises DataError for shards that are missing, compressed, damaged or changed since their index was made, for keys

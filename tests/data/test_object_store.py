@@ -13,6 +13,7 @@ import sys
 import tarfile
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -106,10 +107,15 @@ def bucket(s3, folder, enter, monkeypatch):
 
     def start(faults):
         monkeypatch.setenv("AWS_ENDPOINT_URL", enter(serve_through(s3, faults)).url)
-        object_store._store.cache_clear()  # a process keeps the server of its first request
+        renew(monkeypatch, "_store")  # a process keeps the server of its first request
         return f"s3://{name}"
 
     return start
+
+
+def renew(monkeypatch, name):
+    """Forgets what a function of object_store has returned."""
+    monkeypatch.setattr(object_store, name, object_store.once(getattr(object_store, name).__wrapped__))
 
 
 @pytest.fixture(params=["web", "bucket"])
@@ -246,6 +252,29 @@ def test_batches_are_those_from_disk_in_any_kind_of_worker_that_may_be_killed(we
     dataset = WebDataset(True, f"{web(Faults())}/{NAMES}", image_size=16)
     expected = read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16), num_workers=1)
     assert_equal(read_batches(dataset, **options), expected)
+
+
+def test_the_threads_of_a_forked_process_load_one_copy_of_the_package(web, images, bound):
+    dataset = WebDataset(True, f"{web(Faults())}/{NAMES}", image_size=16)  # the parent uses obstore before it forks
+
+    def read() -> None:
+        together, loads, load = threading.Barrier(8), [], object_store._load_copy
+        object_store._load_copy = lambda *name: loads.append(name) or load(*name)
+        with ThreadPoolExecutor(8, initializer=together.wait) as pool:
+            assert [data for data, _ in pool.map(dataset.encoded, range(8))] == images[:8]
+        assert len(loads) == 1
+
+    def in_child(function, *arguments) -> None:
+        child = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+        child.start()
+        child.join(bound)
+        assert child.exitcode == 0
+
+    def read_and_fork() -> None:
+        read()
+        in_child(read)
+
+    in_child(read_and_fork)
 
 
 def test_the_files_of_the_next_batch_are_requested_before_this_one_is_complete(web, bound):
@@ -439,9 +468,6 @@ def test_credentials_that_are_missing_are_named(monkeypatch):
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setattr(object_store, "_copies", [])
-    object_store._library.cache_clear()
-    try:
-        with pytest.raises(DataError, match="pip install obstore"):
-            WebDataset(True, "s3://bucket/a.tar")
-    finally:
-        object_store._library.cache_clear()
+    renew(monkeypatch, "_library")
+    with pytest.raises(DataError, match="pip install obstore"):
+        WebDataset(True, "s3://bucket/a.tar")
