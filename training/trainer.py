@@ -179,7 +179,9 @@ class Trainer:
                 if loss.numel() != 1:
                     raise ConfigError(f"trainer: the loss has the shape {tuple(loss.shape)}: return its mean")
                 if not loss.requires_grad:
-                    raise ConfigError("trainer: the loss has no gradient: return it without detach()")
+                    raise ConfigError(
+                        "trainer: the loss has no gradient: it was detached, or needs no weight that trains"
+                    )
                 self.means.add(size, {"loss": loss})
                 self.backward(loss if size == count else loss * (size / count))
         if loss is not None:

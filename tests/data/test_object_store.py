@@ -264,8 +264,8 @@ def test_the_threads_of_a_forked_process_load_one_copy_of_the_package(web, image
             assert [data for data, _ in pool.map(dataset.encoded, range(8))] == images[:8]
         assert len(loads) == 1
 
-    def in_child(function, *arguments) -> None:
-        child = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    def in_child(function) -> None:
+        child = multiprocessing.get_context("fork").Process(target=function)
         child.start()
         child.join(bound)
         assert child.exitcode == 0
@@ -463,6 +463,12 @@ def test_credentials_that_are_missing_are_named(monkeypatch):
     pytest.importorskip("boto3")
     with pytest.raises(DataError, match=r"\(The config profile \(nobody\) .*\); set AWS_PROFILE"):
         WebDataset(True, "s3://of-nobody/a.tar")
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("builder error")])
+def test_too_many_open_files_are_named(error):
+    with pytest.raises(DataError, match=r"ulimit -n\), or lower data\.requests"), object_store.store_errors("s3://a"):
+        raise error
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):

@@ -829,7 +829,10 @@ ADDS = "+callbacks.mine._target_=torch.nn.ReLU"
         (["schedule.every=batch"], r"schedule\.every=batch: it is one of step, epoch"),
         (["task.metrics={f: {_target_: torch.nn.Flatten}}"], r"task\.metrics\.f: Flatten has no update\(\): add"),
         ([f"trainer._target_={HERE}.PerSample"], r"trainer: the loss has the shape \(32,\): return its mean"),
-        ([f"trainer._target_={HERE}.Detached"], r"trainer: the loss has no gradient: return it without detach"),
+        (
+            [f"trainer._target_={HERE}.Detached"],
+            r"trainer: the loss has no gradient: it was detached, or needs no weight",
+        ),
         ([f"trainer._target_={HERE}.NoSuper"], r"trainer: NoSuper\.__init__ has to call super"),
         ([SAMPLER], r"sampler decides which samples an epoch has: add train\.last_batch=keep, or drop"),
         ([SAMPLER, "train.last_batch=keep", "batch_sampler._target_=my.B"], "sampler and batch_sampler are both set"),

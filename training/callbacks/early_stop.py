@@ -28,12 +28,13 @@ class EarlyStop:
 
     def on_start(self, run: Run) -> None:
         """A run that had stopped stays stopped when it is resumed."""
-        run.stops_early |= has_stalled(run.results.scores, run.results.sign, run.config.train.early_stop)
+        evaluations = run.config.train.early_stop
+        if has_stalled(run.results.scores, run.results.sign, evaluations):
+            run.stops_early = True
+            log.info("stops early: the best score is older than the last %d evaluations", evaluations)
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         self.on_start(run)
-        if run.stops_early:
-            log.info("stops early: the best score is older than the last %d evaluations", run.config.train.early_stop)
 
 
 def has_stalled(scores: dict[int, float], sign: int, evaluations: int | None) -> bool:
