@@ -22,7 +22,7 @@ from data.download import DEFAULT_ROOT
 from data.errors import explained
 from data.fashion import CLASSES, FashionMini
 from data.image_folder import ImageFolder
-from loaders.machine import available_cores
+from loaders import available_cores
 
 log = logging.getLogger(__name__)
 

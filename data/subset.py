@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loaders.workers.reader import offers
+from loaders import offers
 
 
 class Subset:

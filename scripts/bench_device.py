@@ -38,9 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.synthetic import Synthetic
 from data.transform import Normalize
-from loaders import LoaderConfig, Preloader, build_loader
-from loaders.preload.accelerator import Accelerator, checked_device
-from loaders.timing import StepTimer
+from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
 from scripts.bench_harness import ROUNDS, Columns, Row, in_turns, parser, report
@@ -190,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = options.parse_args(arguments)
     try:
-        device = checked_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
+        device = chosen_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
     except RuntimeError as error:
         raise ConfigError(str(error)) from error
     Accelerator(device).make_current()

@@ -36,7 +36,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loaders.nested import rows
+from loaders import rows
 from scripts.bench_harness import ROUNDS, Columns, Row, chosen, in_turns, parser, report
 from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, make_pictures
 from scripts.command import run_script

@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 from itertools import islice
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def measure(row: str, given: Any, root: Path, folder: Path, left: dict[str, str]
     if python.exists():
         options = f"--workers={given.workers}", f"--seconds={given.seconds}", f"--turn={row}", f"--data-root={root}"
         command = [str(python), __file__, *options]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        done = run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])
         left[row] = (done.stderr.splitlines() or ["its process died"])[-1]
@@ -85,11 +85,11 @@ def measure(row: str, given: Any, root: Path, folder: Path, left: dict[str, str]
 
 def setup(peer: str) -> None:
     """Installs a peer into an environment that has the packages of this one, too."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENTS / peer], check=True)
+    run([sys.executable, "-m", "venv", "--clear", ENVIRONMENTS / peer], check=True)
     (packages,) = Path(ENVIRONMENTS, peer).glob("lib/python*/site-packages")
     (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
     pip = [str(ENVIRONMENTS / peer / "bin/python"), "-m", "pip", "install", *PEERS[peer][0].split()]
-    sys.exit(subprocess.run(pip).returncode)
+    sys.exit(run(pip).returncode)
 
 
 def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, str]]:

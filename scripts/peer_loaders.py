@@ -18,7 +18,7 @@ from PIL import Image
 
 from data.image_folder import ImageFolder
 from data.images.crops import random_crop
-from loaders.nested import tensors
+from loaders import tensors
 from scripts.bench_workloads import TRAINING, Plain, loader_rows, stock_pictures
 
 SIZE, BATCH = 224, 64

@@ -19,10 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from data.errors import DataError, check_choice
 from data.samples import Samples
-from loaders import Random
-from loaders.nested import move
+from loaders import Random, move, offers
 from loaders.samplers import own_generator_of
-from loaders.workers.reader import offers
 from training.config import ConfigError, one_line
 from training.optimizer import parameters_of
 from training.tasks import Task

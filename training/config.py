@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from data.errors import check_choice
-from loaders import LoaderConfig
-from loaders.preload.accelerator import chosen_device
+from loaders import LoaderConfig, chosen_device
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 RESUME_KEYS = ("train.resume", "train.trust")  # they say how to continue a run, and do not belong to its settings

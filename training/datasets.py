@@ -18,8 +18,7 @@ from data.errors import DataError
 from data.samples import CHANNELS
 from data.subset import split
 from data.transform import Normalize
-from loaders import WorkerLoader
-from loaders.workers.reader import offers
+from loaders import WorkerLoader, offers
 from models.pretrained import Preprocessing
 from training.checks import as_checked, check_dataset, check_methods, is_stream
 from training.config import Config, ConfigError

@@ -31,8 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from data.errors import DataError
-from loaders import LoaderConfigError, MachineFull, StreamError, WorkerFailure
-from loaders.preload.accelerator import Accelerator, chosen_device
+from loaders import Accelerator, LoaderConfigError, MachineFull, StreamError, WorkerFailure, chosen_device
 from loaders.workers.pool import WorkerTimeout
 from training.checkpoint import CheckpointError
 from training.command_line import check_overrides, complete, resume_command

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.preload.accelerator import Accelerator
+from loaders import Accelerator
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -21,8 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from loaders.preload.accelerator import Accelerator, chosen_device
-from loaders.timing import Window
+from loaders import Accelerator, Window, chosen_device
 from training.config import Config, ConfigError, one_line
 from training.stopping import Stopped
 

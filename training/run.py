@@ -21,8 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loaders import LoaderConfig, Preloader
-from loaders.timing import StepTimer, Window
+from loaders import LoaderConfig, Preloader, StepTimer, Window
 from training.checkpoint import Checkpoints
 from training.clock import Clock
 from training.config import Config, ConfigError

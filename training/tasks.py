@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from data.errors import DataError
-from loaders.nested import rows
+from loaders import rows
 
 TOP5_CLASSES = 20  # with at least this many classes there is a score top5
 Function = Callable[[Tensor, Tensor], Tensor]  # from outputs and labels to a loss or a score

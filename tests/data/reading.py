@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaders.randomness import Random
+from loaders import Random
 
 
 class Given:

@@ -9,7 +9,7 @@ from reading import distance
 from data.augment import Augment, Policy, random_boxes
 from data.errors import DataError
 from data.transform import Normalize
-from loaders.randomness import Random
+from loaders import Random
 
 v2 = Later("torchvision.transforms.v2")
 

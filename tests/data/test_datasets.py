@@ -17,8 +17,7 @@ from data.cifar import CIFAR10
 from data.fashion import FashionMini, FashionMNIST
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
-from loaders import WorkerLoader
-from loaders.randomness import Random
+from loaders import Random, WorkerLoader
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "data").glob("*.yaml"))
 NAMES = [path.stem for path in CONFIGS]

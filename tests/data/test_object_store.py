@@ -27,8 +27,7 @@ from data import object_store, tar_index
 from data.errors import DataError
 from data.subset import Subset
 from data.webdataset import WebDataset, WebDatasetStream
-from loaders import WorkerLoader
-from loaders.randomness import Random
+from loaders import Random, WorkerLoader
 from scripts import index_tars
 
 pytest.importorskip("obstore", reason="needs the package obstore")

@@ -10,8 +10,7 @@ from reading import read_batch
 
 from data.array_dataset import ArrayDataset
 from data.subset import Subset, split
-from loaders import ResidentLoader, WorkerLoader
-from loaders.workers.reader import offers
+from loaders import ResidentLoader, WorkerLoader, offers
 
 
 def arrays(train: bool = True) -> ArrayDataset:

@@ -18,7 +18,7 @@ def images(tmp_path, monkeypatch, python):
     def start_quickly(command, **_):
         return python.run(*command[1:], cwd=tmp_path, timeout=100, quick_exit=True)
 
-    monkeypatch.setattr("scripts.bench_peers.subprocess.run", start_quickly)
+    monkeypatch.setattr("scripts.bench_peers.run", start_quickly)
     monkeypatch.setattr("scripts.bench_peers.ROUNDS", 1)
     monkeypatch.setattr("scripts.bench_peers.PACKS", {})
     monkeypatch.setattr("scripts.bench_peers.ENVIRONMENTS", tmp_path / "nothing")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
-from loaders.timing import StepTimer
+from loaders import StepTimer, Timeline
+from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
 from training.config import Keys, check_least
 from training.figure import INK, new_figure, png
 from training.files import write_whole

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from data.subset import split as split_dataset
 from data.transform import Normalize
-from loaders import Preloader, build_loader
-from loaders.preload.accelerator import chosen_device
+from loaders import Preloader, build_loader, chosen_device
 from training.checkpoint import find_checkpoint, load_others, load_weights
 from training.command_line import compose_with
 from training.config import Config, ConfigError, checked, full_errors, one_line

@@ -11,7 +11,7 @@ import numpy as np
 from hydra.utils import get_class
 
 from data.errors import DataError
-from loaders.workers.reader import offers
+from loaders import offers
 from training.config import ConfigError, one_line
 
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span, Timeline
+from loaders import Timeline
+from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
 from training.callbacks.timeline import MOST_STEPS, add_phase, draw_timeline, lanes_of, trace
 
 SPANS = [

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-from loaders.machine import available_cores
+from loaders import available_cores
 
 LEAST_SECONDS = 0.2  # the system counts in hundredths of a second: less tells nothing
 

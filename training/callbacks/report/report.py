@@ -12,11 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
-from loaders import Preloader
-from loaders.machine import available_cores
-from loaders.preload.accelerator import Accelerator
-from loaders.timing import Window
-from loaders.workers.reader import offers
+from loaders import Accelerator, Preloader, Window, available_cores, offers
 from training.callbacks.report.load import Load
 from training.callbacks.report.measured import Measured
 from training.callbacks.report.trial import Trials, size_of

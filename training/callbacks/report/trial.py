@@ -19,10 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from loaders import LoaderConfig, Preloader
-from loaders.machine import available_cores
-from loaders.nested import tensors
-from loaders.preload.accelerator import Accelerator
+from loaders import Accelerator, LoaderConfig, Preloader, available_cores, tensors
 from training.callbacks.report.measured import Interval
 from training.config import CONF
 from training.metrics import Means
