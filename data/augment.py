@@ -129,7 +129,7 @@ class Policy:
     """
 
     def __init__(self, name: str) -> None:
-        check_choice("data.policy", name, ("trivial", "rand"), DataError)
+        check_choice("data.policy", name, ("trivial", "rand"))
         # Imported here, because it takes a second in every worker that is spawned.
         from torchvision.transforms import InterpolationMode, v2
 

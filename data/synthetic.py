@@ -52,7 +52,7 @@ class Synthetic:
                 raise DataError(f"data.{key}={value} must be a whole number, at least 1")
         if not 0 <= cost_ms < float("inf"):
             raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
-        check_choice("data.cost", cost, COSTS, DataError)
+        check_choice("data.cost", cost, COSTS)
         self.length = length if train else test_length
         self.cost, self.cost_ms = cost, cost_ms
         self.image_shape = (image_size, image_size, channels)

@@ -2,5 +2,5 @@
 
 The class or function that makes one takes num_classes and in_channels, image_size if it has that parameter, and the
 keys of its yaml file in conf/model/. It may have an attribute `preprocessing`, a function that says which images the
-network expects, as in models/from_timm.py.
+network expects, as in extras/pretrained/from_timm.py.
 """

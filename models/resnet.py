@@ -3,8 +3,6 @@
 import torchvision
 from torch import nn
 
-from models.pretrained import check_name
-
 SMALL = 64  # pixels: the largest side of small images
 
 
@@ -17,11 +15,7 @@ def resnet(
     image_size: side of the images in pixels.
     small_images: whether the first layer is a 3x3 convolution that keeps the resolution, as in that paper's CIFAR
         networks, instead of a 7x7 one and a max-pool, which divide it by 4. None: for images up to 64 pixels.
-    Raises ValueError for an unknown name.
     """
-    known = torchvision.models.list_models(module=torchvision.models, include="*resne*")
-    check_name("ResNet", name, known, f"it is one of {', '.join(known)}")
-
     model = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
     width = model.conv1.out_channels
     if image_size <= SMALL if small_images is None else small_images:

@@ -1,10 +1,10 @@
 """Measures how many images per second each loader delivers for the same work.
 
-    python scripts/bench_loaders.py --workload transport                # 3x224x224 images in memory: moving bytes
-    python scripts/bench_loaders.py --workload jpeg --data-root DIR     # DIR/train/CLASS/*.jpg (default: made-up)
-    python scripts/bench_loaders.py --workload packed                   # the same images, packed
-    python scripts/bench_loaders.py --workload decoders --workers 1     # the same images, with each decoder
-    python scripts/bench_loaders.py --workload cifar --workers 4 --json cifar.json
+    python scripts/bench_loaders.py --workload transport            # ready-made 3x224x224 images: moving bytes
+    python scripts/bench_loaders.py --workload cifar                # 3x32x32 images, cropped, mirrored, normalised
+    python scripts/bench_loaders.py --workload tiny                 # 8 numbers, 64 a batch: the loader's own work
+    python scripts/bench_loaders.py --workload batch-1 --json a.json
+    python extras/benchmarks/bench_images.py --workload jpeg        # image files
 
 The rows of the table are loaders:
 - `torch`: the stock DataLoader with persistent workers;
@@ -13,21 +13,20 @@ The rows of the table are loaders:
 - `prefetch`: `workers`, with the preloader's thread;
 - `resident`: ResidentLoader, for data in memory.
 
-All have the same batch size and prefetch factor, and nothing is done with the batches. In the workload `overhead`,
-rows that end in `-1` have batches of 1, the others of 64. In `decoders`, the rows are the installed decoders
-(data.decoder), in `workers`. The rows take turns of some seconds, each in a new process, and the medians over three
-rounds are compared.
+All have the same batch size and prefetch factor, and nothing is done with the batches. The rows take turns of some
+seconds, each in a new process, and the medians over three rounds are compared: `ratio` is to `torch`, and `documented`
+is the ratio in docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loaders import rows
 from scripts.bench_harness import ROUNDS, Columns, Row, chosen, in_turns, parser, report
-from scripts.bench_workloads import PICTURE_WORKLOADS, WORKLOADS, Maker, make_pictures
+from scripts.bench_workloads import DOCUMENTED, WORKLOADS, Maker
 from scripts.command import run_script
 from training.config import ConfigError
 
@@ -48,19 +47,20 @@ COLUMNS: Columns = (
     ("images_per_second", "images/s", "{:,.0f}"),
     ("spread", "±", "{:.0%}"),
     ("ratio_to_torch", "ratio", "{:.2f}"),
+    ("documented", "documented", "{:.2f}"),
     ("first_batch_seconds", "1st batch", "{:.3f} s"),
     ("cpu_seconds_per_1000", "CPU s/1000", "{:.3f}"),
 )
 
 
-def bench(makers: dict[str, Maker], num_workers: int, seconds: float) -> list[Row]:
+def bench(makers: dict[str, Maker], num_workers: int, seconds: float, documented: dict[str, float]) -> list[Row]:
     """Measures the loaders in turns, for `seconds` in total."""
     turn_seconds = seconds / (ROUNDS * len(makers))
     found = in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
-    rates = {row["loader"]: row["images_per_second"] for row in found}
+    base = next((row["images_per_second"] for row in found if row["loader"] == "torch"), None)
     for row in found:
-        base = rates.get("torch-1" if row["loader"].endswith("-1") else "torch")
         row["ratio_to_torch"] = row["images_per_second"] / base if base else None
+        row["documented"] = documented.get(row["loader"])
     return found
 
 
@@ -110,26 +110,28 @@ def count(batches: Iterator[Any], seconds: float) -> int:
     return images
 
 
-def main(arguments: list[str] | None = None) -> None:
-    options = parser(__doc__)
-    options.add_argument("--workload", required=True, choices=WORKLOADS)
-    options.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
-    options.add_argument("--loaders", help="rows to measure, separated by commas (all)")
-    options.add_argument("--data-root", type=Path, help=f"a folder of images, for {', '.join(PICTURE_WORKLOADS)}")
-    options.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
-    given = options.parse_args(arguments)
-    if given.data_root is not None and given.workload not in PICTURE_WORKLOADS:
-        raise ConfigError(f"--data-root: only {', '.join(PICTURE_WORKLOADS)} read images from a folder; leave it out")
+def options(about: str | None, workloads: Collection[str]) -> argparse.ArgumentParser:
+    """The options of this script and of extras/benchmarks/bench_images.py."""
+    made = parser(about)
+    made.add_argument("--workload", required=True, choices=workloads)
+    made.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
+    made.add_argument("--loaders", help="rows to measure, separated by commas (all)")
+    made.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
+    return made
+
+
+def compare(makers: dict[str, Maker], documented: dict[str, float], given: argparse.Namespace) -> None:
+    """Measures the rows that the options ask for, and prints their table."""
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
-    with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or Path(folder, "images")
-        if given.workload in PICTURE_WORKLOADS and given.data_root is None:
-            make_pictures(root)
-        makers = WORKLOADS[given.workload](root, Path(folder))
-        names = chosen("--loaders", given.loaders, makers)
-        found = bench({name: makers[name] for name in names}, given.workers, given.seconds)
+    names = chosen("--loaders", given.loaders, makers)
+    found = bench({name: makers[name] for name in names}, given.workers, given.seconds, documented)
     result = {"workload": given.workload, "num_workers": given.workers, "rows": found}
     report(f"{given.workload}, {given.workers} workers, medians of {ROUNDS} rounds", COLUMNS, result, given.json)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = options(__doc__, WORKLOADS).parse_args(arguments)
+    compare(WORKLOADS[given.workload](), DOCUMENTED[given.workload], given)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 
-from training.config import full_errors
-from training.launch import is_expected, sentence_of
+from training.launch import EXPECTED
 
 
 def parser(about: str | None) -> ArgumentParser:
@@ -21,9 +20,7 @@ def run_script(main: Callable[[], object]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()
-    except Exception as error:
-        if full_errors() or not (is_expected(error) or isinstance(error, OSError)):
-            raise
-        sys.exit(f"error: {sentence_of(error)}")
+    except (*EXPECTED, OSError) as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -36,8 +36,27 @@ check_yours() {
     found=$(version "$python") || refuse "has no bin/python that runs"
     is_new_enough "$python" || refuse "has Python $found, and 3.10 or newer is needed"
     is_chosen || refuse "has Python $found, and PYTHON=$PYTHON asks for another"
-    missing=$("$python" "$root/scripts/missing_requirements.py") || refuse "lacks ${missing:-what requirements.txt asks for}"
+    missing=$("$python" -c "$first_missing" <"$root/requirements.txt") ||
+        refuse "lacks ${missing:-what requirements.txt asks for}"
 }
+
+# Prints the first line of requirements.txt that is not met.
+first_missing='
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from packaging.requirements import Requirement  # which pytest and matplotlib install
+
+for text in filter(None, (line.partition("#")[0].strip() for line in sys.stdin)):
+    wanted = Requirement(text)
+    if wanted.marker is None or wanted.marker.evaluate():
+        try:
+            found = version(wanted.name)
+        except PackageNotFoundError:
+            found = "none"
+        if found == "none" or not wanted.specifier.contains(found, prereleases=True):
+            print(f"{text} (it has {found})")
+            sys.exit(1)
+'
 
 choose_python() {
     [ -z "${PYTHON:-}" ] || set -- "$PYTHON"

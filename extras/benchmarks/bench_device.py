@@ -1,9 +1,9 @@
 """Measures how close each loader comes to training on data that are already on the GPU.
 
-    python scripts/bench_device.py --model resnet50                 # 224x224, batches of 256, bf16, channels last
-    python scripts/bench_device.py --model small_cnn --workers 8    # 32x32, batches of 1024: short steps
-    python scripts/bench_device.py --modelled 25 100                # without a GPU: 25 GB/s, 100 ms per step
-    python scripts/bench_device.py --tiny                           # almost no work, to see that everything runs
+    python extras/benchmarks/bench_device.py --model resnet50 # 224x224, batches of 256, bf16, channels last
+    python extras/benchmarks/bench_device.py --model small_cnn --workers 8 # 32x32, batches of 1024: short steps
+    python extras/benchmarks/bench_device.py --modelled 25 100 # without a GPU: 25 GB/s, 100 ms per step
+    python extras/benchmarks/bench_device.py --tiny # almost no work, to see that everything runs
 
 The rows of the table are loaders:
 - `limit`: one normalised batch that stays on the device: the training speed if data cost nothing;
@@ -34,7 +34,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.synthetic import Synthetic
 from data.transform import Normalize

@@ -1,7 +1,7 @@
 """Compares the loaders with SPDL, DALI, FFCV and the stock DataLoader, over the same JPEG files.
 
-    python scripts/bench_peers.py --setup ffcv   # installs a peer (spdl, dali, ffcv) into its own environment
-    python scripts/bench_peers.py                # over made-up photographs; or --data-root DIR: DIR/train/CLASS/*.jpg
+    python extras/benchmarks/bench_peers.py --setup ffcv  # installs a peer (spdl, dali, ffcv) into its own environment
+    python extras/benchmarks/bench_peers.py # over made-up photographs, or --data-root DIR
 
 Each row delivers shuffled uint8 batches of 64: random crops, resized to 224x224, half of them mirrored, with as many
 workers or threads as the others. FFCV reads its own file, which holds the same JPEGs, unchanged. The rows take turns
@@ -26,14 +26,15 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.image_folder import ImageFolder
+from extras.benchmarks import photographs
+from extras.benchmarks.bench_images import make_pack
+from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
-from scripts.bench_workloads import make_pack, make_pictures
 from scripts.command import run_script
-from scripts.peer_loaders import BATCH, PEERS, SIZE, batches
 from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
@@ -79,7 +80,7 @@ def measure(row: str, given: Any, root: Path, folder: Path, left: dict[str, str]
             return json.loads(done.stdout.splitlines()[-1])
         left[row] = (done.stderr.splitlines() or ["its process died"])[-1]
     else:
-        left[row] = f"run `python scripts/bench_peers.py --setup {peer}` first"
+        left[row] = f"run `python extras/benchmarks/bench_peers.py --setup {peer}` first"
     return dict.fromkeys(("images_per_second", *COLORS), float("nan"))
 
 
@@ -137,7 +138,9 @@ def main(arguments: list[str] | None = None) -> None:
     if given.turn:
         return print(json.dumps(turn(*ROWS[given.turn], given.data_root, given.workers, given.seconds)))
     with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or make_pictures(Path(folder, "images"))
+        root = given.data_root or Path(folder, "images")
+        if given.data_root is None:
+            photographs.make(root)
         rows, left = compare(given, root.resolve(), Path(folder))
     title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())

@@ -18,8 +18,9 @@ from PIL import Image
 
 from data.image_folder import ImageFolder
 from data.images.crops import random_crop
+from extras.benchmarks.bench_images import TRAINING, open_pack, stock_pictures
 from loaders import tensors
-from scripts.bench_workloads import TRAINING, Plain, loader_rows, stock_pictures
+from scripts.bench_workloads import Plain, loader_rows
 
 SIZE, BATCH = 224, 64
 
@@ -93,11 +94,7 @@ PEERS = {  # what pip installs, and the loader
 
 def batches(loader: str, reads: str, root: Path, workers: int) -> Iterator[torch.Tensor]:
     """Endless epochs of images. reads: "files", or the folder of a pack; root: the folder of the files."""
-    dataset: Any = ImageFolder(True, root)
-    if reads != "files":
-        from data.packed import Packed  # here, because a fork may have deleted it
-
-        dataset = Packed(True, reads)
+    dataset: Any = ImageFolder(True, root) if reads == "files" else open_pack(Path(reads))
     if loader in PEERS:
         made = PEERS[loader][1](dataset, workers)
     else:

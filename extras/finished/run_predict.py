@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.image_files import BlackIfDamaged, ImageFiles, image_files
+from extras.finished.image_files import BlackIfDamaged, ImageFiles, image_files
 from data.subset import Subset
 from scripts.command import parser, run_script
 from training.checks import is_stream

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, did_you_mean, explained
+from data.errors import DataError, explained
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -161,7 +161,7 @@ def choose_column(features: dict[str, Any], key: str, given: str | None, kind: s
     if len(found) == 1 and found[0] in features:
         return found[0]
     columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-    hint = did_you_mean(given, features) if given else f"{len(found)} columns are of the kind {kind}; "
+    hint = "" if given else f"{len(found)} columns are of the kind {kind}; "
     raise DataError(f"{key}={given}: {hint}set it to one of the columns {columns}")
 
 

@@ -1,14 +1,14 @@
 """Packs an image folder into a few large files for data=packed, which reads them fast in any order from any disk.
 
-    python scripts/pack_images.py IMAGES PACK                                  # pixels: the fastest, and the largest
-    python scripts/pack_images.py IMAGES PACK --format jpeg --short-side 256   # smaller JPEGs, of --quality 90
-    python scripts/pack_images.py IMAGES PACK --format jpeg                    # the files as they are
-    python scripts/pack_images.py --verify PACK                                # checks the checksums of all images
+    python extras/packed/pack_images.py IMAGES PACK                       # pixels: the fastest, and the largest
+    python extras/packed/pack_images.py IMAGES PACK --format jpeg         # the files as they are
+    python extras/packed/pack_images.py IMAGES PACK --format jpeg --short-side 256   # smaller JPEGs, of --quality 90
+    python extras/packed/pack_images.py --verify PACK                     # checks the checksums of all images
 
 IMAGES has the layout of data=image_folder. An image whose shorter side exceeds --short-side is resized, antialiased.
 A smaller one keeps its size, and in a pack of JPEGs its file. The script prints how large the pack will be before it
 writes it. You may interrupt it at any time: the same command continues after the last finished shard. If images have
-changed meanwhile, make a new pack. data/packed.py describes the files of a pack; README.md compares the formats.
+changed meanwhile, make a new pack. packed.py describes the files of a pack, and README.md compares the formats.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from filelock import FileLock, Timeout  # comes with torch
 from PIL import Image
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.crops import resized, with_shorter_side
 from data.images.decoding import whole
-from data.packed import VERSION, Packed, entry_type, shard_name
+from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
 from training.files import replacing, write_whole

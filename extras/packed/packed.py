@@ -1,4 +1,4 @@
-"""Packed: an image folder that scripts/pack_images.py packed into a few large files, which are mapped into memory.
+"""Packed: an image folder that pack_images.py packed into a few large files, which are mapped into memory.
 
 A pack is a folder with
 - train-00000.bin, ...: the shards, which hold the images one after another: RGB, uint8 (H, W, 3), or image files;
@@ -21,7 +21,7 @@ from data.images.crops import CroppedDataset
 from data.images.decoding import Crop
 
 VERSION = 2
-HOW = "make one with `python scripts/pack_images.py IMAGES PACK`"
+HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
 
 
 def entry_type(name_length: int) -> np.dtype:
@@ -62,9 +62,6 @@ class Packed(CroppedDataset):
                     raise ValueError("its checksum is wrong")
         self._entries = np.concatenate([np.load(path) for path in files if path.suffix == ".npy"])
         self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
-        if self.decode_on == "device" and self._entries["height"].any():
-            remedy = "use data.decode_on=workers, or make a pack with --format jpeg"
-            raise DataError(f"data.decode_on=device: {self.folder} has pixels, which need no decoding; {remedy}")
         self._shards: dict[int, np.ndarray] = {}  # by number, as this process maps them
         self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
 

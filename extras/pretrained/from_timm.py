@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from models.pretrained import Preprocessing, check_name, downloading
+from extras.pretrained.pretrained import Preprocessing, check_name, downloading
 
 OLDEST = (1, 0, 26)  # the first version that loads all files with weights_only=True
 WITHOUT_NETWORK = (

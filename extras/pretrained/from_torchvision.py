@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from models.pretrained import Preprocessing, check_name, downloading, with_channels
+from extras.pretrained.pretrained import Preprocessing, check_name, downloading, with_channels
 
 # Their weights expect images normalised with these numbers; transform_input would convert from ImageNet's.
 INCEPTION = ("googlenet", "inception_v3")

@@ -1,9 +1,8 @@
-"""What from_timm.py, from_torchvision.py and resnet.py share: checks of names and downloads, and preprocessing."""
+"""What from_timm.py and from_torchvision.py share: checks of names and downloads, and preprocessing."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from torch import Tensor
 
@@ -20,11 +19,9 @@ class Preprocessing:
 
 
 def check_name(kind: str, name: str, known: Collection[str], all_names: str) -> None:
-    """Raises ValueError, with the nearest name, unless `name` is known. The sentence ends in `all_names`."""
+    """Raises ValueError unless `name` is known. The sentence ends in `all_names`."""
     if name not in known:
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"there is no {kind} named {name!r}: {hint}{all_names}")
+        raise ValueError(f"there is no {kind} named {name!r}: {all_names}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Puts an index beside each tar shard, so that data=webdataset starts at once: then it need not read the shards.
 
-    python scripts/index_tars.py 's3://bucket/train-{0000..1281}.tar' 's3://bucket/test-{00..49}.tar'
+    python extras/webdataset/index_tars.py 's3://bucket/train-{0000..1281}.tar' 's3://bucket/test-{00..49}.tar'
 
 It writes URL.index.npz into the bucket, and for a local shard a hidden file. Run it again after a shard has changed.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data.tar_index import each_shard, put_index
-from data.webdataset import find_shards
+from extras.webdataset.tar_index import each_shard, put_index
+from extras.webdataset.webdataset import find_shards
 from scripts.command import parser, run_script
 
 

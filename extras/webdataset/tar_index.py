@@ -1,8 +1,8 @@
 """The index of a tar shard: where each image is, and its label.
 
 The index of a local shard is kept in a hidden file beside it, if the folder is writable. That of a shard in an object
-store is URL.index.npz, which scripts/index_tars.py writes. Without it, the shard is read once, and its index is kept
-in ~/.cache. If there is a file of DALI's wds2idx, NAME.idx for NAME.tar, only the labels are read.
+store is URL.index.npz, which extras/webdataset/index_tars.py writes. Without it, the shard is read once, and its
+index is kept in ~/.cache.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data import object_store
 from data.errors import DataError, explained
-from data.object_store import ATTEMPTS, Version, is_remote
+from extras.webdataset import object_store
+from extras.webdataset.object_store import ATTEMPTS, Version, is_remote
 
 IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
 KINDS = (*IMAGES, *LABELS)
@@ -35,10 +35,16 @@ Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b""
 
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
-    """Calls `function` for each shard, in threads for those in an object store, behind a progress bar."""
+    """Calls `function` for each shard, behind a progress bar. In an object store it reads many at once."""
+    if any(map(is_remote, shards)):
+        return object_store.in_another_process(_each_shard, function, shards, what, AT_ONCE)
+    return _each_shard(function, shards, what, 0)
+
+
+def _each_shard(function: Callable[[str], Any], shards: list[str], what: str, at_once: int) -> list[Any]:
     first = function(shards[0])  # alone: if there is no network, one request waits for it
     calls = [partial(function, shard) for shard in shards[1:]]
-    results = object_store.answers(calls, AT_ONCE if any(map(is_remote, shards)) else 0)
+    results = object_store.answers(calls, at_once)
     bar = tqdm(results, what, len(calls), unit="shard", leave=False, disable=None, delay=1)
     return [first, *(result for _, result in sorted(bar, key=itemgetter(0)))]
 
@@ -50,7 +56,7 @@ def read_index(shard: str) -> Index:
         beside = f"{shard}.index.npz"
         content = object_store.read_object(beside)
         if content and (index := load(io.BytesIO(content), version)) is None:
-            remedy = f"run `python scripts/index_tars.py {shard}`"
+            remedy = f"run `python extras/webdataset/index_tars.py {shard}`"
             raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
     return version, make_index(shard, version) if index is None else index
 
@@ -67,12 +73,9 @@ def put_index(shard: str) -> int:
 
 def make_index(shard: str, version: Version) -> np.ndarray:
     """Makes the index of a shard, and keeps it."""
-    idx, kept = f"{shard.removesuffix('.tar')}.idx", kept_file(shard)
-    if is_remote(shard) and (lines := object_store.read_object(idx)):
-        index = arrange(shard, from_wds2idx(shard, version, idx, lines))
-    else:
-        with opened(shard, version) as file:
-            index = arrange(shard, scan(file))
+    kept = kept_file(shard)
+    with opened(shard, version) as file:
+        index = arrange(shard, scan(file))
     with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again
         unfinished = Path(f"{kept}.{os.getpid()}")
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -163,29 +166,6 @@ def scan(file: Any, kinds: Collection[str] = LABELS) -> Iterator[Member]:
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
-
-
-def from_wds2idx(shard: str, version: Version, idx: str, lines: bytes) -> Iterator[Member]:
-    """Reads the labels of the members that a file of wds2idx lists: after its first line, a line for each sample.
-
-    It has "extension offset bytes name" for each member. The header in the tar before each label must have its size.
-    """
-    texts = dict[int, bytes]()
-    with explained(f"{idx} is not the index of {shard}", "make it again, or remove it"):
-        rows = [line.split() for line in os.fsdecode(lines).splitlines()[1:]]
-        members = [(row[at + 3], int(row[at + 1]), int(row[at + 2])) for row in rows for at in range(0, len(row), 4)]
-        if any(offset + size > version.bytes for _, offset, size in members):
-            raise ValueError(f"the tar has only {version.bytes:,} bytes")
-        labels = [place for name, *place in members if split(name)[1] in LABELS]
-        starts, ends = [offset - tarfile.BLOCKSIZE for offset, _ in labels], [offset + size for offset, size in labels]
-        answers = object_store.request("get_ranges", shard, starts=starts, ends=ends, coalesce=0)
-        for (offset, size), content in zip(labels, map(bytes, answers), strict=True):
-            header = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-            if header.size != size:
-                raise ValueError(f"the tar has {header.name} at byte {offset:,}")
-            texts[offset] = content[tarfile.BLOCKSIZE :]
-    for name, offset, size in members:
-        yield name, offset, size, texts.get(offset, b"")
 
 
 def split(name: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """WebDataset: images and labels in tar files (shards), local or in an object store, read in any order.
 
 A sample is all members of one shard that have the same name up to the first dot, the key: KEY.jpg with KEY.cls or
-KEY.json. data/tar_index.py finds them. Each image is read by itself: from an object store with one request, many of
+KEY.json. tar_index.py finds them. Each image is read by itself: from an object store with one request, many of
 them at a time, so that the order of the samples is any, and no shard is downloaded.
 """
 
@@ -26,8 +26,8 @@ from data.errors import DataError, explained
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
-from data.object_store import ATTEMPTS, SCHEMES, RangeReader, answers, is_remote
-from data.tar_index import KINDS, Index, each_shard, opened, pair, read_index, scan, split
+from extras.webdataset.object_store import ATTEMPTS, SCHEMES, RangeReader, answers, is_remote
+from extras.webdataset.tar_index import KINDS, Index, each_shard, opened, pair, read_index, scan, split
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
 Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file

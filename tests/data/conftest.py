@@ -26,14 +26,3 @@ def any_cifar(monkeypatch):
     for attribute in ("train_list", "test_list"):
         monkeypatch.setattr(CIFAR10, attribute, [[name, None] for name, _ in getattr(CIFAR10, attribute)])
     monkeypatch.setitem(CIFAR10.meta, "md5", None)
-
-
-@pytest.fixture(scope="session")
-def few_photographs(tmp_path_factory):
-    """The folder of data=photographs with two training images and one test image of each class."""
-    photographs = pytest.importorskip("data.photographs", reason="a fork may have deleted it")
-    folder = tmp_path_factory.mktemp("data") / "photographs"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
-        photographs.make(folder)
-    return folder

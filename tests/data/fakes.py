@@ -1,18 +1,12 @@
 """Small fakes of the public datasets' files, so that no test needs a network."""
 
 import gzip
-import io
-import os
 import pickle
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
-
-from data.image_folder import ImageFolder
 
 
 def flip_a_byte(path: Path) -> None:
@@ -59,54 +53,3 @@ def write_images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: i
             for i in range(count):
                 Image.new("RGB", (60, 40), (40 * i, 80, 160)).save(folder / f"{i}.jpg")
     return root
-
-
-def images_in(folder: Path) -> Path:
-    """folder/images, which write_images makes if it does not exist."""
-    return folder / "images" if (folder / "images").exists() else write_images(folder / "images")
-
-
-def write_pack(folder: Path, *options: str) -> Path:
-    """Packs images_in(folder) into folder/pack."""
-    pack_images = pytest.importorskip("scripts.pack_images", reason="a fork may have deleted it")
-    pack_images.main([str(images_in(folder)), str(folder / "pack"), "--workers", "0", *options])
-    return folder / "pack"
-
-
-def write_tar(path: Path, files: dict[str, bytes | None]) -> Path:
-    """None stands for a link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.type = tarfile.SYMTYPE if content is None else tarfile.REGTYPE
-            member.size = len(content or b"")
-            tar.addfile(member, io.BytesIO(content or b""))
-    return path
-
-
-def write_shards(folder: Path) -> dict[str, str]:
-    """Packs images_in(folder) into two shards per split."""
-    for split in ("train", "val"):
-        for number, name in enumerate(sorted(os.listdir(images_in(folder) / split))):
-            files: dict[str, bytes | None] = {}
-            for index, path in enumerate(sorted((folder / "images" / split / name).iterdir())):
-                files[f"{name}/{index:03}{path.suffix}"] = path.read_bytes()
-                files[f"{name}/{index:03}.cls"] = f"{name}\n".encode()
-            write_tar(folder / "shards" / f"{split}-{number:02}.tar", files)
-    return {"urls": f"{folder}/shards/train-{{00..01}}.tar", "test_urls": f"{folder}/shards/val-*.tar"}
-
-
-def save_images(folder: Path) -> Path:
-    """images_in(folder) as the package datasets saves them."""
-    datasets = pytest.importorskip("datasets")
-    splits = datasets.DatasetDict()
-    for split, name in (("train", "train"), ("val", "test")):
-        images = ImageFolder(split == "train", images_in(folder))
-        files = [images.path(index) for index in range(len(images))]
-        features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(images.classes))}
-        columns = {"image": [{"bytes": Path(file).read_bytes(), "path": None} for file in files]}
-        columns["label"] = images.labels.tolist()
-        splits[name] = datasets.Dataset.from_dict(columns, datasets.Features(features))
-    splits.save_to_disk(folder / "saved")
-    return folder / "saved"

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from reading import Given, read_batch
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from loaders import Random
+from tests.data.reading import Given, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
 LABELS = np.array([1, 0], dtype=np.uint8)

@@ -3,13 +3,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from later import Later
-from reading import distance
 
 from data.augment import Augment, Policy, random_boxes
 from data.errors import DataError
 from data.transform import Normalize
 from loaders import Random
+from tests.data.reading import distance
+from tests.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 
@@ -182,8 +182,3 @@ def test_a_policy_draws_no_random_numbers_itself_and_can_be_pickled(name):
     draws = [0.3] * policy.draws
     assert torch.equal(pickle.loads(pickle.dumps(policy))(image(), draws), policy(image(), draws))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_unknown_policy_is_refused_with_a_suggestion():
-    with pytest.raises(DataError, match=r"data\.policy=trival: did you mean trivial\? it is one of trivial, rand"):
-        Policy("trival")

@@ -1,11 +1,11 @@
 """The public datasets, which torchvision downloads if their files are not there."""
 
 import pytest
-from fakes import write_cifar, write_fashion
 
 from data.cifar import CIFAR10
 from data.errors import DataError
 from data.fashion import TEST_FILES, TRAIN_FILES, FashionMNIST
+from tests.data.fakes import write_cifar, write_fashion
 
 FILES = {CIFAR10: ["cifar-10-python.tar.gz"], FashionMNIST: [f"{name}.gz" for name in TRAIN_FILES + TEST_FILES]}
 pytestmark = [pytest.mark.usefixtures("any_cifar"), pytest.mark.parametrize("kind", FILES)]

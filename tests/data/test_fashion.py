@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import flip_a_byte, write_fashion, write_idx
 
 from data import fashion
 from data.errors import DataError
 from data.fashion import FashionMini, FashionMNIST, read_idx
-from scripts import make_fashion_mini
+from tests.data.fakes import flip_a_byte, write_fashion, write_idx
 
 
 def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs():
@@ -52,14 +51,3 @@ def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refu
         path.write_bytes(spoiled)
         with pytest.raises(DataError, match=f"{name} .*good copy"):
             read_idx(path)
-
-
-def test_the_embedded_images_are_the_first_of_each_class_in_their_order(tmp_path):
-    source = write_fashion(tmp_path / "full", ".gz", per_class=4)
-    make_fashion_mini.make(source, tmp_path / "mini", train_per_class=3, test_per_class=1)
-    for train, count in ((True, 30), (False, 10)):
-        dataset = FashionMini(train, tmp_path / "mini", pad=0)
-        assert dataset.images[:, 0, 0, 0].tolist() == list(range(count))
-        assert dataset.labels.tolist() == [i % 10 for i in range(count)]
-    with pytest.raises(DataError, match=r"none does not have all of train-images.*--source"):
-        make_fashion_mini.make(tmp_path / "none", tmp_path / "mini")

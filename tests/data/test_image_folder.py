@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import write_images
-from later import Later
 from PIL import ExifTags, Image, ImageOps, features
-from reading import Given, distance, read_batch
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop, resize
+from tests.data.fakes import write_images
+from tests.data.reading import Given, distance, read_batch
+from tests.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 
@@ -87,7 +87,9 @@ def test_settings_that_are_none_take_their_defaults_and_values_that_cannot_work_
         ({"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
         ({"min_area": 0}, "data.min_area=0 must be a number above 0 and at most 1"),
         ({"test_crop": 1.1}, "data.test_crop=1.1 must be a number above 0 and at most 1"),
-        ({"interpolation": "cubic"}, r"data.interpolation=cubic: did you mean bicubic\? it is one of"),
+        ({"interpolation": "cubic"}, "data.interpolation=cubic: use one of bilinear, bicubic"),
+        ({"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
+        ({"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
     ):
         with pytest.raises(DataError, match=sentence):
             ImageFolder(True, "anywhere", **wrong)

@@ -6,11 +6,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from reading import read_batch
 
 from data.array_dataset import ArrayDataset
 from data.subset import Subset, split
 from loaders import ResidentLoader, WorkerLoader, offers
+from tests.data.reading import read_batch
 
 
 def arrays(train: bool = True) -> ArrayDataset:

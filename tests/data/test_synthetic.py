@@ -67,7 +67,7 @@ def test_only_python_code_holds_the_gil(cost, holds):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"cost": "nativ"}, "data.cost=nativ: did you mean native? it is one of python, native, wait"),
+        ({"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
         ({"cost_ms": -1}, "data.cost_ms=-1"),
         ({"length": 0}, "data.length=0"),
         ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),

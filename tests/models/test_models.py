@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from later import Later
 from torch.nn import functional as F
 
 from models.linear import linear
 from models.small_cnn import SmallCNN
+from tests.later import Later
 
 resnets = Later("models.resnet")
 MODELS = {
@@ -70,8 +70,3 @@ def test_only_the_first_layer_for_small_images_keeps_the_resolution(image_size, 
     with torch.no_grad():
         model(torch.randn(2, 3, 16, 16))
     assert seen == [(2, 64, side, side)]
-
-
-def test_an_unknown_resnet_is_refused_with_a_suggestion_and_the_list():
-    with pytest.raises(ValueError, match=r"no ResNet named 'resnet81': did you mean resnet18\? it is one of .*net34"):
-        resnets.resnet("resnet81", num_classes=10, in_channels=3)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from later import Later
+from tests.later import Later
 
 from training.config import ConfigError
 

@@ -1,7 +1,7 @@
 """scripts/bench_peers.py without its peers: what it writes, and which rows it leaves out."""
 
 import pytest
-from later import Later
+from tests.later import Later
 from PIL import Image
 
 bench = Later("scripts.bench_peers")

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import save_images, write_images
-from later import Later
+from tests.later import Later
 from reading import assert_equal_batches, read_batch
 
 from data.errors import DataError
-from data.huggingface import HuggingFace
 from data.image_folder import ImageFolder
+from extras.huggingface.huggingface import HuggingFace
 
 datasets = Later("datasets")
 pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")

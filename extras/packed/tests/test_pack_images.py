@@ -1,4 +1,4 @@
-"""scripts/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
+"""extras/packed/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from filelock import FileLock
 from PIL import Image
 
 from data.errors import DataError
-from data.packed import Packed
+from extras.packed.packed import Packed
 from scripts import pack_images
 
 SCRIPT = Path(pack_images.__file__)

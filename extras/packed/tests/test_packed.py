@@ -13,7 +13,7 @@ from reading import read_batch
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.decoding import whole
-from data.packed import Packed
+from extras.packed.packed import Packed
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_an_incomplete_or_damaged_pack_is_refused_with_the_file(tmp_path, file, 
     spoil(pack / file)
     with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(pack)))):
         Packed(True, pack)
-    with pytest.raises(DataError, match=r"data.root is not set.*scripts/pack_images.py"):
+    with pytest.raises(DataError, match=r"data.root is not set.*extras/packed/pack_images.py"):
         Packed(True)
 
 

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 import torch
-from later import Later
+from tests.later import Later
 
-from models.from_timm import from_timm, preprocessing
-from models.pretrained import Preprocessing
+from extras.pretrained.from_timm import from_timm, preprocessing
+from extras.pretrained.pretrained import Preprocessing
 
 timm = Later("timm")
 

@@ -4,11 +4,11 @@ from urllib.error import URLError
 
 import pytest
 import torch
-from later import Later
+from tests.later import Later
 
-from models.pretrained import Preprocessing
+from extras.pretrained.pretrained import Preprocessing
 
-module = Later("models.from_torchvision")
+module = Later("extras.pretrained.from_torchvision")
 torchvision = Later("torchvision")
 
 

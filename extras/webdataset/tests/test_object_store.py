@@ -19,6 +19,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from data.webdataset import WebDataset, WebDatasetStream
 from fakes import write_tar
 from object_server import Faults, serve_folder, serve_through
 from PIL import Image
@@ -26,7 +27,6 @@ from PIL import Image
 from data import object_store, tar_index
 from data.errors import DataError
 from data.subset import Subset
-from data.webdataset import WebDataset, WebDatasetStream
 from loaders import Random, WorkerLoader
 from scripts import index_tars
 

@@ -6,10 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from data.webdataset import WebDataset, WebDatasetStream, find_shards
 from fakes import write_images, write_tar
 
 from data.errors import DataError
-from data.webdataset import WebDataset, WebDatasetStream, find_shards
 
 
 @pytest.fixture

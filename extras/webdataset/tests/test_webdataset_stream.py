@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from fakes import save_images, write_images, write_shards, write_tar
+from tests.data.fakes import save_images, write_images, write_shards, write_tar
 
 from data.errors import DataError
 from tests.configs import NO_TRIALS, composed

@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 from data.array_dataset import ArrayDataset, resized_middle
 from data.errors import DataError
-from data.image_files import BlackIfDamaged, ImageFiles, image_files
+from extras.finished.image_files import BlackIfDamaged, ImageFiles, image_files
 from data.image_folder import ImageFolder
 
 

@@ -1,0 +1,116 @@
+"""Measures how many images per second each loader reads from image files, as scripts/bench_loaders.py does.
+
+    python extras/benchmarks/bench_images.py --workload jpeg --data-root DIR   # DIR/train/CLASS/*.jpg (or made-up)
+    python extras/benchmarks/bench_images.py --workload evaluation             # resized, and the middle cut out
+    python extras/benchmarks/bench_images.py --workload packed                 # packed with extras/packed
+    python extras/benchmarks/bench_images.py --workload decoders --workers 1   # a row for each installed decoder
+
+`torch-tv` is the stock DataLoader with torchvision's decoder instead of Pillow. The other rows and the columns are
+explained in scripts/bench_loaders.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.datasets import ImageFolder as TorchImageFolder
+from torchvision.io import ImageReadMode, read_file
+from torchvision.transforms import v2
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.images.decoders import DECODERS, choose
+from extras.benchmarks import photographs
+from scripts.bench_loaders import compare, options
+from scripts.bench_workloads import Maker, loader_rows
+from scripts.command import run_script
+from training.config import ConfigError
+
+TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
+EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))
+PACK_IMAGES = Path(__file__).parents[1] / "packed" / "pack_images.py"
+
+
+def jpeg(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train", TRAINING), 64)
+
+
+def evaluation(root: Path, _: Path) -> dict[str, Maker]:
+    return loader_rows(ImageFolder(train=False, root=root), stock_pictures(root / "val", EVALUATION), 16)
+
+
+def packed(root: Path, temporary: Path) -> dict[str, Maker]:
+    make_pack(root, temporary / "pack")
+    return loader_rows(open_pack(temporary / "pack"), stock_pictures(root / "train", TRAINING), 64)
+
+
+def decoders(root: Path, _: Path) -> dict[str, Maker]:
+    installed = ["pillow"]
+    for name in DECODERS:
+        with suppress(DataError):
+            choose(name)
+            installed.append(name)
+    return {name: loader_rows(ImageFolder(True, root, decoder=name), {}, 64)["workers"] for name in installed}
+
+
+WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
+    one.__name__: one for one in (jpeg, evaluation, packed, decoders)
+}
+DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
+    "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.2, "workers-plain": 2.0, "threads": 2.1, "threads-plain": 1.9},
+    "packed": {"torch": 1, "workers": 14.6, "workers-plain": 10.7, "threads": 10.9, "threads-plain": 7.9},
+    "evaluation": {},
+    "decoders": {},
+}
+
+
+def stock_pictures(folder: Path, steps: tuple[v2.Transform, ...]) -> dict[str, Any]:
+    """The datasets that most programs use: torchvision's ImageFolder, with Pillow or with torchvision's decoder."""
+    return {
+        "torch": TorchImageFolder(str(folder), v2.Compose([*steps, v2.PILToTensor()])),
+        "torch-tv": TorchImageFolder(str(folder), v2.Compose(steps), loader=decoded),
+    }
+
+
+def decoded(path: str) -> torch.Tensor:
+    """What torchvision.io.decode_jpeg returns, without the warning that it gives at each call since 0.29."""
+    pixels: torch.Tensor = torch.ops.image.decode_jpeg(read_file(path), ImageReadMode.RGB.value, False)
+    return pixels
+
+
+def make_pack(root: Path, pack: Path, *settings: str) -> None:
+    if not PACK_IMAGES.exists():
+        raise ConfigError(f"packs need {PACK_IMAGES}, which has been deleted: choose another workload")
+    command: list[str | Path] = [sys.executable, PACK_IMAGES, root, pack, *settings]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise ConfigError(f"{PACK_IMAGES} could not pack {root}: see its error above")
+
+
+def open_pack(pack: Path) -> Any:
+    from extras.packed.packed import Packed  # here, because this extra also works without that one
+
+    return Packed(True, pack)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    made = options(__doc__, WORKLOADS)
+    made.add_argument("--data-root", type=Path, help="a folder of images (photographs that it makes)")
+    given = made.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        root = given.data_root or Path(folder, "images")
+        if given.data_root is None:
+            photographs.make(root)
+        compare(WORKLOADS[given.workload](root, Path(folder)), DOCUMENTED[given.workload], given)
+
+
+if __name__ == "__main__":
+    run_script(main)

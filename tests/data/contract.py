@@ -1,0 +1,127 @@
+"""What data/__init__.py promises of a dataset of images, as tests for any: subclass `ImageDataset` with a fixture.
+
+class TestMine(ImageDataset):
+    yaml = Path("conf/data/mine.yaml")
+
+    @pytest.fixture
+    def make(self, tmp_path): ...  # a function train, **arguments -> dataset
+"""
+
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from data.image_folder import ImageFolder
+from loaders import Random, WorkerLoader
+from tests.data.reading import assert_equal_batches, read_batch
+
+
+class ImageDataset:
+    yaml: Path
+    policies: tuple[str | None, ...] = (None, "trivial", "rand")
+
+    @pytest.mark.parametrize("train", [True, False])
+    def test_samples_match_the_spec(self, make, train):
+        dataset = make(train)
+        spec = dataset.sample_spec()
+        for index in (0, len(dataset) - 1, -1):
+            sample = dataset[index]
+            assert {name: (tuple(field.shape), field.dtype) for name, field in sample.items()} == spec
+            assert sample["image"].is_contiguous()
+            assert 0 <= sample["label"] < len(dataset.classes)
+        assert len(dataset.mean) == len(dataset.std) == spec["image"][0][2]
+
+    def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(self, make):
+        dataset, before = make(False), torch.get_rng_state()
+        original = dataset[1]["image"].clone()
+        dataset[1]["image"].fill_(7)  # changes the sample, and not the dataset
+        assert torch.equal(dataset[1]["image"], original)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["image"], original)
+        with pytest.raises(IndexError):
+            dataset[len(dataset)]
+
+    def test_new_images_are_prepared_to_the_size_of_a_sample_with_and_without_augmentation(self, make):
+        dataset = make(False)
+        shape = dataset[0]["image"].shape
+        image = np.random.default_rng(0).integers(256, size=(50, 70, shape[2]), dtype=np.uint8)
+        prepared = torch.as_tensor(dataset.prepare(image))
+        assert (prepared.shape, prepared.dtype) == (shape, torch.uint8)
+        assert not torch.equal(prepared, torch.as_tensor(dataset.prepare(image[10:])))
+        assert torch.equal(torch.as_tensor(make(True).prepare(image)), prepared)
+
+    @pytest.mark.parametrize("train", [True, False])
+    def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(self, make, train):
+        for policy in self.policies:
+            dataset = make(train, policy=policy) if policy else make(train)
+            indices, positions = np.array([3, 0, 3, 1]), np.arange(4)
+            batch = read_batch(dataset, indices, Random(7, 0, positions, indices))
+            for row in (slice(number, number + 1) for number in range(4)):
+                alone = read_batch(dataset, indices[row], Random(7, 0, positions[row], indices[row]))
+                assert_equal_batches({name: field[row] for name, field in batch.items()}, alone)
+            torch.manual_seed(5)  # a sample depends on nothing else
+            sample = dataset[3]
+            torch.manual_seed(5)
+            assert_equal_batches(
+                {name: field[None] for name, field in sample.items()}, read_batch(dataset, [3], Torch())
+            )
+
+    def test_the_yaml_has_the_constructors_arguments_with_their_defaults(self):
+        config = yaml.safe_load(self.yaml.read_text())
+        module, _, name = config.pop("_target_").rpartition(".")
+        assert config == defaults(getattr(importlib.import_module(module), name))
+
+
+class Torch:
+    """A loader's `random` for one sample, with the numbers that `__getitem__` draws."""
+
+    def uniform(self, k: int) -> np.ndarray:
+        return torch.rand(1, k).double().numpy()
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    """The constructor's arguments, and those that it passes on to its base class, without `train`."""
+    arguments = inspect.signature(cls).parameters.values()
+    passed_on = defaults(cls.__base__) if any(each.kind is each.VAR_KEYWORD for each in arguments) else {}
+    named = {each.name: each.default for each in arguments if each.kind is not each.VAR_KEYWORD}
+    return {name: default for name, default in (passed_on | named).items() if name != "train"}
+
+
+def assert_reads_as_the_folder(make: Callable[..., Any], images: Path) -> None:
+    """`make(train, image_size=...)` has the images and labels of the folder that it was made from, in workers too."""
+    for train in (True, False):
+        ours, folder = make(train, image_size=24), ImageFolder(train, images, image_size=24)
+        assert (ours.classes, ours.labels.tolist()) == (folder.classes, folder.labels.tolist())
+        expected = read_batch(folder, 4)
+        assert_equal_batches(read_batch(ours, 4), expected)
+        assert b"JFIF" not in pickle.dumps(ours)
+        with WorkerLoader(ours, 4, seed=0, num_workers=1, shuffle=False) as loader:
+            assert_equal_batches(next(iter(loader)), expected)
+
+
+def contents(samples: Any) -> list[tuple[Any, int]]:
+    return [(sample["image"].tolist(), int(sample["label"])) for sample in samples]
+
+
+def assert_goes_on_where_its_state_was_taken(make: Callable[[], Any], labels: list[int]) -> None:
+    """A stream that `make` opens has samples of these labels, and after load_state_dict those that were left."""
+    stream, other = make(), make()
+    torch.manual_seed(0)
+    whole, random = [], []
+    for sample in stream:
+        whole.append(sample)
+        random.append((torch.get_rng_state(), stream.state_dict()))
+    assert sorted(int(sample["label"]) for sample in whole) == labels
+    for number in (1, len(labels) // 2, len(labels) - 1):
+        torch.set_rng_state(random[number - 1][0])
+        other.load_state_dict(random[number - 1][1])
+        assert contents(other) == contents(whole[number:])
+        assert len(list(other)) == len(labels), "the next pass begins at the start"
