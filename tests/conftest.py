@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from pages import use_huge_pages
-from python_server import PythonServer
+from tests.pages import use_huge_pages
+from tests.python_server import PythonServer
 
 # The tests' tensors are so small that a second thread would only slow them down.
 torch.set_num_threads(1)

@@ -8,8 +8,8 @@ from filelock import FileLock
 from PIL import Image
 
 from data.errors import DataError
+from extras.packed import pack_images
 from extras.packed.packed import Packed
-from scripts import pack_images
 
 SCRIPT = Path(pack_images.__file__)
 THREE_IMAGES = 3 * 30_000 / 2**20  # megabytes

@@ -1,19 +1,42 @@
 import math
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fakes import flip_a_byte, write_pack
 from PIL import Image
-from reading import read_batch
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.decoding import whole
+from extras.packed import pack_images
 from extras.packed.packed import Packed
+from tests.data.contract import ImageDataset, assert_reads_as_the_folder
+from tests.data.fakes import flip_a_byte, write_images
+from tests.data.reading import read_batch
+
+
+def write_pack(folder: Path, *options: str) -> Path:
+    """Packs folder/images, which is made if it does not exist, into folder/pack."""
+    if not (folder / "images").exists():
+        write_images(folder / "images")
+    pack_images.main([str(folder / "images"), str(folder / "pack"), "--workers", "0", *options])
+    return folder / "pack"
+
+
+class TestPacked(ImageDataset):
+    yaml = Path(__file__).parents[1] / "conf" / "data" / "packed.yaml"
+
+    @pytest.fixture(params=["raw", "jpeg"])
+    def make(self, tmp_path, request):
+        return partial(Packed, root=write_pack(tmp_path, "--format", request.param), image_size=32)
+
+
+def test_a_pack_of_files_gives_the_batches_of_the_folder(tmp_path):
+    assert_reads_as_the_folder(partial(Packed, root=write_pack(tmp_path, "--format", "jpeg")), tmp_path / "images")
 
 
 @pytest.fixture
