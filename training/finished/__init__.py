@@ -1,1 +1,0 @@
-"""Uses a trained network: evaluation, prediction and export, for the programs in scripts/."""

@@ -1,0 +1,104 @@
+"""Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
+
+It leaves no trace: buffers, sums and random states are as before. A trainer's own training_step is not run, as it may
+change weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.errors import DataError
+from loaders import Random, move
+from training.config import ConfigError
+from training.datasets import Datasets
+from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+def rehearse(trainer: Trainer, data: Datasets) -> None:
+    """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
+
+    Raises ConfigError with what failed, or if there is no score of the name task.metric.
+    """
+    task, kind = trainer.task, type(trainer)
+    with no_trace(trainer):
+        batch = data.augment(on_device(data.first, trainer), Random(0, 0, 0))
+        if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
+            with explained(trainer, "training", batch):
+                trainer.training_step(batch)
+        batch = data.transform(on_device(data.first_tested, trainer))
+        with explained(trainer, "test", batch):
+            scores = trainer.evaluation_step(batch)
+        if not isinstance(scores, dict):
+            raise ConfigError(f"{kind.__name__}.evaluation_step returned {scores!r}: return scores by name")
+        metrics = computed(trainer)
+    if metrics is not None and task.metric not in (names := [*scores, *metrics]):
+        raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
+
+
+def on_device(batch: Any, trainer: Trainer) -> Any:
+    return move(batch, lambda tensor: tensor.to(trainer.device))
+
+
+def computed(trainer: Trainer) -> dict[str, float] | None:
+    """The metrics of the first samples; None if these are too few for one of them."""
+    try:
+        return trainer.metrics.compute()
+    except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
+        log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
+        return None
+    except Exception as error:
+        raise ConfigError(f"task.metrics: compute() failed: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def explained(trainer: Trainer, split: str, batch: dict[str, Any]) -> Iterator[None]:
+    """Turns an error of the block into a ConfigError that says what the batch is."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:
+        fields = ", ".join(f"{name} {described(value)}" for name, value in batch.items())
+        raise ConfigError(
+            f"{type(trainer.model).__name__} and {type(trainer.task).__name__} cannot use the first {split} samples "
+            f"({fields}): {type(error).__name__}: {error}"
+        ) from error
+
+
+def described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__
+
+
+@contextmanager
+def no_trace(trainer: Trainer) -> Iterator[None]:
+    """In the block the network evaluates. Its end puts back buffers, modes and random states, and clears sums."""
+    modules = [trainer.model, *trainer.others.values()]
+    training = [one for module in modules for one in module.modules() if one.training]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    states = random.getstate(), np.random.get_state()
+    gpus = [trainer.device] if trainer.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast:
+            for module in modules:
+                module.eval()
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        for module in training:
+            module.training = True
+        trainer.forget()

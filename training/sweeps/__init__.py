@@ -1,1 +1,0 @@
-"""The report of a sweep: a table and a picture that compare its settings."""
