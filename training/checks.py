@@ -22,8 +22,8 @@ MOST_TRIED = 100  # samples that are tried until two can be read, with on_error=
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
 
-    A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Where it has `read_batch`, that
-    must write what `__getitem__` returns, so give it one without random augmentation. Raises DataError.
+    A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
+    Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
     """
     batch = check_batch(read_first(dataset, collate), dataset, task)
     if collate is None and offers(dataset, "read_batch"):
