@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from training.data_spec import DataSpec
 from training.figure import new_figure, png
 from training.table import table
 
@@ -28,15 +28,19 @@ class Mistake(NamedTuple):
 
 
 class Evaluation:
-    """Collects what a network predicts for labelled images, batch by batch."""
+    """Collects what a network predicts for labelled images, batch by batch.
 
-    def __init__(self, spec: DataSpec) -> None:
-        self.spec, self.names = spec, [str(name) for name in spec.classes]
+    image: the name of the field with the images, which `mean` and `std` have normalised.
+    """
+
+    def __init__(self, classes: Sequence[Any], image: str, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.names, self.image, self.mean, self.std = [str(name) for name in classes], image, mean, std
         self.mistakes: list[Mistake] = []  # the lowest probabilities of the true class, sorted
         self._pairs: list[Tensor] = []  # of each batch the labels and the predictions, int64 (2, B)
 
-    def add(self, images: Tensor, labels: Tensor, probabilities: Tensor) -> None:
-        """Adds a batch. images: normalised (B, C, H, W). labels: int64 (B,). probabilities: (B, number of classes)."""
+    def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor) -> None:
+        """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes)."""
+        images = batch[self.image]
         best, predicted = probabilities.max(1)
         of_truth = probabilities.gather(1, labels[:, None])[:, 0]
         self._pairs.append(torch.stack([labels, predicted]).cpu())
@@ -99,6 +103,6 @@ class Evaluation:
 
     def _pixels(self, image: Tensor) -> np.ndarray:
         """Undoes the normalisation: from floats (C, H, W) to uint8 (H, W, C), with 1 or 3 channels for drawing."""
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.spec.mean, self.spec.std))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         pixels = ((image.float().cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
         return pixels[: 3 if len(pixels) > 2 else 1].permute(1, 2, 0).numpy()

@@ -1,4 +1,4 @@
-"""Logger: what the loggers share. One that fails is left out with a warning, and training goes on."""
+"""Logger: what the loggers share. Training goes on without a value, or a logger, that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from training.config import ConfigError, flat, one_line
+from training.config import ConfigError, flat
 from training.files import write_whole
 from training.run import Run
 
@@ -26,11 +26,12 @@ class Logger:
 
     package: ClassVar[str]
     start: Callable[[Run], None]  # `run.trainer.step` is 0 for a new run, else the last step before it continues
-    metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name
+    metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name; raises if it refuses one
     finish: Callable[[dict[str, Any] | None], None]  # the summary; None if the run was interrupted or failed
 
     def __init__(self, **options: Any) -> None:
         self.name, self.options, self._works = type(self).__name__.lower(), options, False
+        self._refused: set[str] = set()
         if find_spec(self.package) is None:
             raise ConfigError(
                 f"logger={self.name} needs {self.package}, which is not installed: pip install {self.package}"
@@ -43,30 +44,45 @@ class Logger:
         self.id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.trainer.step > 0 and self.id_file.exists()
         self.earlier_id = self.id_file.read_text().strip() if is_continued else None
-        self._call(self.start, run)
+        if error := self._error_of(self.start, run):
+            self._leave_out(error)
 
     def on_log(self, run: Run, values: dict[str, Any]) -> None:
         figures = numbers(values)
-        self._call(self.metrics, int(figures.pop("step")), figures)
+        step = int(figures.pop("step"))
+        figures = {name: value for name, value in figures.items() if name not in self._refused}
+        if not figures or not self._error_of(self.metrics, step, figures):
+            return
+        errors = {name: self._error_of(self.metrics, step, {name: value}) for name, value in figures.items()}
+        if all(errors.values()):
+            self._leave_out(*errors.values())
+        for name, error in errors.items() if self._works else ():
+            if error:
+                self._refused.add(name)
+                log.warning("logger=%s refuses %s, which is left out from here on: %s", self.name, name, error)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        self._call(self.finish, summary)
+        if error := self._error_of(self.finish, summary):
+            self._leave_out(error)
 
     def save_id(self, identifier: str) -> None:
         write_whole(self.id_file, identifier + "\n")
 
-    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        if not self._works:
-            return
+    def _leave_out(self, error: str, *_: str) -> None:
+        self._works = False
+        log.warning("logger=%s failed and is left out from here on: %s", self.name, error)
+
+    def _error_of(self, method: Callable[..., None], *arguments: Any) -> str:
+        """Calls the method, unless this logger is left out. Returns what went wrong, or ""."""
         try:
-            method(*arguments)
+            if self._works:
+                method(*arguments)
         except Exception as error:
-            self._works = False
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            log.warning("logger=%s failed and is left out from here on: %s", self.name, reason)
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return ""
 
 
 def numbers(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers among the values; those in nested dictionaries get keys such as "seconds.training"."""
+    """The numbers among the values; those in nested dictionaries get keys such as "phase_seconds.evaluation"."""
     found = {key: value for key, value in flat(values).items() if isinstance(value, (int, float))}
     return {prefix + key: value for key, value in found.items() if not isinstance(value, bool)}

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from training.callbacks.loggers.logger import Logger, numbers
+from extras.loggers.logger import Logger, numbers
 from training.config import flat
 from training.run import Run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.callbacks.loggers.logger import Logger, numbers
+from extras.loggers.logger import Logger, numbers
 from training.config import flat
 from training.run import Run
 

@@ -7,7 +7,7 @@ import os
 from typing import Any
 from uuid import uuid4
 
-from training.callbacks.loggers.logger import Logger
+from extras.loggers.logger import Logger
 from training.run import Run
 
 UPLOAD_SECONDS = 60  # the longest that a finished run waits for an upload; `wandb sync` uploads the rest later

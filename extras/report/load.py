@@ -1,4 +1,4 @@
-"""Load: how many of the cores that this process may use were kept from it by other programs."""
+"""How busy other programs kept this process's cores: the figures of a run on a shared machine vary with them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Load:
         self._start, self._free = time.monotonic(), free_seconds()
 
     def of_others(self) -> float:
-        """The share (0 to 1) of this process's cores that it could not have used, as other programs did."""
+        """The share (0 to 1) of this process's cores that other programs used."""
         seconds, free = time.monotonic() - self._start, free_seconds() - self._free
-        return 0.0 if seconds < LEAST_SECONDS else max(0.0, 1 - free / (available_cores() * seconds))
+        return 0.0 if seconds < LEAST_SECONDS else min(1.0, max(0.0, 1 - free / (available_cores() * seconds)))
 
 
 def free_seconds() -> float:

@@ -1,198 +1,134 @@
-"""The Report of a run: where its time went, what bounded it, and what may help, for the terminal and report.md."""
+"""Report: where a run's time went, and what free data would save, for the terminal, report.md and summary.json."""
 
 from __future__ import annotations
 
 import logging
 import resource
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
-import torch
 
-from loaders import Accelerator, Preloader, Window, available_cores, offers
-from training.callbacks.report.load import Load
-from training.callbacks.report.measured import Measured
-from training.callbacks.report.trial import Trials, size_of
-from training.callbacks.report.verdict import Verdict, candidates, diagnose
-from training.clock import FILE_MAKING
-from training.config import Keys, check_least
+from extras.report.free_data import free_step_seconds
+from extras.report.load import Load
+from loaders import Accelerator, Window
+from training.config import ConfigError
 from training.files import write_whole
 from training.run import Run
 from training.table import table
 
 log = logging.getLogger(__name__)
 
-NOT_MEASURED = "the run was stopped before its bottleneck was measured"
-NOT_TRAINED = "nothing was left to train: the checkpoint was evaluated"
-MOST_SIZES = 1000  # of the newest batches, which are compared with the one for free data
-LEAST_GAIN = 1.05  # a tried change is suggested if it is at least this many times as fast
-
-
-@dataclass
-class ReportKeys(Keys):
-    trial_seconds: float
-
-    def __post_init__(self) -> None:
-        check_least("timing.trial_seconds", self.trial_seconds, 0)
-        super().__post_init__()
+BUSY_OTHERS = 0.15  # share of the cores; if other programs use more, the report says so
 
 
 class Report:
-    """Makes a run's report: report.md, and the entries of summary.json about time, memory and the verdict."""
+    """Adds to the summary: phase_seconds, memory, others_cpu_fraction, free_step_ms and free_data_gain (ranges).
 
-    keys: ClassVar = {"timing": ReportKeys}
+    seconds: how long steps with free data are measured after the run, at most a fifth of its training; 0: not at all.
+    """
 
-    def __init__(self) -> None:
-        self._size, self._sizes = 0, deque[int](maxlen=MOST_SIZES)  # numbers in the batch of this step, and of others
-        # Bytes, those of a GPU's tensors too, and the number of workers that read.
-        self._used: dict[str, Any] = {"memory_bytes": 0, "device_memory_bytes": None, "active_workers": None}
-        self._verdict: Verdict | None = None  # set by `finish`
-        self.text = NOT_TRAINED
+    def __init__(self, seconds: float = 2.0) -> None:
+        if seconds < 0:
+            raise ConfigError(f"callbacks.report.seconds={seconds}: give a number of seconds, or 0 to measure nothing")
+        self.seconds = seconds
 
     def on_start(self, run: Run) -> None:
-        self.run, self._load = run, Load()
-        run.trainer.parallel.register_forward_pre_hook(self._count)
-
-    def _count(self, _: object, batch: Any) -> None:
-        self._size += size_of(batch)  # a batch, or with train.accumulate a part of it
-
-    def on_step(self, run: Run) -> None:
-        self._sizes.append(self._size)
-        self._size = 0
+        self._load = Load()
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
-        if summary is None and not run.stopped:
+        if summary is None:
             return
-        total = run.processes.total(run.timer.run())
+        total, stats, others = run.processes.total(run.timer.run()), run.train_loader.stats(), self._load.of_others()
+        summary |= {
+            "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
+            "memory_bytes": peak_memory(),
+            "device_memory_bytes": Accelerator(run.trainer.device).peak_bytes(),
+            "others_cpu_fraction": others,
+            "free_step_ms": None,
+            "free_data_gain": None,
+        }
+        lines = [summary["verdict"], "", *phase_table(summary["phase_seconds"])]
         if total.steps:
-            if summary is not None:
-                run.results.finish(**summary, **self.summary())  # the run is complete even if a trial fails
-            self.finish(total, run.train_loader)
-        if summary is not None:
-            summary |= self.summary()
-            log.info("\n%s", self.text)
-        if run.is_main:
-            text = f"# Run {run.folder.resolve().name}\n\n```\n{self.text}\n```\n"
-            if (run.folder / "timeline.png").exists():
-                text += "\n![What workers, preloader and training did, and when](timeline.png)\n"
-            write_whole(run.folder / "report.md", text)
-
-    def finish(self, total: Window, loader: Preloader) -> None:
-        """Finds what bounded the run: measures steps with free data, and tries changes until one helps.
-
-        total: the run's timed steps, of all processes. loader: the training loader, which is closed here.
-        """
-        run, measured, step = self.run, self._measured(total, loader), total.seconds / total.steps
-        trials = Trials(run, 0.0 if run.stopped else min(run.config.timing.trial_seconds, total.seconds / 5))
-        sizes = trials.keep_batch(loader), *self._sizes
-        loader.close()  # its workers would slow down the measurements
-        load, free = Load(), trials.free(step)
-        measured = replace(measured, sizes=sizes, free=free, others=max(measured.others, load.of_others()))
-        verdict = diagnose(measured)
-        step = free.middle if verdict.bottleneck == "step" and free else step
-        for changes in [] if run.stopped else candidates(verdict.bottleneck, measured):
-            tried = trials.change(changes, step)
-            gain = None if tried is None else tried.map(lambda seconds: step / seconds)
-            if gain is None or (gain.middle >= LEAST_GAIN and gain.low >= 1):
-                verdict = replace(verdict, changes=changes, measured_gain=gain)
-                break
-        self._verdict, self.text = verdict, self._text(measured, verdict)
-
-    def summary(self) -> dict[str, Any]:
-        """The entries of summary.json about time, memory and the verdict."""
-        verdict = self._verdict
-        return {
-            "seconds": {phase: round(seconds, 3) for phase, seconds in self._phases().items()},
-            **self._used,
-            "verdict": verdict.sentence if verdict else NOT_MEASURED if self.run.timer.whole().steps else NOT_TRAINED,
-            "bottleneck": verdict and verdict.bottleneck,
-            "gain": verdict and verdict.gain,
-            "try": verdict and list(verdict.changes),
-        }
-
-    def _measured(self, total: Window, loader: Preloader) -> Measured:
-        """What is known before anything more is measured."""
-        stats, dataset, config = loader.stats(), loader.dataset, self.run.config
-        workers, on_cpu = stats.get("workers", {}), loader.device.type == "cpu"
-        self._used["memory_bytes"] = peak_memory()
-        self._used["device_memory_bytes"] = Accelerator(loader.device).peak_bytes()
-        self._used["active_workers"] = workers.get("active_workers")
-        steps = max(1, self.run.timer.whole().steps)
-        keys = ("loader_wait", "copy", "transform")
-        ahead, copy, transform = (stats["preloader"][f"{key}_seconds"] / steps for key in keys)
-        if on_cpu:  # there is no other device to copy to
-            copy, transform = 0.0, copy + transform
-        no_policy = config.data.get("collate") is None and getattr(dataset, "policy", None) is None
-        return Measured(
-            loader=config.loader,
-            cores=available_cores(),
-            num_threads=torch.get_num_threads() if on_cpu else 1,
-            steps=steps,
-            phases=self._phases(),
-            step=total.seconds / total.steps,
-            waiting=total.wait_seconds / total.steps,
-            copy=copy,
-            transform=transform,
-            ahead=ahead if loader.depth else None,
-            others=self._load.of_others(),
-            num_workers=max(1, workers.get("active_workers", 1)),
-            workers=workers,
-            in_memory=offers(dataset, "arrays") and no_policy,
-        )
-
-    def _phases(self) -> dict[str, float]:
-        """The seconds of each phase until now. The wait for the first batch counts as start-up, not as training."""
-        return self.run.clock.phases(self.run.timer.first_batch_seconds)
-
-    def _text(self, measured: Measured, verdict: Verdict) -> str:
-        """The text of the report: tables of the whole run and of a step, memory, workers, and the verdict."""
-        first, on_gpu = self.run.timer.first_batch_seconds or 0.0, self._used["device_memory_bytes"]
-        memory = f"at most {self._used['memory_bytes'] / 2**30:.2f} GiB, workers included"
-        memory += f"; on the GPU {on_gpu / 2**30:.2f} GiB" if on_gpu is not None else ""
-        lines = [*self._run_table(measured), "", *self._step_table(), ""]
-        lines.append(f"First batch: waited {first:.2f} s; memory: {memory}")
-        if measured.workers:
-            busy, cpu, queued = (1000 * measured.of_batch(key) for key in ("busy", "cpu", "queued"))
-            readers = f"Workers: {measured.num_workers},"
-            if measured.loader.num_workers == 0:
-                readers = "No workers, the training process reads: it is"
+            lines += ["", *step_table(run), ""]
+            load = Load()
+            free = self._free(run, total)
+            summary["others_cpu_fraction"] = others = max(others, load.of_others())
+            if free:
+                step = total.seconds / total.steps
+                summary["free_step_ms"] = [1000 * free[0], 1000 * free[-1]]
+                summary["free_data_gain"] = [step / free[-1], step / free[0]]
+            lines += [*worker_lines(stats, total), free_sentence(summary)]
+        if others > BUSY_OTHERS:
             lines.append(
-                f"{readers} busy {1 - measured.idle:.0%} of the time; {busy:.1f} ms for a "
-                f"batch: {cpu:.1f} ms of CPU time, {queued:.1f} ms waiting for a core"
+                f"Other programs used {others:.0%} of the cores meanwhile: on an idle machine all figures may differ."
             )
-        return "\n".join([*lines, verdict.sentence])
+        lines.append(memory_sentence(summary))
+        text = "\n".join(lines)
+        log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
+        if run.is_main:
+            write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
 
-    def _run_table(self, measured: Measured) -> list[str]:
-        """The lines of a table with the seconds of each phase, and its share of the run."""
-        whole, phases, first = self.run.timer.whole(), measured.phases, self.run.timer.first_batch_seconds or 0.0
-        in_thread = measured.steps if measured.ahead is None else 0  # batches that the training thread made ready
-        copy, transform = measured.copy * in_thread, measured.transform * in_thread
-        rows = {
-            "set-up": phases["set-up"],
-            **({FILE_MAKING: phases[FILE_MAKING]} if FILE_MAKING in phases else {}),
-            "dataset and first batch": phases["start-up"],
-            "waiting for the loader": max(0.0, whole.wait_seconds - first - copy - transform),
-            **({"waiting for the copy": copy} if copy else {}),
-            "waiting for the transform": transform,
-            "computing": whole.seconds - whole.wait_seconds,
-            "evaluation": phases["evaluation"],
-            "saving checkpoints": phases["checkpoint"],
-        }
-        total = sum(phases.values())
-        rows |= {"the rest": total - sum(rows.values()), "the whole run, without imports": total}
-        seconds = ["seconds", *(f"{value:.1f}" for value in rows.values())]
-        return table([["phase", *rows], seconds, ["share", *(f"{value / total:.0%}" for value in rows.values())]])
+    def _free(self, run: Run, total: Window) -> list[float]:
+        computing = (total.seconds - total.wait_seconds) / total.steps
+        return free_step_seconds(run, min(self.seconds, total.seconds / 5), computing) if self.seconds else []
 
-    def _step_table(self) -> list[str]:
-        """The lines of a table with the milliseconds of a step: the median, the 95th percentile and the longest."""
-        rows = {part: self.run.timer.step_ms(50, 95, 100, part=part) for part in ("step", "waiting", "computing")}
-        columns = zip(("median", "95 %", "worst"), zip(*rows.values(), strict=True), strict=True)
-        figures = [[heading, *(f"{value:.1f}" for value in values)] for heading, values in columns]
-        return table([["milliseconds", *rows], *figures])
+
+def phases_of(run: Run) -> dict[str, float]:
+    """The seconds of each phase of the run until now, with training in two parts."""
+    whole, first = run.timer.whole(), run.timer.first_batch_seconds or 0.0
+    found = dict(run.clock.phases())
+    training = found.pop("training", 0.0)
+    found["first batch"] = first
+    found["waiting for data"] = max(0.0, whole.wait_seconds - first)
+    found["computing"] = max(0.0, training - whole.wait_seconds)
+    return found
+
+
+def phase_table(phases: dict[str, float]) -> list[str]:
+    rows = {**phases, "the whole run, without imports": sum(phases.values())}
+    seconds = ["seconds", *(f"{value:.1f}" for value in rows.values())]
+    shares = ["share", *(f"{value / (sum(phases.values()) or 1.0):.0%}" for value in rows.values())]
+    return table([["phase", *rows], seconds, shares])
+
+
+def step_table(run: Run) -> list[str]:
+    """The milliseconds of a step: the median, the 95th percentile and the longest."""
+    rows = {part: run.timer.step_ms(50, 95, 100, part=part) for part in ("step", "waiting", "computing")}
+    columns = zip(("median", "95 %", "worst"), zip(*rows.values(), strict=True), strict=True)
+    return table([["milliseconds", *rows], *([name, *(f"{value:.1f}" for value in each)] for name, each in columns)])
+
+
+def worker_lines(stats: dict[str, Any], total: Window) -> list[str]:
+    """What a batch costs: its workers, and its way to the device."""
+    lines, workers, preloader = [], stats.get("workers", {}), stats.get("preloader", {})
+    if batches := workers.get("read_batches"):
+        busy, cpu, queued = (1000 * workers[f"worker_{key}_seconds"] / batches for key in ("busy", "cpu", "queued"))
+        lines.append(
+            f"A worker takes {busy:.1f} ms for a batch: it computes for {cpu:.1f} ms, and waits for a core for "
+            f"{queued:.1f} ms; workers: {workers['active_workers']}."
+        )
+    if batches := preloader.get("batches"):
+        copy, transform = (1000 * preloader[f"{key}_seconds"] / batches for key in ("copy", "transform"))
+        lines.append(f"Copying a batch to the device takes {copy:.1f} ms, transforming it {transform:.1f} ms.")
+    return lines
+
+
+def free_sentence(summary: dict[str, Any]) -> str:
+    if summary["free_step_ms"] is None:
+        return "Free data were not measured."
+    low, high = summary["free_step_ms"]
+    slower, faster = summary["free_data_gain"]
+    return (
+        f"With free data a step takes {low:.1f} to {high:.1f} ms (measured after the run on batches that are on the "
+        f"device), so training would be {slower:.2f} to {faster:.2f} times as fast."
+    )
+
+
+def memory_sentence(summary: dict[str, Any]) -> str:
+    on_device = summary["device_memory_bytes"]
+    device = f"; on the device {on_device / 2**30:.2f} GiB" if on_device else ""
+    return f"Memory: at most {summary['memory_bytes'] / 2**30:.2f} GiB, workers included{device}."
 
 
 def peak_memory() -> int:

@@ -1,4 +1,4 @@
-"""Draws the picture of a sweep from labels and numbers, which training/sweeps/sweep.py collects."""
+"""Draws the picture of a sweep from labels and numbers, which report.py collects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLORS, SPREAD = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
 
 
 class Figure(NamedTuple):
-    """A number in the report, and the ends of its spread."""
+    """A number in the report, and the ends of its range."""
 
     value: float
     low: float
@@ -28,9 +28,8 @@ class Figure(NamedTuple):
         """
         return self.low <= other.high and other.low <= self.high
 
-    def half_spread(self, text: str) -> str:
-        """Half the width of the spread in the format `text`; "" if it is not known."""
-        return text.format((self.high - self.low) / 2) if self.low < self.high else ""
+    def range(self, text: str) -> str:
+        return f"{text.format(self.low)} to {text.format(self.high)}" if self.low < self.high else "-"
 
 
 class Bar(NamedTuple):
@@ -46,7 +45,7 @@ class Bar(NamedTuple):
 def draw_bars(title: str, bars: Sequence[Bar], ceiling: float | None) -> bytes:
     """A PNG with two bar charts, of images/s and of the share of time spent waiting, and a row for each bar.
 
-    ceiling: the images/s with free data, a dashed line. A thin line on a bar is its spread.
+    ceiling: the images/s with free data, a dashed line. A thin line on a bar is its range.
     """
     figure = new_figure(title, 13, 1.5 + 0.28 * len(bars))
     panels = figure.subplots(1, 2, sharey=True)

@@ -1,19 +1,14 @@
-"""timing.timeline: draws what the first steps of a run did, and writes it as a trace for Perfetto.
-
-See conf/callbacks/standard/timeline.yaml.
-"""
+"""Draws what the first timed steps of a run did (timeline.png), and writes them as a trace (timeline.json)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from loaders import StepTimer, Timeline
 from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
-from training.config import Keys, check_least
+from training.config import ConfigError
 from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
@@ -33,40 +28,29 @@ NUMBERED = {"read": INK, "compute": "white"}  # the colors of a batch's number
 MOST_STEPS = 24  # in the picture; timeline.json has all
 
 
-@dataclass
-class TimelineKeys(Keys):
-    timeline: int
-
-    def __post_init__(self) -> None:
-        check_least("timing.timeline", self.timeline, 0)
-        super().__post_init__()
-
-
 class TimelinePicture:
-    """Records `timing.timeline` steps, and writes timeline.png and timeline.json at the end of the run; 0: none."""
+    """Records `steps` steps after those that are not timed, and writes both files when the run ends; 0: none."""
 
-    keys: ClassVar = {"timing": TimelineKeys}
-
-    def __init__(self) -> None:
-        self.timeline: Timeline | None = None
+    def __init__(self, steps: int = 0) -> None:
+        if steps < 0:
+            raise ConfigError(f"callbacks.timeline.steps={steps}: give a number of steps, or 0 for no timeline")
+        self.steps, self.timeline = steps, None
 
     def on_start(self, run: Run) -> None:
-        timing, device = run.config.timing, run.processes.device
-        if timing.timeline:
+        if self.steps:
+            device, untimed = run.processes.device, run.config.timing.warmup_steps
             self.timeline = run.train_loader.timeline = Timeline(device)
-            run.timer = StepTimer(device, timing.warmup_steps, self.timeline, timing.timeline)
-            run.clock.watchers.append(partial(add_phase, self.timeline))
+            run.timer = StepTimer(device, untimed, self.timeline, self.steps)
+            run.clock.watchers.append(self._add_phase)
+
+    def _add_phase(self, phase: str, start: float, end: float) -> None:
+        if phase in ("evaluation", "checkpoint"):
+            self.timeline.add(TRAINING, phase, start, end, None)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        if self.timeline is not None and run.is_main and (summary is not None or run.stopped):
-            spans = self.timeline.spans()
+        if self.timeline is not None and run.is_main and (spans := self.timeline.spans()):
             write_whole(run.folder / "timeline.json", trace(spans))
             write_whole(run.folder / "timeline.png", draw_timeline(spans))
-
-
-def add_phase(timeline: Timeline, phase: str, start: float, end: float) -> None:
-    if phase in ("evaluation", "checkpoint"):
-        timeline.add(TRAINING, phase, start, end, None)
 
 
 def lanes_of(spans: Sequence[Span]) -> list[str]:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Trains on several machines of a Slurm cluster. A run that is preempted, or whose time is up, continues by itself.
 # Submit it from the repository's root. train.py's arguments come last; sbatch's come first, and replace those below:
-#     sbatch --nodes=4 --partition=gpu scripts/slurm_train.sh data=packed data.root=/data/pack model=resnet50
+#     sbatch --nodes=4 --partition=gpu extras/slurm/train.sh data=packed data.root=/data/pack model=resnet50
 #
 #SBATCH --job-name=train
 # How many machines:

@@ -1,0 +1,82 @@
+"""Evaluates the network of a run: its scores, a table by class, the confusion matrix and the worst mistakes.
+
+    python extras/finished/evaluate.py outputs/2026-11-21_10-00-00_123456         # the run's test set
+    python extras/finished/evaluate.py RUN --split train                          # its training set, not augmented
+    python extras/finished/evaluate.py RUN data=image_folder data.root=DIR        # other data with the same classes
+
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
+evaluation_step and task.metrics, in batches of the run's size. It writes evaluation.json and, for classes,
+confusion.png and mistakes.png into RUN/evaluation/SPLIT.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from extras.finished.evaluation import Evaluation
+from extras.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_program
+from training.files import write_whole
+from training.results import finite
+from training.trainer import Trainer
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Returns the content of evaluation.json."""
+    options = parser(__doc__)
+    options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
+    options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
+    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
+    given = options.parse_intermixed_args(arguments)
+
+    run = FinishedRun(given.run, given.overrides)
+    dataset = run.dataset(given.split)
+    with refused_as(f"{run} cannot be evaluated"):
+        samples, scores, evaluation = evaluate(run, dataset)
+    result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "samples": samples, **scores}
+
+    out: Path = given.out or run.folder / "evaluation" / given.split
+    out.mkdir(parents=True, exist_ok=True)
+    if evaluation is not None:
+        result["classes"] = evaluation.by_class()
+        write_whole(out / "mistakes.png", evaluation.draw_mistakes())
+        if picture := evaluation.draw_confusion():
+            write_whole(out / "confusion.png", picture)
+        print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
+    write_whole(out / "evaluation.json", json.dumps(finite(result), indent=2) + "\n")
+    print(run)
+    print(f"{', '.join(f'{name} {value:.4f}' for name, value in scores.items())} of {samples:,} samples ({given.split})")
+    return result
+
+
+def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
+    """Returns the number of samples, the scores by name, and for images with classes what is predicted for each."""
+    trainer, task, transform = run.trainer, run.task, run.data.transform.then
+    evaluation, is_own = None, type(trainer).evaluation_step is not Trainer.evaluation_step
+    if task.label_below and transform is not None and not is_own:
+        evaluation = Evaluation(run.data.test.classes, transform.fields[0], transform.mean, transform.std)
+    step, samples, outputs = trainer.evaluation_step, 0, list[Tensor]()
+    hook = trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+
+    def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
+        nonlocal samples
+        samples, scores = samples + task.count(batch), step(batch)
+        if evaluation is not None:
+            evaluation.add(batch, batch[task.label].flatten(), task.predictions(outputs[-1]))
+        outputs.clear()
+        return scores
+
+    trainer.evaluation_step = evaluation_step  # type: ignore[method-assign]  # it also sees the network's outputs
+    with hook, run.loader(dataset) as loader:
+        scores = trainer.evaluate(loader)
+    return samples, scores, evaluation
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,138 @@
+"""Predicts with the network of a run, and writes RUN/predictions.csv, or .jsonl.
+
+    python extras/finished/predict.py RUN photos/ one.jpg list.txt          # folders and what is below them, images, lists
+    python extras/finished/predict.py RUN data=image_folder data.root=DIR   # a dataset's test samples, or --split train
+
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is written anew each time,
+with a row for each sample, in order: its file or index, the five most probable classes with their probabilities, and
+an error if it cannot be read. A task without classes has its values in place of them; of a network that returns
+anything but a tensor (B, values), such as boxes, each row is a line of JSON. A task with `columns` and
+write_prediction(prediction, name, folder), such as that of examples/segmentation, writes files into predictions/, and
+names them. Images are prepared by the dataset's own `prepare(image)`. data.collate is not used.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from extras.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_program
+from extras.finished.samples import ImageFiles, Inputs, Samples, batches_of, image_files, name_of
+from loaders import WorkerLoader, move
+from training.config import ConfigError
+from training.datasets import is_stream
+from training.files import replacing
+
+TOP = 5  # classes of a row
+
+
+def main(arguments: list[str] | None = None) -> Path:
+    """Returns the path of the table."""
+    options = parser(__doc__)
+    inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
+    options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
+    options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
+    options.add_argument("--out", type=Path, help="file to write, without .csv or .jsonl; default: RUN/predictions")
+    given = options.parse_intermixed_args(arguments)
+    overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]
+    inputs = [text for text in given.inputs if text not in overrides]
+
+    run = FinishedRun(given.run, overrides)
+    if inputs:
+        names = image_files(inputs)
+        samples = Samples(names, ImageFiles(run, names))
+    else:
+        dataset = run.dataset(given.split)
+        if is_stream(dataset):
+            raise ConfigError(f"{type(dataset).__name__} is a stream: give files, or data.streaming=false")
+        samples = Samples([name_of(dataset, index) for index in range(len(dataset))], Inputs(run, dataset))
+    if not len(samples):
+        raise ConfigError("there are no samples to predict")
+    stem: Path = given.out or run.folder / "predictions"
+    with refused_as(f"{run} cannot be used for predictions"):
+        path, failed = write_table(stem, records(run, samples, stem))
+    print(f"{len(samples) - failed:,} predictions of {run}: {path}")
+    if failed:
+        print(f"{failed:,} samples could not be read: the table says why")
+    return path
+
+
+def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
+    options: dict[str, Any] = {"batch_size": run.config.train.batch_size, "collate_fn": list, "seed": 0}
+    with WorkerLoader(samples, num_workers=run.config.loader.num_workers, **options) as loader:
+        for read in tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None):
+            found: dict[str, dict[str, Any]] = {}
+            for names, batch in batches_of(read):
+                on_device = move(batch, lambda tensor: tensor.to(run.device))
+                outputs = run.task.predictions(run.outputs(run.data.transform(on_device)))
+                for name, predicted in zip(names, per_sample(outputs, len(names)), strict=True):
+                    found[name] = cells(run, predicted, name, folder)
+            yield from ({"file": name, **found.get(name, {"error": reason})} for name, _, reason in read)
+
+
+def per_sample(outputs: Any, count: int) -> list[Any]:
+    """What is predicted for each sample: the rows of tensors, or of those in a dict; the items of a list."""
+    if isinstance(outputs, dict):
+        rows = {name: per_sample(value, count) for name, value in outputs.items()}
+        return [{name: values[row] for name, values in rows.items()} for row in range(count)]
+    if len(outputs) != count:
+        raise ConfigError(f"the network returned {len(outputs)} predictions for {count} samples")
+    return list(outputs)
+
+
+def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str, Any]:
+    """A sample's part of the table: the best classes and their probabilities, or the values; lists for other shapes."""
+    if columns := getattr(run.task, "columns", ()):
+        return dict(zip(columns, run.task.write_prediction(predicted, name, folder), strict=True))
+    values = move(predicted, Tensor.tolist)
+    if not isinstance(predicted, Tensor) or predicted.ndim > 1:
+        return values if isinstance(values, dict) else {"prediction": values}
+    if not run.task.label_below:
+        numbers = values if isinstance(values, list) else [values]
+        return {"value" if len(numbers) == 1 else f"value_{at}": value for at, value in enumerate(numbers, 1)}
+    row = {}
+    best = predicted.topk(min(TOP, len(predicted)))
+    for place, (index, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
+        suffix = "" if place == 1 else f"_{place}"
+        row |= {f"class{suffix}": run.data.test.classes[index], f"probability{suffix}": round(value, 6)}
+    return row
+
+
+def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
+    """Writes the table, as .csv if cells are numbers or texts. Returns its path, and how many samples have an error."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    begin = list[dict[str, Any]]()  # up to the first row without an error, which has all columns
+    for row in rows:
+        begin.append(row)
+        if "error" not in row:
+            break
+    columns = [key for key in begin[-1] if key != "error"]
+    is_csv = not any(isinstance(value, list | dict) for value in begin[-1].values())
+    path = stem.with_name(stem.name + (".csv" if is_csv else ".jsonl"))
+    failed = 0
+    with replacing(path) as file:
+        text = codecs.getwriter("utf-8")(file, "surrogateescape")
+        table = csv.DictWriter(text, [*columns, "error"], quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+        if is_csv:
+            table.writeheader()
+        for row in chain(begin, rows):
+            failed += "error" in row
+            table.writerow(row) if is_csv else text.write(json.dumps(row) + "\n")
+    stem.with_name(stem.name + (".jsonl" if is_csv else ".csv")).unlink(missing_ok=True)  # of an earlier network
+    return path, failed
+
+
+if __name__ == "__main__":
+    run_program(main)

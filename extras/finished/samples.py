@@ -1,0 +1,118 @@
+"""Samples to predict: what a network needs of each, from image files or from a dataset; labels are not read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import default_collate
+
+from data.errors import DataError
+from data.image_folder import SUFFIXES
+from data.images.decoders import choose
+from data.images.decoding import decode, image_errors, whole
+from data.subset import Subset
+from extras.finished.finished_run import FinishedRun
+from loaders import offers
+from training.config import ConfigError
+
+Sample = tuple[str, dict[str, Any], str]  # its name, its inputs by name, and why it cannot be read, or ""
+
+
+class Samples:
+    """Of each sample its name, its inputs, and if it cannot be read why. names: of the samples."""
+
+    def __init__(self, names: Sequence[str], read: Callable[[int], dict[str, Any]]) -> None:
+        self._names, self._read = np.array([os.fsencode(name) for name in names]), read  # forked workers share arrays
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Sample:
+        name = os.fsdecode(self._names[index])
+        try:
+            return name, self._read(index), ""
+        except Exception as error:  # whatever the dataset raises: other samples may be readable
+            return name, {}, " ".join(str(error).split()) or type(error).__name__
+
+
+class ImageFiles:
+    """Reads image files, and prepares them as the run's dataset prepares images: see data/__init__.py."""
+
+    def __init__(self, run: FinishedRun, paths: Sequence[str]) -> None:
+        dataset, (self._name, *others) = run.data.test, run.task.inputs
+        if others:
+            raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
+        if not offers(dataset, "prepare"):
+            raise ConfigError(
+                f"{type(dataset).__name__} has no prepare(image), or one that its own __getitem__ may not call, so it "
+                "is not known what it does to an image: add the method to this class, and call it in __getitem__"
+            )
+        self._grey = run.data.model_options.get("in_channels") == 1
+        self._paths, self._prepare, self._decoders = paths, dataset.prepare, choose("auto")
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        path = self._paths[index]
+        with image_errors(path):
+            pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
+        image = pixels.permute(1, 2, 0).contiguous().numpy()
+        if self._grey:
+            image = np.array(Image.fromarray(image).convert("L"))[..., np.newaxis]
+        return {self._name: self._prepare(image)}
+
+
+class Inputs:
+    """Reads the inputs of a dataset's samples, without labels."""
+
+    def __init__(self, run: FinishedRun, dataset: Any) -> None:
+        self._names, self._dataset = run.task.inputs, dataset
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        sample = self._dataset[index]
+        if not isinstance(sample, dict):
+            sample = dict(zip(self._names, sample, strict=False))  # the label comes last
+        if missing := [name for name in self._names if name not in sample]:
+            raise DataError(f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches")
+        return {name: sample[name] for name in self._names}
+
+
+def batches_of(samples: list[Sample]) -> list[tuple[list[str], dict[str, Any]]]:
+    """Batches of the readable samples, with their names: one if their inputs have equal shapes, else each alone."""
+    readable = [sample for sample in samples if not sample[2]]
+    shapes = {tuple(np.shape(value) for value in inputs.values()) for _, inputs, _ in readable}
+    groups = [readable] if len(shapes) == 1 else [[sample] for sample in readable]
+    return [([name for name, _, _ in group], default_collate([inputs for _, inputs, _ in group])) for group in groups]
+
+
+def name_of(dataset: Any, index: int) -> str:
+    """The name that the dataset gives the sample, such as its file; else the sample's index in the whole dataset."""
+    if isinstance(dataset, Subset):
+        return name_of(dataset.dataset, int(dataset.indices[index]))
+    return str(dataset.path(index) if hasattr(dataset, "path") else index)
+
+
+def image_files(inputs: Sequence[str]) -> list[str]:
+    """The paths that `inputs` name, each once. An input is an image, a folder, or a .txt file with a path per line.
+
+    A folder stands for all images below it, sorted: files with one of SUFFIXES that are not hidden.
+    Raises DataError if an input does not exist or has no images.
+    """
+    found: list[str] = []
+    for given in inputs:
+        if os.path.isdir(given):
+            files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(given) for name in names)
+            paths = [path for path in files if path.lower().endswith(SUFFIXES) and "/." not in path[len(given) :]]
+        elif not os.path.exists(given):
+            raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
+        else:
+            lines = Path(given).read_text(errors="surrogateescape").split("\n") if given.endswith(".txt") else [given]
+            paths = [line for line in lines if line.strip()]
+        if not paths:
+            raise DataError(f"{given} names no images ({', '.join(SUFFIXES)}): give other files or folders")
+        found += paths
+    return list(dict.fromkeys(found))
