@@ -22,8 +22,8 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 REPETITIONS = 5  # each with a batch of its own, so that their range shows how much batches differ
-WARM_UP_STEPS = 3
-LONGEST = 5  # nothing is measured if that would take this many times as long as it may
+WARM_UP_STEPS = 2
+LONGEST = 10  # nothing is measured if that would take this many times as long as it may
 MOST_STEPS = 1000  # of a repetition
 
 

@@ -16,6 +16,7 @@ from training.config import ConfigError
 from training.files import write_whole
 from training.run import Run
 from training.table import table
+from training.verdict import verdict
 
 log = logging.getLogger(__name__)
 
@@ -37,52 +38,57 @@ class Report:
         self._load = Load()
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+        """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
+        total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
         if summary is None:
-            return
-        total, stats, others = run.processes.total(run.timer.run()), run.train_loader.stats(), self._load.of_others()
-        summary |= {
+            if not run.checkpoints.signals.received:
+                return
+            found = {"verdict": verdict(total, run.config.loader.name, stats)}
+        else:
+            found = summary
+        found |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
             "memory_bytes": peak_memory(),
             "device_memory_bytes": Accelerator(run.trainer.device).peak_bytes(),
-            "others_cpu_fraction": others,
+            "others_cpu_fraction": self._load.of_others(),
             "free_step_ms": None,
             "free_data_gain": None,
         }
-        lines = [summary["verdict"], "", *phase_table(summary["phase_seconds"])]
+        if summary is not None and total.steps:
+            self._measure_free_data(run, total, found)
+        lines = [found["verdict"], "", *phase_table(found["phase_seconds"])]
         if total.steps:
-            lines += ["", *step_table(run), ""]
-            load = Load()
-            free = self._free(run, total)
-            summary["others_cpu_fraction"] = others = max(others, load.of_others())
-            if free:
-                step = total.seconds / total.steps
-                summary["free_step_ms"] = [1000 * free[0], 1000 * free[-1]]
-                summary["free_data_gain"] = [step / free[-1], step / free[0]]
-            lines += [*worker_lines(stats, total), free_sentence(summary)]
-        if others > BUSY_OTHERS:
+            lines += ["", *step_table(run), "", *worker_lines(stats, total), free_sentence(found)]
+        if found["others_cpu_fraction"] > BUSY_OTHERS:
             lines.append(
-                f"Other programs used {others:.0%} of the cores meanwhile: on an idle machine all figures may differ."
+                f"Other programs used {found['others_cpu_fraction']:.0%} of the cores meanwhile: on an idle machine all "
+                "figures may be better, and free data may save more or less than that."
             )
-        lines.append(memory_sentence(summary))
-        text = "\n".join(lines)
+        lines.append(memory_sentence(found))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
         if run.is_main:
+            text = "\n".join(lines)
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
 
-    def _free(self, run: Run, total: Window) -> list[float]:
+    def _measure_free_data(self, run: Run, total: Window, found: dict[str, Any]) -> None:
+        load, seconds = Load(), min(self.seconds, total.seconds / 5)
         computing = (total.seconds - total.wait_seconds) / total.steps
-        return free_step_seconds(run, min(self.seconds, total.seconds / 5), computing) if self.seconds else []
+        free = free_step_seconds(run, seconds, computing) if seconds else []
+        found["others_cpu_fraction"] = max(found["others_cpu_fraction"], load.of_others())
+        if free:
+            step = total.seconds / total.steps
+            found["free_step_ms"] = [1000 * free[0], 1000 * free[-1]]
+            found["free_data_gain"] = [step / free[-1], step / free[0]]
 
 
 def phases_of(run: Run) -> dict[str, float]:
-    """The seconds of each phase of the run until now, with training in two parts."""
+    """The seconds of each phase of the run until now, with training in three parts."""
     whole, first = run.timer.whole(), run.timer.first_batch_seconds or 0.0
-    found = dict(run.clock.phases())
-    training = found.pop("training", 0.0)
-    found["first batch"] = first
-    found["waiting for data"] = max(0.0, whole.wait_seconds - first)
-    found["computing"] = max(0.0, training - whole.wait_seconds)
-    return found
+    run.clock.switch_to("the rest")  # adds the time until now
+    found = dict(run.clock.seconds)
+    training = found.pop("training")
+    found |= {"first batch": first, "waiting for data": max(0.0, whole.wait_seconds - first)}
+    return {**found, "computing": max(0.0, training - whole.wait_seconds)}
 
 
 def phase_table(phases: dict[str, float]) -> list[str]:

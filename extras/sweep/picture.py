@@ -1,4 +1,4 @@
-"""Draws the picture of a sweep from labels and numbers, which report.py collects."""
+"""Draws the picture of a sweep."""
 
 from __future__ import annotations
 
@@ -10,26 +10,9 @@ import numpy as np
 from training.figure import INK, new_figure, png
 from training.table import shorten
 
-COLORS, SPREAD = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
+COLORS, RANGE = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
 
-
-class Figure(NamedTuple):
-    """A number in the report, and the ends of its range."""
-
-    value: float
-    low: float
-    high: float
-
-    def overlaps(self, other: Figure) -> bool:
-        """Whether neither counts as better.
-
-        Two settings of the same speed seem different by chance in 10 % of the cases with three repeats of each (2 of
-        the 20 orders of six numbers), and in 3 % with four.
-        """
-        return self.low <= other.high and other.low <= self.high
-
-    def range(self, text: str) -> str:
-        return f"{text.format(self.low)} to {text.format(self.high)}" if self.low < self.high else "-"
+Numbers = tuple[float, float, float] | None  # a value, and the lowest and the highest that were measured
 
 
 class Bar(NamedTuple):
@@ -37,8 +20,8 @@ class Bar(NamedTuple):
 
     label: str
     mark: str  # a key of COLORS
-    speed: Figure | None  # in images/s
-    waiting: Figure | None  # share of the time
+    speed: Numbers  # in images/s
+    waiting: Numbers  # share of the time
     missing: str  # the word for a number that is None
 
 
@@ -49,7 +32,7 @@ def draw_bars(title: str, bars: Sequence[Bar], ceiling: float | None) -> bytes:
     """
     figure = new_figure(title, 13, 1.5 + 0.28 * len(bars))
     panels = figure.subplots(1, 2, sharey=True)
-    longest = max([ceiling or 0.0, *(bar.speed.high for bar in bars if bar.speed)]) or 1.0
+    longest = max([ceiling or 0.0, *(bar.speed[2] for bar in bars if bar.speed)]) or 1.0
     heading = "Training speed (images/s, more is better)"
     if ceiling:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
@@ -58,11 +41,11 @@ def draw_bars(title: str, bars: Sequence[Bar], ceiling: float | None) -> bytes:
         (heading, [bar.speed for bar in bars], longest, "{:,.0f}", "{x:,.10g}"),
         ("Waiting for data (% of the time, less is better)", [bar.waiting for bar in bars], 1.0, "{:.1%}", "{x:.0%}"),
     )
-    for axes, (heading, figures, longest, text, ticks) in zip(panels, contents, strict=True):
-        values, lows, highs = np.array([one or (0.0, 0.0, 0.0) for one in figures]).T
-        colors, spreads = [COLORS[bar.mark] for bar in bars], (values - lows, highs - values)
-        drawn = axes.barh(range(len(bars)), values, 0.72, color=colors, xerr=spreads, ecolor=SPREAD)
-        texts = [text.format(one.value) if one else bar.missing for bar, one in zip(bars, figures, strict=True)]
+    for axes, (heading, numbers, longest, text, ticks) in zip(panels, contents, strict=True):
+        values, lows, highs = np.array([one or (0.0, 0.0, 0.0) for one in numbers]).T
+        style = {"color": [COLORS[bar.mark] for bar in bars], "xerr": (values - lows, highs - values)}
+        drawn = axes.barh(range(len(bars)), values, 0.72, ecolor=RANGE, **style)
+        texts = [text.format(one[0]) if one else bar.missing for bar, one in zip(bars, numbers, strict=True)]
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         axes.bar_label(drawn, texts, padding=5, parse_math=False, bbox=box)
         axes.set_title(heading, loc="left", fontsize=10.5)

@@ -1,24 +1,26 @@
 """The report of a sweep: a table and a picture of all its settings, and which setting to use.
 
 Jobs that differ only in `seed` repeat one setting; the table has their medians. Settings whose ranges overlap count as
-equal, and the report recommends the simplest of them. jobs.py says how jobs are known.
+equal, and the report names the simplest of them.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import shlex
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from extras.sweep.jobs import STATUSES, Job, read_jobs
-from extras.sweep.picture import Bar, Figure, draw_bars
+from extras.sweep.picture import Bar, draw_bars
 from training.files import write_whole
 from training.table import table
 
+NOTES = ".sweep"  # the folder of the jobs' notes
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
 SPEED, WAITING = "images_per_second", "data_wait_fraction"
 SPEED_ONLY = {"loader", "device", "timing", "logger", "callbacks"}  # sections that do not change what a job learns
@@ -31,35 +33,56 @@ METRICS = {  # keys of summary.json, their headings in the table, and how their 
 }
 
 
+class Job:
+    """A job, as its note has it. summary: the content of its summary.json; empty if it is not done."""
+
+    def __init__(self, number: int, folder: str, overrides: list[str], status: str, error: str) -> None:
+        self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
+        self.values = dict(text.partition("=")[::2] for text in overrides)
+        self.setting = tuple(text for text in overrides if not text.startswith("seed="))
+        path = Path(folder, "summary.json")
+        self.summary: dict[str, Any] = json.loads(path.read_text()) if status == "done" and path.exists() else {}
+
+
+class Range(NamedTuple):
+    """The median of a setting's numbers, the lowest and the highest."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Range) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
 class Setting:
     """One or more jobs whose overrides are the same, except for the seed."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs, statuses = jobs, [job.status for job in jobs]
-        self.overrides = without_seed(jobs[0]) if len(jobs) > 1 else jobs[0].overrides
-        self.command = shlex.join(["python", "train.py", *self.overrides])
+        self.command = shlex.join(["python", "train.py", *(jobs[0].setting if len(jobs) > 1 else jobs[0].overrides)])
         self.numbers = ", ".join(str(job.number) for job in jobs)
         self.status = statuses[0] if len(set(statuses)) == 1 else f"{statuses.count('done')} of {len(jobs)} done"
-        self.missing = self.status if self.status != "done" else "not measured"  # in place of a number
         self.summary: dict[str, Any] = next((job.summary for job in jobs if job.summary), {})
         self.is_free = self.summary.get("loader") == "cached"  # its speed is an upper limit, and not a result
 
-    def figure(self, key: str) -> Figure | None:
-        """The median over the repeats, with the lowest and highest value; None without a number.
-
-        The speed of a single job has the quartiles of its windows instead.
-        """
+    def numbers_of(self, key: str) -> Range | None:
+        """None without a number. The speed of a single job has the quartiles of its parts as its range."""
         values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
         if not values:
             return None
-        quartiles = self.summary.get(f"{key}_quartiles") if len(self.jobs) == 1 else None
-        return Figure(statistics.median(values), min([*values, *(quartiles or [])]), max([*values, *(quartiles or [])]))
+        every = [*values, *(self.summary.get(f"{key}_quartiles") or [] if len(self.jobs) == 1 else [])]
+        return Range(statistics.median(values), min(every), max(every))
+
+    def text(self, key: str, format_: str) -> str:
+        found = self.numbers_of(key)
+        return format_.format(found.value) if found else "-"
 
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
         loader, workers = self.summary.get("loader"), self.summary.get("num_workers")
         number = workers if isinstance(workers, int) else 0
-        return (*SIMPLEST, loader).index(loader), number, len(self.overrides), self.jobs[0].number
+        return (*SIMPLEST, loader).index(loader), number, len(self.jobs[0].setting), self.jobs[0].number
 
 
 class Sweep:
@@ -67,29 +90,23 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.jobs = folder, read_jobs(folder)
-        groups: dict[tuple[str, ...], list[Job]] = {}
-        for job in self.jobs:
-            groups.setdefault(tuple(without_seed(job)), []).append(job)
-        self.settings = [Setting(jobs) for jobs in groups.values()]
-        given = dict.fromkeys(override for job in self.jobs for override in job.overrides)
-        self.constant = [text for text in given if all(text in job.overrides for job in self.jobs)]
-        self.keys = list(dict.fromkeys(key_of(text) for text in given if text not in self.constant))
-        keys = [key for key in self.keys if key != "seed"]
-        last = {key: key.rpartition(".")[2] for key in keys}  # is enough if it is not that of another key too
-        self.names = last if len(set(last.values())) == len(keys) else dict(zip(keys, keys, strict=True))
+        settings = dict.fromkeys(job.setting for job in self.jobs)
+        self.settings = [Setting([job for job in self.jobs if job.setting == one]) for one in settings]
+        keys = dict.fromkeys(key for job in self.jobs for key in job.values)
+        self.keys = [key for key in keys if len({job.values.get(key) for job in self.jobs}) > 1]
         done = next((job.summary for job in self.jobs if job.summary), {})
         self.score, self.sign = done.get("score", "test_accuracy"), -1 if done.get("lower_is_better") else 1
         # Free data are comparable if nothing but the loader differs between jobs.
-        self.sections = {key.lstrip("+").partition(".")[0] for key in keys}
-        free = [one.figure(SPEED) for one in self.settings if one.is_free and self.sections <= {"loader"}]
-        self.ceiling: float | None = max([figure.value for figure in free if figure], default=None)
+        self.sections = {key.lstrip("+").partition(".")[0] for key in self.keys} - {"seed"}
+        free = [one.numbers_of(SPEED) for one in self.settings if one.is_free and self.sections <= {"loader"}]
+        self.ceiling: float | None = max([found.value for found in free if found], default=None)
         self.fastest = self.best(SPEED)
 
     def best(self, key: str, sign: int = 1) -> list[Setting]:
         """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
-        given = [(one, figure) for one in self.settings if not one.is_free and (figure := one.figure(key))]
-        best = max((figure for _, figure in given), key=lambda figure: sign * figure.value, default=None)
-        return sorted((one for one, figure in given if best and figure.overlaps(best)), key=Setting.complexity)
+        given = [(one, found) for one in self.settings if not one.is_free and (found := one.numbers_of(key))]
+        best = max((found for _, found in given), key=lambda found: sign * found.value, default=None)
+        return sorted((one for one, found in given if best and found.overlaps(best)), key=Setting.complexity)
 
     def mark(self, setting: Setting) -> str:
         """ ">" for the setting to use, "=" for those that are as fast, else " "."""
@@ -97,64 +114,48 @@ class Sweep:
 
     def label(self, jobs: list[Job]) -> str:
         """The values of the keys that vary, such as "job 2 (loader=torch num_workers=2)"."""
-        given = values_of(jobs[0].overrides)
-        overrides = " ".join(f"{name}={given[key]}" for key, name in self.names.items() if key in given)
-        name = f"{len(jobs)} runs" if len(jobs) > 1 else f"job {jobs[0].number}"
-        return f"{name} ({overrides})" if overrides else name
+        values = jobs[0].values
+        given = (f"{key.rpartition('.')[2]}={values[key]}" for key in self.keys if key in values and key != "seed")
+        return f"{f'{len(jobs)} runs' if len(jobs) > 1 else f'job {jobs[0].number}'} ({' '.join(given)})"
 
     def text(self) -> str:
         """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
         counts = Counter(job.status for job in self.jobs)
-        headline = "Jobs: " + ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        headline += f"; all with {' '.join(self.constant)}" if self.constant else ""
         not_done = [f"{job.status.capitalize()}: {self.label([job])}: {job.error}" for job in self.jobs if job.error]
-        lines = [f"Sweep {self.folder}", headline, "", *self._table(), *self._advice(), "", *not_done]
-        return "\n".join(lines).rstrip()
+        lines = [f"Sweep {self.folder}", "Jobs: " + ", ".join(f"{number} {name}" for name, number in counts.items())]
+        return "\n".join([*lines, "", *self._table(), *self._advice(), "", *not_done]).rstrip()
 
     def _table(self) -> list[str]:
         """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
-        settings = self.settings
-        columns = [["job", *(setting.numbers for setting in settings)]]
-        for key, name in self.names.items():
-            columns.append([name, *(values_of(setting.overrides).get(key, "-") for setting in settings)])
-        for key, (heading, text) in METRICS.items():
-            figures = [setting.figure(key) for setting in settings]
-            columns.append([heading, *(text.format(figure.value) if figure else "-" for figure in figures)])
-            if key == SPEED:
-                columns.append(["range", *(figure.range(text) if figure else "-" for figure in figures)])
-        columns.append([self.score.removeprefix("test_"), *(self._score(one) or "-" for one in settings)])
-        columns = [column for column in columns if set(column[1:]) != {"-"}]
-        if any(job.status != "done" for job in self.jobs):
-            columns.append(["status", *(setting.status for setting in settings)])
-        marks = [" ", *map(self.mark, settings)]
+        columns: list[list[str]] = [["job", *(one.numbers for one in self.settings)]]
+        for key in self.keys if self.sections else ():
+            columns.append([key, *(one.jobs[0].values.get(key, "-") for one in self.settings)])
+        columns = [column for column in columns if column[0] != "seed"]
+        for key, (heading, format_) in METRICS.items():
+            columns.append([heading, *(one.text(key, format_) for one in self.settings)])
+        columns.append([self.score.removeprefix("test_"), *(one.text(self.score, "{:.4f}") for one in self.settings)])
+        columns.append(["status", *(one.status for one in self.settings)])
+        marks = [" ", *map(self.mark, self.settings)]
         return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(columns), strict=True)]
 
-    def _score(self, setting: Setting) -> str:
-        figure = setting.figure(self.score)
-        return f"{figure.value:.4f}" if figure else ""
-
     def _advice(self) -> list[str]:
-        """Sentences and commands: the fastest setting, and the most accurate one if it is another."""
+        """Sentences and commands: the fastest setting, and the one with the best score if that is another."""
         lines = []
-        if self.fastest and (speed := self.fastest[0].figure(SPEED)):
-            found = f"{speed.value:,.0f} images/s"
-            if waiting := self.fastest[0].figure(WAITING):
-                found += f", {waiting.value:.1%} of the time spent waiting for data"
-            if self.ceiling:
-                found += f" ({speed.value / self.ceiling:.0%} of the speed with free data)"
+        if self.fastest and (speed := self.fastest[0].numbers_of(SPEED)):
+            found = f"{speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f})"
+            found += f", {self.fastest[0].text(WAITING, '{:.1%}')} of the time spent waiting for data"
+            found += f"; free data: {self.ceiling:,.0f} images/s" if self.ceiling else ""
             lines += self._named("Fastest", self.fastest, found)
         best = [] if self.sections <= SPEED_ONLY else self.best(self.score, self.sign)
-        if best and self.fastest[:1] != best[:1] and not any(one in best for one in self.fastest[:1]):
-            lines += self._named("Best score", best, f"{self.score.replace('_', ' ')} {self._score(best[0])}")
+        if best and not any(one in best for one in self.fastest[:1]):
+            lines += self._named("Best score", best, f"{self.score} {best[0].text(self.score, '{:.4f}')}")
         return lines
 
     def _named(self, best: str, equals: list[Setting], found: str) -> list[str]:
-        simplest = equals[0]
         if len(equals) > 1:
             labels = "; ".join(self.label(setting.jobs) for setting in equals)
             best = f"{best}, and equal within their ranges: {labels}.\nThe simplest of them"
-        jobs = f"{'job' if len(simplest.jobs) == 1 else 'jobs'} {simplest.numbers}"
-        return ["", f"{best}: {jobs}, {found}. Use it by:", f"  {simplest.command}"]
+        return ["", f"{best}: job {equals[0].numbers}, {found}. Use it by", f"  {equals[0].command}"]
 
     def csv(self) -> str:
         """A row per job, with the full names of all keys, including the seed."""
@@ -162,35 +163,25 @@ class Sweep:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["job", *(key.lstrip("+") for key in self.keys), *metrics, "status", "error", "folder"])
         for job in self.jobs:
-            values = map(values_of(job.overrides).get, self.keys)
-            row = [job.number, *values, *map(job.summary.get, metrics), job.status, job.error, job.folder]
-            writer.writerow(row)
+            row: Iterable[Any] = [job.number, *map(job.values.get, self.keys), *map(job.summary.get, metrics)]
+            writer.writerow([*row, job.status, job.error, job.folder])
         return text.getvalue()
 
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
+        title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
+        title += f", the simplest of {len(self.fastest)} that are equally fast" if len(self.fastest) > 1 else ""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
-        title = "No job measured its speed"
-        if self.fastest:
-            title = f"{len(self.fastest)} are equally fast; the simplest is" if len(self.fastest) > 1 else "Fastest:"
-            title += f" {self.label(self.fastest[0].jobs)}"
         bars = [
-            Bar(self.label(one.jobs), self.mark(one), one.figure(SPEED), one.figure(WAITING), one.missing)
+            Bar(self.label(one.jobs), self.mark(one), one.numbers_of(SPEED), one.numbers_of(WAITING), one.status)
             for one in shown
         ]
         return draw_bars(title, bars, self.ceiling)
 
 
-def key_of(override: str) -> str:
-    return override.partition("=")[0]
-
-
-def without_seed(job: Job) -> list[str]:
-    return [text for text in job.overrides if key_of(text) != "seed"]
-
-
-def values_of(overrides: list[str]) -> dict[str, str]:
-    return {key: value for key, _, value in (override.partition("=") for override in overrides)}
+def read_jobs(folder: Path) -> list[Job]:
+    notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
+    return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 
 def write_report(folder: Path) -> None:

@@ -1,8 +1,13 @@
-"""SweepTable: Hydra's callback, which rewrites a sweep's report (sweep.csv, .md and .png) when one of its jobs ends."""
+"""SweepTable: Hydra's callback, which rewrites a sweep's report (sweep.csv, .md and .png) when one of its jobs ends.
+
+Jobs are known by Hydra, whatever their folders are called. A job may run in another process or on another machine
+(hydra/launcher=joblib, submitit_slurm), so it notes its start and end in a file: .sweep/NUMBER.json.
+"""
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,8 +17,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from extras.sweep.jobs import NOTES, read_jobs, sweep_folder, write_note
-from extras.sweep.report import Sweep, write_report
+from extras.sweep.report import NOTES, Sweep, read_jobs, write_report
+from training.files import write_whole
 from training.processes import rank
 
 log = logging.getLogger(__name__)
@@ -23,34 +28,41 @@ class SweepTable(Callback):
     """Hydra makes one in the program that was started, and one in each process that runs jobs."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        folder = sweep_folder(config)
+        folder = folder_of(config)
         if rank() == 0:
-            for note in (folder / NOTES).glob("[0-9]*.json"):  # of an earlier sweep in this folder
+            for note in (folder / NOTES).glob("*.json"):  # of an earlier sweep in this folder
                 note.unlink()
-            atexit.register(print_sweep, folder)  # Hydra calls on_multirun_end only if all jobs succeed
+            atexit.register(print_report, folder)  # Hydra calls on_multirun_end only if all jobs succeed
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        if is_noted(config):
-            write_note(config, "unfinished", "it was interrupted, or is still running")
+        write_note(config, "unfinished", "it was interrupted, or is still running")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        if not is_noted(config):
-            return
         if job_return.status == JobStatus.FAILED:
             write_note(config, "failed", str(job_return._return_value))  # the property would raise it
         else:
             write_note(config, "done")
-        try:
-            write_report(sweep_folder(config))
-        except Exception as error:  # the other jobs matter more than the report
-            log.warning("the sweep's report could not be written: %s: %s", type(error).__name__, error)
+        if (folder_of(config) / NOTES).exists():
+            try:
+                write_report(folder_of(config))
+            except Exception as error:  # the other jobs matter more than the report
+                log.warning("the sweep's report could not be written: %s: %s", type(error).__name__, error)
 
 
-def is_noted(config: DictConfig) -> bool:
-    return bool(config.hydra.mode == RunMode.MULTIRUN and rank() == 0)
+def folder_of(config: DictConfig) -> Path:
+    return Path(config.hydra.runtime.cwd, config.hydra.sweep.dir).resolve()  # a job may have another working directory
 
 
-def print_sweep(folder: Path) -> None:
+def write_note(config: DictConfig, status: str, error: str = "") -> None:
+    hydra, notes = config.hydra, folder_of(config) / NOTES
+    if hydra.mode == RunMode.MULTIRUN and rank() == 0:
+        job = {"number": hydra.job.num, "folder": hydra.runtime.output_dir, "overrides": list(hydra.overrides.task)}
+        notes.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**job, "status": status, "error": " ".join(error.split())})
+        write_whole(notes / f"{hydra.job.num}.json", text)
+
+
+def print_report(folder: Path) -> None:
     """Prints the report, also after Ctrl-C and of a sweep that failed."""
     if read_jobs(folder):
         print(Sweep(folder).text())
