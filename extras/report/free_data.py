@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from loaders import Accelerator, Preloader
-from training.optimizer import training_mode
 from training.run import Run
 from training.trainer import Trainer
 
@@ -82,7 +81,7 @@ def weights_put_back(trainer: Trainer) -> Iterator[None]:
     modules = trainer.model, *trainer.others.values()
     weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
     kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
-    training_mode(trainer.model)
+    trainer.model.train()
     try:
         yield
     finally:

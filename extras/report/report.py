@@ -41,7 +41,7 @@ class Report:
         """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
         total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
         if summary is None:
-            if not run.checkpoints.signals.received:
+            if not run.stopped:
                 return
             found = {"verdict": verdict(total, run.config.loader.name, stats)}
         else:
@@ -92,7 +92,8 @@ def phases_of(run: Run) -> dict[str, float]:
 
 
 def phase_table(phases: dict[str, float]) -> list[str]:
-    rows = {**phases, "the whole run, without imports": sum(phases.values())}
+    rows = {name: value for name, value in phases.items() if value >= 0.05}
+    rows["the whole run, without imports"] = sum(phases.values())
     seconds = ["seconds", *(f"{value:.1f}" for value in rows.values())]
     shares = ["share", *(f"{value / (sum(phases.values()) or 1.0):.0%}" for value in rows.values())]
     return table([["phase", *rows], seconds, shares])

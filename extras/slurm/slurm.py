@@ -17,7 +17,7 @@ class Requeue:
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
-        if not (run.checkpoints.signals.received and summary is None and run.is_main and job and "SUBMITIT_EXECUTOR" in os.environ):
+        if not (run.stopped and run.is_main and job and "SUBMITIT_EXECUTOR" in os.environ):
             return
         if array is not None:  # SLURM_JOB_ID alone can name the whole array, which is the sweep
             job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
