@@ -1,32 +1,75 @@
-"""Configs for tests of runs."""
+"""Small runs in this process: their configs, and what they leave in their folders. They use no extras."""
 
+import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+import train as script  # registers the schema of the config
+
 CONF = Path(__file__).resolve().parents[1] / "conf"
+DOORS = "tests.training.doors"
+# 16 steps in two epochs. torch's loader, which starts no process.
+SMALL = (
+    *("data=synthetic", "data.length=256", "data.test_length=64", "data.image_size=8", "train.batch_size=32"),
+    *("train.epochs=2", "train.log_interval=3", "loader=torch", "loader.num_workers=0"),
+    "callbacks/standard=[best,ema]",
+)
+LINEAR = f"model._target_={DOORS}.linear"  # batch norm would make results depend on the parts of a batch
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The config that train.py has with these overrides. Only new choices of groups and new keys are left to Hydra."""
-    choices = [text for text in overrides if text.startswith(("+", "~")) or (CONF / text.partition("=")[0]).is_dir()]
-    values = [text for text in overrides if text not in choices]
-    return OmegaConf.merge(composed_by_hydra(*choices), OmegaConf.from_dotlist(values))
+    """The config that train.py has with these overrides. Only choices of groups and new keys are left to Hydra."""
+    for_hydra = [text for text in overrides if text[0] in "+~" or (CONF / text.partition("=")[0]).is_dir()]
+    values = [text for text in overrides if text not in for_hydra]
+    return OmegaConf.merge(composed_by_hydra(*for_hydra), OmegaConf.from_dotlist(values))
 
 
 @cache
 def composed_by_hydra(*overrides: str) -> DictConfig:
-    """It takes longer than a small run."""
+    """It takes as long as a small run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 
-def has_part(name: str) -> bool:
-    """Whether a part of conf/callbacks/standard/ is there: a fork may have deleted it."""
-    return (CONF / "callbacks" / "standard" / f"{name}.yaml").exists()
+def train(folder: Path, *overrides: str) -> dict[str, Any]:
+    """Trains with SMALL and the overrides, and returns the summary."""
+    given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
+    return script.run(composed(*given.values()), folder)
 
 
-# Overrides for a run that is not measured at its end.
-NO_TRIALS = ["timing.trial_seconds=0"] if has_part("report") else []
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    """Those of training, not of evaluations."""
+    return [line for line in metrics(folder) if "lr" in line]
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    """The lines without the speed of the machine."""
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics(folder)]
+
+
+TIMES = ("images_per_second", "data_wait_fraction")
+
+
+def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """The places at which two checkpoints differ, in a bit."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted(one.keys() | other.keys(), key=str)
+        return [text for key in keys for text in differences(one.get(key), other.get(key), f"{where}.{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        return [text for i, pair in enumerate(zip(one, other)) for text in differences(*pair, f"{where}[{i}]")]
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return [] if (torch.equal(one, other) if tensors else type(one) is type(other) and one == other) else [where]

@@ -21,7 +21,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.finished.evaluation import Evaluation
-from extras.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_program
+from extras.finished.finished_run import SPLITS, FinishedRun, parser, run_program
 from training.files import write_whole
 from training.results import finite
 from training.trainer import Trainer
@@ -37,8 +37,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     run = FinishedRun(given.run, given.overrides)
     dataset = run.dataset(given.split)
-    with refused_as(f"{run} cannot be evaluated"):
-        samples, scores, evaluation = evaluate(run, dataset)
+    samples, scores, evaluation = evaluate(run, dataset)
     result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "samples": samples, **scores}
 
     out: Path = given.out or run.folder / "evaluation" / given.split
@@ -46,12 +45,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
         write_whole(out / "mistakes.png", evaluation.draw_mistakes())
-        if picture := evaluation.draw_confusion():
-            write_whole(out / "confusion.png", picture)
+        write_whole(out / "confusion.png", evaluation.draw_confusion())
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(finite(result), indent=2) + "\n")
     print(run)
-    print(f"{', '.join(f'{name} {value:.4f}' for name, value in scores.items())} of {samples:,} samples ({given.split})")
+    print(
+        f"{', '.join(f'{name} {value:.4f}' for name, value in scores.items())} of {samples:,} samples ({given.split})"
+    )
     return result
 
 

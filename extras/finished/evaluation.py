@@ -14,7 +14,6 @@ from training.table import table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
 SHOWN_CLASSES = 40  # of more classes, the table has those with the lowest F1, and the matrix no names
-DRAWN_CLASSES = 2000  # with more classes, the confusion matrix is not drawn
 
 
 class Mistake(NamedTuple):
@@ -62,19 +61,17 @@ class Evaluation:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self) -> str:
-        """`by_class` as text for a terminal."""
+        """`by_class` as text for a terminal; of many classes, those with the lowest F1."""
         rows = self.by_class()
-        shown = rows if len(rows) <= SHOWN_CLASSES else sorted(rows, key=lambda row: row["f1"])[:SHOWN_CLASSES]
-        columns = [[key, *(str(row[key]) for row in shown)] for key in ("class", "images")]
-        columns += [[key, *(f"{row[key]:.3f}" for row in shown)] for key in ("precision", "recall", "f1")]
-        left_out = [f"and {len(rows) - len(shown)} classes with a higher f1"] if len(rows) > len(shown) else []
-        return "\n".join([*table(columns), *left_out])
+        if len(rows) > SHOWN_CLASSES:
+            rows = sorted(rows, key=lambda row: row["f1"])[:SHOWN_CLASSES]
+        columns = [[key, *(str(row[key]) for row in rows)] for key in ("class", "images")]
+        columns += [[key, *(f"{row[key]:.3f}" for row in rows)] for key in ("precision", "recall", "f1")]
+        return "\n".join(table(columns))
 
-    def draw_confusion(self) -> bytes | None:
-        """A PNG: of each class (row), the share that was predicted as each (column). None for too many classes."""
+    def draw_confusion(self) -> bytes:
+        """A PNG: of each class (row), the share that was predicted as each (column)."""
         number = len(self.names)
-        if number > DRAWN_CLASSES:
-            return None
         counts = np.zeros((number, number), int)
         np.add.at(counts, tuple(torch.cat(self._pairs, 1).numpy()), 1)
         side = 4 + 0.3 * min(number, SHOWN_CLASSES)

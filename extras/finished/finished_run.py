@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,9 @@ class FinishedRun:
         self.folder, self.step = self.path.resolve().parents[1], int(state["step"])
         self.config = configured(state["config"], overrides)
         self.data = Datasets(self.config)
-        model = dict(self.config.model)
-        if "pretrained" in model:
-            model["pretrained"] = False  # the weights are in the checkpoint: nothing is downloaded
-        config, processes = replace(self.config, model=model), Processes(self.config.device, 60.0)
+        loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
+        config = replace(self.config, model=self.config.model | loaded)
+        processes = Processes(config.device, config.train.process_timeout)
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, max(1, self.step))
         self.trainer.set_up()
         self.task, self.device = self.trainer.task, self.trainer.device
@@ -105,30 +103,18 @@ def find(given: Path) -> Path:
 
 def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of conf/, with a run's settings, and then `overrides`: whole sections (data=cifar10), or values."""
-    groups = [text for text in overrides if "." not in text.partition("=")[0]]
-    chosen = [text.partition("=")[0] for text in groups]
+    groups = {key: text for text in overrides if "." not in (key := text.partition("=")[0])}
     Plugins.instance().register(Extras)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("config", overrides=groups)
+        cfg = compose("config", overrides=list(groups.values()))
     settings: Any = OmegaConf.to_container(cfg)
     for key, value in saved.items():
-        if key not in chosen:
+        if key not in groups:
             settings[key] = {**settings[key], **value} if key in ("train", "loader") else value
-    values = [text.lstrip("+") for text in overrides if text not in groups]
+    values = [text.lstrip("+") for text in overrides if text not in groups.values()]
     merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
     assert OmegaConf.is_dict(merged)
     return checked(merged)
-
-
-@contextmanager
-def refused_as(what: str) -> Iterator[None]:
-    """Turns an error of the run's own code in this block into a sentence: `what` and why."""
-    try:
-        yield
-    except EXPECTED:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def parser(about: str | None) -> ArgumentParser:
@@ -147,4 +133,3 @@ def run_program(main: Callable[[], object]) -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-

@@ -1,7 +1,7 @@
 """Predicts with the network of a run, and writes RUN/predictions.csv, or .jsonl.
 
-    python extras/finished/predict.py RUN photos/ one.jpg list.txt          # folders and what is below them, images, lists
-    python extras/finished/predict.py RUN data=image_folder data.root=DIR   # a dataset's test samples, or --split train
+    python extras/finished/predict.py RUN photos/ one.jpg list.txt          # folders, images, lists of paths
+    python extras/finished/predict.py RUN data=image_folder data.root=DIR   # a dataset's test samples; --split train
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is written anew each time,
 with a row for each sample, in order: its file or index, the five most probable classes with their probabilities, and
@@ -27,11 +27,11 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from extras.finished.finished_run import SPLITS, FinishedRun, parser, refused_as, run_program
+from extras.finished.finished_run import SPLITS, FinishedRun, parser, run_program
 from extras.finished.samples import ImageFiles, Inputs, Samples, batches_of, image_files, name_of
 from loaders import WorkerLoader, move
+from training.checks import is_stream
 from training.config import ConfigError
-from training.datasets import is_stream
 from training.files import replacing
 
 TOP = 5  # classes of a row
@@ -60,8 +60,7 @@ def main(arguments: list[str] | None = None) -> Path:
     if not len(samples):
         raise ConfigError("there are no samples to predict")
     stem: Path = given.out or run.folder / "predictions"
-    with refused_as(f"{run} cannot be used for predictions"):
-        path, failed = write_table(stem, records(run, samples, stem))
+    path, failed = write_table(stem, records(run, samples, stem))
     print(f"{len(samples) - failed:,} predictions of {run}: {path}")
     if failed:
         print(f"{failed:,} samples could not be read: the table says why")
@@ -87,13 +86,11 @@ def per_sample(outputs: Any, count: int) -> list[Any]:
     if isinstance(outputs, dict):
         rows = {name: per_sample(value, count) for name, value in outputs.items()}
         return [{name: values[row] for name, values in rows.items()} for row in range(count)]
-    if len(outputs) != count:
-        raise ConfigError(f"the network returned {len(outputs)} predictions for {count} samples")
     return list(outputs)
 
 
 def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str, Any]:
-    """A sample's part of the table: the best classes and their probabilities, or the values; lists for other shapes."""
+    """A sample's cells by column: the best classes and their probabilities, or the values; lists for other shapes."""
     if columns := getattr(run.task, "columns", ()):
         return dict(zip(columns, run.task.write_prediction(predicted, name, folder), strict=True))
     values = move(predicted, Tensor.tolist)
@@ -102,7 +99,7 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
     if not run.task.label_below:
         numbers = values if isinstance(values, list) else [values]
         return {"value" if len(numbers) == 1 else f"value_{at}": value for at, value in enumerate(numbers, 1)}
-    row = {}
+    row: dict[str, Any] = {}
     best = predicted.topk(min(TOP, len(predicted)))
     for place, (index, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
         suffix = "" if place == 1 else f"_{place}"
@@ -111,7 +108,7 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
 
 
 def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
-    """Writes the table, as .csv if cells are numbers or texts. Returns its path, and how many samples have an error."""
+    """Writes the table, as .csv if cells are numbers or texts. Returns its path, and how many rows are errors."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     begin = list[dict[str, Any]]()  # up to the first row without an error, which has all columns
     for row in rows:

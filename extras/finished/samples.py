@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
@@ -77,7 +76,9 @@ class Inputs:
         if not isinstance(sample, dict):
             sample = dict(zip(self._names, sample, strict=False))  # the label comes last
         if missing := [name for name in self._names if name not in sample]:
-            raise DataError(f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches")
+            raise DataError(
+                f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches"
+            )
         return {name: sample[name] for name in self._names}
 
 

@@ -33,9 +33,7 @@ class Logger:
         self.name, self.options, self._works = type(self).__name__.lower(), options, False
         self._refused: set[str] = set()
         if find_spec(self.package) is None:
-            raise ConfigError(
-                f"logger={self.name} needs {self.package}, which is not installed: pip install {self.package}"
-            )
+            raise ConfigError(f"logger={self.name} needs another package: pip install {self.package}")
 
     def on_start(self, run: Run) -> None:
         self._works, self.folder, self.config = run.is_main, run.folder.absolute(), asdict(run.config)
@@ -44,33 +42,30 @@ class Logger:
         self.id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.trainer.step > 0 and self.id_file.exists()
         self.earlier_id = self.id_file.read_text().strip() if is_continued else None
-        if error := self._error_of(self.start, run):
-            self._leave_out(error)
+        self._leave_out(self._error_of(self.start, run))
 
     def on_log(self, run: Run, values: dict[str, Any]) -> None:
-        figures = numbers(values)
+        figures = {name: value for name, value in numbers(values).items() if name not in self._refused}
         step = int(figures.pop("step"))
-        figures = {name: value for name, value in figures.items() if name not in self._refused}
-        if not figures or not self._error_of(self.metrics, step, figures):
-            return
-        errors = {name: self._error_of(self.metrics, step, {name: value}) for name, value in figures.items()}
-        if all(errors.values()):
-            self._leave_out(*errors.values())
-        for name, error in errors.items() if self._works else ():
-            if error:
-                self._refused.add(name)
-                log.warning("logger=%s refuses %s, which is left out from here on: %s", self.name, name, error)
+        if figures and self._error_of(self.metrics, step, figures):
+            errors = {name: self._error_of(self.metrics, step, {name: value}) for name, value in figures.items()}
+            if all(errors.values()):
+                return self._leave_out(next(iter(errors.values())))
+            for name, error in errors.items():
+                if error:
+                    self._refused.add(name)
+                    log.warning("logger=%s refuses %s, which is left out from here on: %s", self.name, name, error)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        if error := self._error_of(self.finish, summary):
-            self._leave_out(error)
+        self._leave_out(self._error_of(self.finish, summary))
 
     def save_id(self, identifier: str) -> None:
         write_whole(self.id_file, identifier + "\n")
 
-    def _leave_out(self, error: str, *_: str) -> None:
-        self._works = False
-        log.warning("logger=%s failed and is left out from here on: %s", self.name, error)
+    def _leave_out(self, error: str) -> None:
+        if error:
+            self._works = False
+            log.warning("logger=%s failed and is left out from here on: %s", self.name, error)
 
     def _error_of(self, method: Callable[..., None], *arguments: Any) -> str:
         """Calls the method, unless this logger is left out. Returns what went wrong, or ""."""

@@ -39,13 +39,11 @@ class Report:
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
+        if summary is None and not run.stopped:
+            return
         total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
-        if summary is None:
-            if not run.stopped:
-                return
-            found = {"verdict": verdict(total, run.config.loader.name, stats)}
-        else:
-            found = summary
+        found: dict[str, Any] = {} if summary is None else summary
+        found.setdefault("verdict", verdict(total, run.config.loader.name, stats))
         found |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
             "memory_bytes": peak_memory(),
@@ -59,11 +57,8 @@ class Report:
         lines = [found["verdict"], "", *phase_table(found["phase_seconds"])]
         if total.steps:
             lines += ["", *step_table(run), "", *worker_lines(stats, total), free_sentence(found)]
-        if found["others_cpu_fraction"] > BUSY_OTHERS:
-            lines.append(
-                f"Other programs used {found['others_cpu_fraction']:.0%} of the cores meanwhile: on an idle machine all "
-                "figures may be better, and free data may save more or less than that."
-            )
+        if (others := found["others_cpu_fraction"]) > BUSY_OTHERS:
+            lines.append(f"Other programs used {others:.0%} of the cores meanwhile: other figures on an idle machine.")
         lines.append(memory_sentence(found))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
         if run.is_main:

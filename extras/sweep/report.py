@@ -128,13 +128,13 @@ class Sweep:
     def _table(self) -> list[str]:
         """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
         columns: list[list[str]] = [["job", *(one.numbers for one in self.settings)]]
-        for key in self.keys if self.sections else ():
+        for key in self.keys:
             columns.append([key, *(one.jobs[0].values.get(key, "-") for one in self.settings)])
-        columns = [column for column in columns if column[0] != "seed"]
         for key, (heading, format_) in METRICS.items():
             columns.append([heading, *(one.text(key, format_) for one in self.settings)])
         columns.append([self.score.removeprefix("test_"), *(one.text(self.score, "{:.4f}") for one in self.settings)])
         columns.append(["status", *(one.status for one in self.settings)])
+        columns = [column for column in columns if column[0] != "seed" and set(column[1:]) != {"-"}]
         marks = [" ", *map(self.mark, self.settings)]
         return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(columns), strict=True)]
 
@@ -193,7 +193,9 @@ def write_report(folder: Path) -> None:
     sweep, written = Sweep(folder), ""
     while sweep.csv() != written:
         written = sweep.csv()
-        page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed and waiting of each setting](sweep.png)\n"
+        page = (
+            f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed and waiting of each setting](sweep.png)\n"
+        )
         write_whole(folder / "sweep.csv", written)
         write_whole(folder / "sweep.md", page)
         write_whole(folder / "sweep.png", sweep.picture())

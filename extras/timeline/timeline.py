@@ -34,7 +34,8 @@ class TimelinePicture:
     def __init__(self, steps: int = 0) -> None:
         if steps < 0:
             raise ConfigError(f"callbacks.timeline.steps={steps}: give a number of steps, or 0 for no timeline")
-        self.steps, self.timeline = steps, None
+        self.steps = steps
+        self.timeline: Timeline | None = None
 
     def on_start(self, run: Run) -> None:
         if self.steps:
@@ -44,7 +45,7 @@ class TimelinePicture:
             run.clock.watchers.append(self._add_phase)
 
     def _add_phase(self, phase: str, start: float, end: float) -> None:
-        if phase in ("evaluation", "checkpoint"):
+        if self.timeline is not None and phase in ("evaluation", "checkpoint"):
             self.timeline.add(TRAINING, phase, start, end, None)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:

@@ -1,27 +1,69 @@
-"""The report of a sweep, made of folders such as Hydra's jobs leave; test_launch.py runs one."""
+"""Sweeps of real jobs, whatever their folders are called, and reports of jobs with given figures."""
 
 import csv
-import io
 import json
+import multiprocessing
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import yaml
 
-from training.sweeps.sweep import Sweep, write_report
+from extras.sweep.report import NOTES, Sweep, write_report
+from training.files import write_whole
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "model=linear"]
+SMALL += ["train.batch_size=16", "train.epochs=1", "callbacks.report.seconds=0"]
+SMALL += ["loader=torch", "~callbacks.progress_bar"]
 
 
-def add_job(sweep, number, overrides, outcome=None):
-    """A job's folder: done with a speed or a summary, failed with an error, unfinished with neither."""
-    job = sweep / str(number)
-    (job / ".hydra").mkdir(parents=True)
-    (job / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides.split()))
+def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *SMALL, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.timeout(300)  # a sweep imports torch in another process
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["hydra.sweep.dir=there", "hydra.output_subdir=null", "hydra.sweep.subdir=runs/${hydra.job.num}"],
+        ["hydra.sweep.dir=there", "hydra.sweep.subdir=${hydra.job.override_dirname}", "hydra.job.chdir=true"],
+    ],
+)
+def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, settings):
+    done = sweep(tmp_path, "loader.num_workers=0,-1", "optim.lr=0.1", *settings)
+    assert done.returncode == 1, "a job failed"
+    rows = list(csv.DictReader((tmp_path / "there" / "sweep.csv").open()))
+    assert [(row["loader.num_workers"], row["status"]) for row in rows] == [("0", "done"), ("-1", "failed")]
+    summary = json.loads(Path(rows[0]["folder"], "summary.json").read_text())
+    assert float(rows[0]["images_per_second"]) == summary["images_per_second"]
+    assert "loader.num_workers=-1: give a number from 0" in rows[1]["error"]
+    assert (tmp_path / "there" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    report = Sweep(tmp_path / "there").text()
+    assert done.stdout.rstrip().endswith(report), "the report comes last, also of a sweep that failed"
+    assert f"Fastest: job 0, {summary['images_per_second']:,.0f} images/s" in report
+    assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
+
+
+def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
+    """A job: done with a speed or a summary, failed with an error, unfinished with neither."""
+    job, status, error = folder / f"job {number}", "done", ""
+    job.mkdir(parents=True, exist_ok=True)
     if isinstance(outcome, str):
-        (job / "error.txt").write_text(outcome)
-    elif outcome is not None:
+        status, error = "failed", outcome
+    elif outcome is None:
+        status, error = "unfinished", "it was interrupted"
+    else:
         loader = next((o.partition("=")[2] for o in overrides.split() if o.startswith("loader=")), "torch")
         summary = {"loader": loader, "data_wait_fraction": 0.25, "test_accuracy": 0.9}
         summary |= outcome if isinstance(outcome, dict) else {"images_per_second": outcome}
         (job / "summary.json").write_text(json.dumps(summary))
+    note = {"number": number, "folder": str(job), "overrides": overrides.split(), "status": status, "error": error}
+    (folder / NOTES).mkdir(exist_ok=True)
+    write_whole(folder / NOTES / f"{number}.json", json.dumps(note))
 
 
 def measured(speed, low=None, high=None, **summary):
@@ -31,38 +73,34 @@ def measured(speed, low=None, high=None, **summary):
 
 MIXED = [
     ("loader=torch loader.num_workers=0 train.epochs=1", 1234.5),
-    ("loader=torch loader.num_workers=2 train.epochs=1", "no memory\nis left\n"),
+    ("loader=torch loader.num_workers=2 train.epochs=1", "no memory is left"),
     ("loader=prefetch loader.num_workers=0 train.epochs=1", 9876.5),
     ("loader=prefetch loader.num_workers=2 train.epochs=1", None),
 ]
+SPEEDS = {"torch": (300, 310, 290), "workers": (1000, 1200, 1100), "prefetch": (1150, 990, 1230)}
 NOISY = [
-    (f"loader={loader} seed={seed}", measured(speed, test_accuracy=0.9 + 0.01 * seed))
-    for loader, speeds in {
-        "torch": (300, 310, 290),
-        "workers": (1000, 1200, 1100),
-        "prefetch": (1150, 990, 1230),
-    }.items()
+    (f"loader={loader} seed={seed}", float(speed))
+    for loader, speeds in SPEEDS.items()
     for seed, speed in enumerate(speeds)
 ]
-RATES = [("optim.lr=0.1", measured(1001, test_accuracy=0.88)), ("optim.lr=0.01", measured(1000, test_accuracy=0.91))]
 LOWER = {"score": "test_mae", "lower_is_better": True}
 SWEEPS = {  # jobs, what the report says, what it does not say
     "jobs that failed or are unfinished": (
         MIXED,
         [
-            "Jobs: 2 done, 1 failed, 1 unfinished; all with train.epochs=1\n",
+            "Jobs: 2 done, 1 failed, 1 unfinished\n",
             "\n  python train.py loader=prefetch loader.num_workers=0 train.epochs=1\n",
             "\nFailed: job 1 (loader=torch num_workers=2): no memory is left\n",
             "\nUnfinished: job 3 (loader=prefetch num_workers=2): it was interrupted",
         ],
-        ["Most accurate"],
+        ["Best score"],
     ),
     "every job failed": ([("loader=torch", "no GPU"), ("loader=workers", "no GPU")], ["Failed: job 1"], ["Fastest"]),
     "repeats that overlap": (
         NOISY,
         [
-            "Fastest, and equal within their spread: 3 runs (loader=workers); 3 runs (loader=prefetch).\n",
-            "The simplest of them: jobs 3, 4, 5, 1,100 images/s",
+            "Fastest, and equal within their ranges: 3 runs (loader=workers); 3 runs (loader=prefetch).\n",
+            "The simplest of them: job 3, 4, 5, 1,100 images/s (1,000 to 1,200)",
             "\n  python train.py loader=workers",
         ],
         ["seed="],
@@ -75,7 +113,7 @@ SWEEPS = {  # jobs, what the report says, what it does not say
     "seeds alone": (
         [(f"loader=torch seed={seed}", 1000 + seed) for seed in range(3)],
         ["\n  python train.py loader=torch"],
-        [],
+        ["seed="],
     ),
     "quartiles that overlap": (
         [("loader=prefetch", measured(1010, 1000, 1020)), ("loader=torch", measured(995, 980, 1005))],
@@ -92,24 +130,19 @@ SWEEPS = {  # jobs, what the report says, what it does not say
         ["The simplest of them: job 1, 1,002 images/s"],
         [],
     ),
-    "accuracy": (
-        RATES,
-        ["Fastest: job 0", "Most accurate: job 1, test accuracy 0.9100.\n  python train.py optim.lr=0.01"],
-        [],
-    ),
     "a score that is better if lower": (
         [("optim.lr=1", measured(1001, test_mae=0.3, **LOWER)), ("optim.lr=2", measured(1000, test_mae=0.2, **LOWER))],
-        ["Most accurate: job 1, test mae 0.2000."],
+        ["Fastest: job 0", "Best score: job 1, test_mae 0.2000. Use it by\n  python train.py optim.lr=2"],
         [],
     ),
-    "accuracy, which loaders do not change": (
+    "a score that loaders do not change": (
         [("loader=torch", measured(1001, test_accuracy=0.88)), ("loader=workers", measured(1000, test_accuracy=0.9))],
         [],
-        ["Most accurate"],
+        ["Best score"],
     ),
     "free data": (
         [("loader=prefetch", 910), ("loader=torch", 455), ("loader=cached", 1000)],
-        ["Fastest: job 0", "91% of the speed with free data"],
+        ["Fastest: job 0", "free data: 1,000 images/s"],
         [],
     ),
     "free data of other batches": (
@@ -120,7 +153,7 @@ SWEEPS = {  # jobs, what the report says, what it does not say
 }
 
 
-def made(folder, jobs):
+def made(folder: Path, jobs: list) -> Path:
     for number, (overrides, outcome) in enumerate(jobs):
         add_job(folder, number, overrides, outcome)
     return folder
@@ -129,94 +162,68 @@ def made(folder, jobs):
 @pytest.mark.parametrize("case", SWEEPS)
 def test_the_report_names_the_setting_to_use_and_what_is_not_done(tmp_path, case):
     jobs, said, unsaid = SWEEPS[case]
-    report = Sweep(made(tmp_path, jobs)).text()
-    assert [text for text in said if f"{text}" not in f"{report}\n"] == []
+    report = f"{Sweep(made(tmp_path, jobs)).text()}\n"
+    assert [text for text in said if text not in report] == []
     assert [text for text in unsaid if text in report] == []
 
 
+def test_the_command_in_the_report_can_be_pasted_into_a_shell(tmp_path):
+    overrides = ["data.root='/a b/$HOME'", "task.loss={_target_: my.loss}"]
+    (tmp_path / NOTES).mkdir()
+    (tmp_path / "summary.json").write_text('{"images_per_second": 1.0}')
+    note = {"number": 0, "folder": str(tmp_path), "overrides": overrides, "status": "done", "error": ""}
+    (tmp_path / NOTES / "0.json").write_text(json.dumps(note))
+    (command,) = (line for line in Sweep(tmp_path).text().splitlines() if line.startswith("  python train.py"))
+    assert shlex.split(command) == ["python", "train.py", *overrides]
+
+
 def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(tmp_path):
-    lines = Sweep(made(tmp_path / "mixed", MIXED)).text().splitlines()
-    heading, *rows = lines[3:8]
-    assert heading.split() == ["job", "loader", "num_workers", "images/s", "waiting", "accuracy", "status"]
+    heading, *rows = Sweep(made(tmp_path, MIXED)).text().splitlines()[3:8]
+    assert heading.split() == ["job", "loader", "loader.num_workers", "images/s", "waiting", "accuracy", "status"]
     assert rows[0].split() == ["0", "torch", "0", "1,234", "25.0%", "0.9000", "done"]
     assert rows[2].startswith("> ") and "9,876" in rows[2]
     assert {row.index("%") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 1}
-    heading, *rows = Sweep(made(tmp_path / "noisy", NOISY)).text().splitlines()[3:7]
-    assert heading.split() == ["job", "loader", "images/s", "spread", "waiting", "accuracy"]
-    assert " 300 " in rows[0] and "±10" in rows[0] and " 1,100 " in rows[1] and " 1,150 " in rows[2]
-    assert all("0.9100 ±0.0100" in row for row in rows), "the mean accuracy and its spread"
-    times = {"first_batch_seconds": 0.1234, "step_ms_p50": 123.4, "step_ms_p95": 234.5}
-    wide = [("loader=prefetch loader.num_workers=16", measured(123456.7, **times)), ("loader=torch seed=1", None)]
-    assert max(map(len, Sweep(made(tmp_path / "wide", wide)).text().splitlines()[2:6])) <= 100
 
 
-def test_the_files_follow_the_jobs_and_a_failed_write_keeps_the_earlier_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.sweeps.sweep.draw_bars", lambda *_: b"a picture")  # takes most of the time
-    before = {path.name for path in made(tmp_path, MIXED).iterdir()}
-    write_report(tmp_path)
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
-    assert [row["job"] + row["loader.num_workers"] for row in rows] == ["00", "12", "20", "32"]
-    assert [row["status"] for row in rows] == ["done", "failed", "done", "unfinished"]
-    assert float(rows[0]["images_per_second"]) == 1234.5 and rows[1]["images_per_second"] == ""
-    page = (tmp_path / "sweep.md").read_text()
-    assert page.startswith(f"# Sweep {tmp_path.name}\n") and f"```\n{Sweep(tmp_path).text()}\n```" in page
-    assert "(sweep.png)" in page
-
-    (tmp_path / "3" / "summary.json").write_text(json.dumps({"images_per_second": 20000.0}))
-    assert {path.name for path in tmp_path.iterdir()} - before == {path.name for path in write_report(tmp_path)}
-    written = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
-    assert b"Fastest: job 3, 20,000 images/s" in written["sweep.md"]
-
-    def full(file):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("training.files.os.fsync", full)
+def test_a_failed_write_keeps_the_earlier_files(tmp_path, monkeypatch):
+    write_report(made(tmp_path, MIXED))
+    written = {path.name: path.read_bytes() for path in tmp_path.glob("sweep.*")}
+    assert b"Fastest: job 2" in written["sweep.md"] and len(written) == 3
+    add_job(tmp_path, 3, MIXED[3][0], 20_000.0)
+    monkeypatch.setattr("extras.sweep.report.write_whole", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_report(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == written
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("sweep.*")} == written
+    monkeypatch.undo()
+    write_report(tmp_path)
+    assert "Fastest: job 3, 20,000 images/s" in (tmp_path / "sweep.md").read_text()
 
 
-def labels_of(axis):
-    return [label.get_text() for label in axis.get_ticklabels()]
+def full_disk(path, content):
+    raise OSError("No space left on device")
 
 
-def test_every_setting_has_a_labelled_bar_in_the_order_of_the_table(tmp_path, drawn):
-    jobs = [("optim.lr=3", 1234.5), ("optim.lr=1", "no memory is left"), ("optim.lr=2", 9876.5)]
-    write_report(made(tmp_path / "rates", jobs))
-    speed, wait = drawn[0].axes
-    assert (tmp_path / "rates" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert labels_of(speed.yaxis) == ["job 0 (lr=3)", "job 1 (lr=1)", "job 2 (lr=2)"]
-    assert speed.yaxis_inverted() and wait.yaxis_inverted(), "from the top down"
-    assert [bar.get_width() for bar in speed.patches] == [1234.5, 0, 9876.5]
-    assert [text.get_text() for text in speed.texts] == ["1,234", "failed", "9,876"]
-    assert drawn[0].get_suptitle() == "Fastest: job 2 (lr=2)"
-    write_report(made(tmp_path / "free", SWEEPS["free data"][0]))
-    assert labels_of(drawn[1].axes[0].yaxis) == ["job 0 (loader=prefetch)", "job 1 (loader=torch)"]
-    assert [list(line.get_xdata()) for line in drawn[1].axes[0].lines] == [[1000, 1000]]
-    write_report(made(tmp_path / "failed", SWEEPS["every job failed"][0]))
-    assert drawn[2].get_suptitle() == "No job measured its speed"
-    write_report(made(tmp_path / "seeds", SWEEPS["seeds alone"][0]))
-    assert labels_of(drawn[3].axes[0].yaxis) == ["3 runs"]
+def end_at_once(folder: Path, numbers: list[int], start) -> None:
+    for number in numbers:
+        start.wait(60)
+        add_job(folder, number, f"seed={number}", 1000.0)
+        write_report(folder)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [f"optim.lr={lr}" for lr in range(40)],
-        ["data.root=$HOME/$a$b", "data.root=/a/very/long/path/to/images/of/dogs"],
-    ],
-    ids=["forty", "odd names"],
-)
-def test_the_numbers_in_the_picture_of_any_sweep_do_not_overlap(tmp_path, drawn, overrides):
-    write_report(made(tmp_path, [(override, 8000 + number) for number, override in enumerate(overrides)]))
-    for axes in drawn[0].axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert len(boxes) == len(overrides)
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
-def test_a_folder_without_jobs_is_refused(tmp_path):
-    add_job(tmp_path, "run", "")
-    for folder in (tmp_path / "missing", tmp_path):
-        with pytest.raises(ValueError, match="has no job of a sweep"):
-            write_report(folder)
+def test_every_job_is_in_the_report_once_when_many_processes_end_at_the_same_moment(tmp_path, monkeypatch, bound):
+    monkeypatch.setattr("extras.sweep.report.draw_bars", lambda *_: b"a picture")  # takes most of the time
+    fork = multiprocessing.get_context("fork")
+    processes, rounds = 4, 4
+    made(tmp_path, [(f"seed={number}", None) for number in range(processes * rounds)])
+    start = fork.Barrier(processes)
+    jobs = [[one + processes * turn for turn in range(rounds)] for one in range(processes)]
+    writers = [fork.Process(target=end_at_once, args=(tmp_path, numbers, start)) for numbers in jobs]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(bound)
+        assert writer.exitcode == 0
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert [int(row["job"]) for row in rows] == list(range(processes * rounds))
+    assert {row["status"] for row in rows} == {"done"}
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".sweep.")], "temporary files"

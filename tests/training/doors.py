@@ -1,0 +1,323 @@
+"""What a fork adds to the template, as small as it can be: a dataset, networks, steps, callbacks, metrics, samplers.
+
+Runs of the tests name these classes in their configs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
+
+from data.synthetic import Synthetic
+from training.trainer import Trainer
+
+# Data
+
+
+class Images:
+    """Samples (image, label): uint8 (8, 8, 3), dark or light, without mean, std or labels. It is not random."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, train: bool, length: int = 64, test_length: int = 32, **_: Any) -> None:
+        self.train, self.length = train, length if train else test_length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((8, 8, 3), 200 * (index % 2), dtype=torch.uint8), index % 2
+
+
+class Strict(Images):
+    """Takes no other argument."""
+
+    def __init__(self, train: bool, train_length: int) -> None:
+        super().__init__(train, train_length)
+
+
+class Stream(IterableDataset):
+    """A stream of random images, whose labels are their numbers modulo 10."""
+
+    classes, mean, std = tuple(range(10)), (0.5,) * 3, (0.25,) * 3
+
+    def __init__(self, train: bool, length: int = 203, **_: Any) -> None:
+        self.length = length if train else 50
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for number in range(first, self.length, step):
+            yield (200 * torch.rand(8, 8, 3) + 5 * (number % 10)).to(torch.uint8), number % 10
+
+
+# Networks and losses
+
+
+def linear(num_classes: int, in_channels: int, **_: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
+
+
+class TwoParts(nn.Module):
+    """Two networks, one with dropout, and a buffer; the sum of their outputs."""
+
+    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5, **_: Any) -> None:
+        super().__init__()
+        self.first = linear(num_classes, in_channels)
+        self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.steps += self.training
+        return self.first(images) + self.second(images)
+
+
+class Centred(nn.Module):
+    """A loss with a buffer that follows the outputs, and that checkpoints keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(10))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.centre.lerp_(outputs.mean(0), 0.1)
+        return functional.cross_entropy(outputs - self.centre, labels)
+
+
+# The training step
+
+
+class Doubled(Trainer):
+    """A loss that is twice the task's."""
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        inputs, labels = self.inputs_and_labels(batch)
+        self.log(rows=len(labels))
+        return 2 * self.task.loss(self.model(*inputs), labels)
+
+    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        self.log(evaluated=len(batch["label"]))
+        return super().evaluation_step(batch)
+
+
+class Alternating(Trainer):
+    """Trains two networks in turn, each with its optimizer, as a GAN does: `train_step` as a whole."""
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        first, second = self.model.first.parameters(), self.model.second.parameters()
+        return [SGD(first, 0.05, momentum=0.9), Adam(second, 0.01)]
+
+    def train_step(self, batch: dict[str, Any]) -> None:
+        (images,), labels = self.inputs_and_labels(batch)
+        for part, optimizer in zip((self.model.first, self.model.second), self.optimizers, strict=True):
+            with self.autocast:
+                loss = self.task.loss(part(images), labels)
+            self.backward(loss)
+            self.processes.average_gradients(part.parameters())
+            self.optimizer_step(optimizer)
+            self.log(**{"second" if part is self.model.second else "first": loss})
+
+
+class Beside(Trainer):
+    """Keeps a trained module and a slowly following one beside the network; its scores draw random numbers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.head = nn.Sequential(nn.Linear(10, 10), nn.Dropout(0.5), nn.Linear(10, 10))
+        self.slow = nn.Linear(10, 10).requires_grad_(False)
+
+    def configure_optimizers(self) -> Optimizer:
+        return SGD([*self.model.parameters(), *self.head.parameters()], 0.05, momentum=0.9)
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        (images,), labels = self.inputs_and_labels(batch)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.head[0].parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return self.task.loss(self.head(self.model(images)), labels)
+
+    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        (images,), labels = self.inputs_and_labels(batch)
+        outputs = self.head(self.model(images)) + self.slow(torch.randn(len(images), 10))
+        return {"loss": self.task.loss(outputs, labels)}
+
+
+class Counting(Trainer):
+    """Counts the samples of each label that it trains, in a buffer that is its own."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen = nn.BatchNorm1d(10, affine=False)
+
+    def train_step(self, batch: dict[str, Any]) -> None:
+        self.seen.running_mean += torch.bincount(batch["label"].flatten(), minlength=10)
+        super().train_step(batch)
+
+
+# The optimizer and its schedule
+
+
+class Signs(Optimizer):
+    """Steps by the sign of the gradient. Keeps a number in its groups, as Prodigy does."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, **_: Any) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "taken": 0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            group["taken"] += 1
+            for weight in (one for one in group["params"] if one.grad is not None):
+                weight.sub_(weight.grad.sign(), alpha=group["lr"] / group["taken"])
+
+
+def halving(optimizer: Optimizer, total_steps: int) -> LambdaLR:
+    """The learning rate of the first half of the run, and half of it."""
+    return LambdaLR(optimizer, lambda step: 1.0 if step < total_steps / 2 else 0.5)
+
+
+# Metrics of an epoch
+
+
+class Worst:
+    """The smallest recall of the classes that occur. It does not synchronise processes itself."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right, self.all = torch.zeros(10), torch.zeros(10)
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        assert outputs.dtype == torch.float32
+        self.all += torch.bincount(labels.cpu(), minlength=10)
+        self.right += torch.bincount(labels[outputs.argmax(1) == labels].cpu(), minlength=10)
+
+    def compute(self) -> Any:
+        return (self.right / self.all)[self.all > 0].min()
+
+
+class Several(Worst):
+    """Returns several numbers, and what is no number, as torchmetrics' MeanAveragePrecision does."""
+
+    def compute(self) -> dict[str, Any]:
+        return {"worst": super().compute(), "map": np.float64(0.5), "classes": torch.arange(10), "name": "mine"}
+
+
+# Callbacks
+
+
+class Spy:
+    """Remembers how it was called, and has a state."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every, self.steps = every, 0
+        Spy.calls = []
+
+    def on_start(self, run: Any) -> None:
+        assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
+        assert len(run.data.train) == 256 and run.train_loader is not None
+        self.calls.append("start")
+
+    def on_step(self, run: Any) -> None:
+        self.steps += 1
+        self.calls.append("step")
+        if run.trainer.step % self.every == 0:
+            run.log(twice=2 * run.trainer.step)
+
+    def on_log(self, run: Any, values: dict[str, Any]) -> None:
+        self.calls.append(f"log {values['step']}")
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        assert {"test_loss", "test_accuracy"} <= scores.keys()
+        self.calls.append("evaluation")
+
+    def on_epoch_end(self, run: Any) -> None:
+        run.log(epochs_done=run.trainer.epoch)
+        self.calls.append("epoch end")
+
+    def on_end(self, run: Any, summary: dict[str, Any] | None) -> None:
+        self.calls.append("interrupted" if summary is None else "end")
+        if summary is not None:
+            summary["counted_steps"] = self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append(f"loaded {state['steps']}")
+        self.steps = state["steps"]
+
+
+class NumpyState:
+    """Has a state that weights_only refuses."""
+
+    def on_step(self, run: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": np.float64(0.5)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Stop:
+    """Stops the run once, after a step or its evaluation, by a signal or an error.
+
+    Tests set `Stop.at` and `Stop.how`; programs get them as arguments.
+    """
+
+    at, how = 0, ""
+
+    def __init__(self, at: int | None = None, how: str = "") -> None:
+        if at is not None:
+            Stop.at, Stop.how = at, how
+
+    def on_step(self, run: Any) -> None:
+        if run.trainer.step == Stop.at and Stop.how != "evaluation":
+            self._stop()
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        if run.trainer.step >= Stop.at > 0 and Stop.how == "evaluation":
+            self._stop()
+
+    def _stop(self) -> None:
+        how, Stop.at, Stop.how = Stop.how, 0, ""
+        if not how.startswith("SIG"):
+            raise ZeroDivisionError(how)
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+# Samplers
+
+
+def only_threes(dataset: Synthetic) -> WeightedRandomSampler:
+    """Draws samples of class 3 alone."""
+    return WeightedRandomSampler([float(dataset[i]["label"] == 3) for i in range(len(dataset))], 64)
+
+
+class Pairs:
+    """A batch sampler of neighbours, in an order that depends on the seed and the epoch."""
+
+    def __init__(self, dataset: Any, seed: int, rank: int, world_size: int) -> None:
+        self.pairs, self.seed, self.epoch, self.mine = len(dataset) // 2, seed, 0, slice(rank, None, world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(range(self.pairs)[self.mine])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.pairs)
+        return iter([[2 * int(pair), 2 * int(pair) + 1] for pair in order[self.mine]])
