@@ -1,14 +1,14 @@
-"""scripts/bench_device.py with almost no work: what it writes, and what it refuses."""
+"""extras/benchmarks/bench_device.py with almost no work: what it writes, and what it refuses."""
 
 import json
 
 import pytest
 import torch
-from tests.later import Later
 
+from tests.later import Later
 from training.config import ConfigError
 
-bench = Later("scripts.bench_device")
+bench = Later("extras.benchmarks.bench_device")
 
 FIELDS = {"loader", "steps_per_second", "images_per_second", "spread", "ratio_to_limit", "idle"}
 

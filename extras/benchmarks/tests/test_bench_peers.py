@@ -1,10 +1,11 @@
-"""scripts/bench_peers.py without its peers: what it writes, and which rows it leaves out."""
+"""extras/benchmarks/bench_peers.py without its peers: what it writes, and which rows it leaves out."""
 
 import pytest
-from tests.later import Later
 from PIL import Image
 
-bench = Later("scripts.bench_peers")
+from tests.later import Later
+
+bench = Later("extras.benchmarks.bench_peers")
 
 
 @pytest.fixture
@@ -18,16 +19,16 @@ def images(tmp_path, monkeypatch, python):
     def start_quickly(command, **_):
         return python.run(*command[1:], cwd=tmp_path, timeout=100, quick_exit=True)
 
-    monkeypatch.setattr("scripts.bench_peers.run", start_quickly)
-    monkeypatch.setattr("scripts.bench_peers.ROUNDS", 1)
-    monkeypatch.setattr("scripts.bench_peers.PACKS", {})
-    monkeypatch.setattr("scripts.bench_peers.ENVIRONMENTS", tmp_path / "nothing")
+    monkeypatch.setattr("extras.benchmarks.bench_peers.run", start_quickly)
+    monkeypatch.setattr("extras.benchmarks.bench_peers.ROUNDS", 1)
+    monkeypatch.setattr("extras.benchmarks.bench_peers.PACKS", {})
+    monkeypatch.setattr("extras.benchmarks.bench_peers.ENVIRONMENTS", tmp_path / "nothing")
     return tmp_path / "images"
 
 
 def compared(images, monkeypatch, *rows) -> str:
     """The table over these rows."""
-    monkeypatch.setattr("scripts.bench_peers.ROWS", {f"{row}, files": (row, "files") for row in rows})
+    monkeypatch.setattr("extras.benchmarks.bench_peers.ROWS", {f"{row}, files": (row, "files") for row in rows})
     arguments = ["--workers", "1", "--seconds", "0.1", "--out", str(images.parent)]
     bench.main(["--data-root", str(images), *arguments])
     assert (images.parent / "peers.png").read_bytes().startswith(b"\x89PNG")
@@ -38,13 +39,13 @@ def test_an_installed_loader_is_measured_and_a_missing_peer_is_left_out_with_the
     table = compared(images, monkeypatch, "workers", "ffcv")
     (row,) = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| Worker"))
     assert row[0].strip() == "WorkerLoader" and float(row[3].replace(",", "")) > 0 and float(row[5]) == 1
-    assert "Left out: ffcv, files: run `python scripts/bench_peers.py --setup ffcv` first" in table
+    assert "Left out: ffcv, files: run `python extras/benchmarks/bench_peers.py --setup ffcv` first" in table
 
 
 def test_a_row_with_other_colors_than_the_first_is_left_out(images, monkeypatch):
     blue = {"torch, files": 100.0, "torch-tv, files": 103.0, "workers, files": 101.9}
     figures = {"images_per_second": 9.0, "red": 1.0, "green": 1.0}
-    monkeypatch.setattr("scripts.bench_peers.measure", lambda row, *_: {**figures, "blue": blue[row]})
+    monkeypatch.setattr("extras.benchmarks.bench_peers.measure", lambda row, *_: {**figures, "blue": blue[row]})
     table = compared(images, monkeypatch, "torch", "torch-tv", "workers")
     assert "Left out: torch-tv, files: the mean of a color is 3.0 levels from Pillow's" in table
     assert "WorkerLoader" in table and "torchvision" not in table

@@ -1,16 +1,39 @@
 import multiprocessing
+from functools import partial
+from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
 from PIL import Image
 
-from data import photographs
-from tests.configs import composed
-from training.config import checked
+from extras.benchmarks import photographs
+from tests.data.contract import ImageDataset
+from training.config import ROOT
+from training.launch import Extras
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     monkeypatch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
+
+
+@pytest.fixture(scope="module")
+def few_photographs(tmp_path_factory):
+    """Two training photographs and one test photograph of each class."""
+    folder = tmp_path_factory.mktemp("data") / "photographs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(photographs, "COUNTS", {"train": 2, "val": 1})
+        photographs.make(folder)
+    return folder
+
+
+class TestPhotographs(ImageDataset):
+    yaml = Path(__file__).parents[1] / "conf" / "data" / "photographs.yaml"
+
+    @pytest.fixture
+    def make(self, few_photographs):
+        return partial(photographs.Photographs, root=few_photographs, image_size=32)
 
 
 def files_of(root):
@@ -72,5 +95,7 @@ def make_and_count(root, made, ready):
 
 
 def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():
-    chosen = checked(composed("experiment=data_bound", "loader=torch"))
-    assert chosen.data["_target_"] == "data.photographs.Photographs" and chosen.loader.name == "torch"
+    Plugins.instance().register(Extras)
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        chosen = compose("config", ["experiment=data_bound", "loader=torch"])
+    assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"

@@ -1,19 +1,25 @@
+import os
 import re
 import shutil
 import sys
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import save_images, write_images
-from tests.later import Later
-from reading import assert_equal_batches, read_batch
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
-from extras.huggingface.huggingface import HuggingFace
+from extras.huggingface.huggingface import HuggingFace, HuggingFaceStream
+from tests.data.contract import ImageDataset, assert_goes_on_where_its_state_was_taken, assert_reads_as_the_folder
+from tests.data.fakes import write_images
+from tests.data.reading import read_batch
+from tests.later import Later
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Hugging Face's packages are imported
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 datasets = Later("datasets")
 pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 
@@ -44,14 +50,48 @@ def cat_or_dog():
     return {"label": datasets.ClassLabel(names=["cat", "dog"])}
 
 
-@pytest.mark.parametrize("form", ["parquet", "images"])
-def test_every_form_gives_the_same_batches_as_the_folder(tmp_path, form):
-    for split, rows in datasets.load_from_disk(save_images(tmp_path)).items():
-        rows.to_parquet(tmp_path / "parquet" / f"{split}-00000-of-00001.parquet")
-    for train in (True, False):
-        ours, theirs = HuggingFace(train, tmp_path / form), ImageFolder(train, tmp_path / "images")
-        assert (ours.classes, ours.labels.tolist()) == (theirs.classes, theirs.labels.tolist())
-        assert_equal_batches(read_batch(ours, 4), read_batch(theirs, 4))
+def save_images(folder, count=2):
+    """folder/images, and folder/saved, where the package datasets has saved them."""
+    write_images(folder / "images", count=count)
+    splits = datasets.DatasetDict()
+    for split, name in (("train", "train"), ("val", "test")):
+        images = ImageFolder(split == "train", folder / "images")
+        columns = {"image": [{"bytes": images.encoded(index)[0], "path": None} for index in range(len(images))]}
+        features = datasets.Features({"image": datasets.Image(), **cat_or_dog()})
+        splits[name] = datasets.Dataset.from_dict(columns | {"label": images.labels.tolist()}, features)
+    splits.save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def save_parquet(folder, count=2, files=1):
+    """The same in files of parquet."""
+    for split, rows in datasets.load_from_disk(save_images(folder, count)).items():
+        for number in range(files):
+            rows.shard(files, number).to_parquet(folder / "parquet" / f"{split}-{number:05}-of-{files:05}.parquet")
+    return folder / "parquet"
+
+
+class TestHuggingFace(ImageDataset):
+    yaml = Path(__file__).parents[1] / "conf" / "data" / "huggingface.yaml"
+
+    @pytest.fixture
+    def make(self, tmp_path):
+        return partial(HuggingFace, path=save_images(tmp_path), image_size=32)
+
+
+@pytest.mark.parametrize("form", ["saved", "parquet", "images"])
+def test_every_form_gives_the_batches_of_the_folder(tmp_path, form):
+    save_parquet(tmp_path)
+    assert_reads_as_the_folder(partial(HuggingFace, path=tmp_path / form), tmp_path / "images")
+
+
+@pytest.mark.parametrize("form", ["saved", "parquet"])
+def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path, form):
+    save_parquet(tmp_path, count=6, files=2)
+    make = partial(HuggingFaceStream, True, tmp_path / form, image_size=16, flip=False, min_area=1.0)
+    assert_goes_on_where_its_state_was_taken(make, [0] * 6 + [1] * 6)
+    with pytest.raises(DataError, match=r"data.train_split=train\[:50%\]: a stream is a whole split; set it"):
+        make(train_split="train[:50%]")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +131,6 @@ def test_a_split_may_be_a_part_of_one_or_several(tmp_path, save_rows):
     ("arguments", "words"),
     [
         ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
-        ({"image": "imag"}, "data.image=imag: did you mean image? set it to one of the columns "),
         ({"image": "label"}, "data.image=label: this column of PATH has no images, but ClassLabel("),
         ({"label": "note"}, "data.label=note: PATH, train split has float64 in this column, not integers or strings"),
         ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),

@@ -1,12 +1,12 @@
-"""models/from_torchvision.py; the weights that tests load are made up, as a download would take a network."""
+"""from_torchvision.py; the weights that tests load are made up, as a download would take a network."""
 
 from urllib.error import URLError
 
 import pytest
 import torch
-from tests.later import Later
 
 from extras.pretrained.pretrained import Preprocessing
+from tests.later import Later
 
 module = Later("extras.pretrained.from_torchvision")
 torchvision = Later("torchvision")
@@ -68,7 +68,7 @@ def test_a_failed_download_and_a_misspelt_name_end_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", offline)
     with pytest.raises(ValueError, match=r"SqueezeNet.*cannot be loaded .*not known.*: put https://.* into .*"):
         module.from_torchvision("squeezenet1_1", True, num_classes=7, in_channels=3)
-    with pytest.raises(ValueError, match=r"no network in torchvision named 'resnt50': did you mean resnet50\?"):
+    with pytest.raises(ValueError, match=r"no network in torchvision named 'resnt50': torchvision.models"):
         module.preprocessing("resnt50", True)
 
 

@@ -1,0 +1,46 @@
+"""bench_images.py: every row of every workload reads a folder of images."""
+
+import pytest
+import torch
+from PIL import Image
+
+from extras.benchmarks import bench_images as bench
+from training.config import ConfigError
+
+
+@pytest.fixture
+def images(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "images" / split / "cat").mkdir(parents=True)
+        for number in range(64):
+            Image.new("RGB", (60, 40)).save(tmp_path / "images" / split / "cat" / f"{number}.jpg")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("workload", bench.WORKLOADS)
+def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
+    if workload == "packed" and not bench.PACK_IMAGES.exists():
+        pytest.skip("extras/packed was deleted")
+    makers = bench.WORKLOADS[workload](images, tmp_path)
+    assert makers.keys() >= (bench.DOCUMENTED[workload].keys() or {"pillow"} & makers.keys())
+    for name, make in makers.items():
+        loader = make(1)
+        batch = next(iter(loader))
+        image = batch["image"] if isinstance(batch, dict) else batch[0]
+        size = 16 if workload == "evaluation" else 64
+        assert (len(image), image[0].numel(), image.dtype) == (size, 3 * 224 * 224, torch.uint8), name
+        if hasattr(loader, "close"):
+            loader.close()
+
+
+def test_a_workload_is_measured_beside_the_documented_ratios(images, capsys):
+    arguments = ["--workload", "jpeg", "--loaders", "torch,workers", "--seconds", "0.1", "--workers", "1"]
+    bench.main([*arguments, "--data-root", str(images)])
+    (row,) = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| workers"))
+    assert float(row[1].replace(",", "")) > 0 and float(row[4]) == bench.DOCUMENTED["jpeg"]["workers"]
+
+
+def test_packs_need_the_extra_that_makes_them(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "PACK_IMAGES", tmp_path / "deleted.py")
+    with pytest.raises(ConfigError, match="which has been deleted: choose another workload"):
+        bench.WORKLOADS["packed"](images, tmp_path)
