@@ -7,7 +7,6 @@ A photograph shows several garments of one class, scaled, turned and coloured, i
 import itertools
 import logging
 import shutil
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,11 +43,8 @@ class Photographs(ImageFolder):
 
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         root = Path(root or Path(DEFAULT_ROOT, FOLDER)).expanduser()
-        self.made_seconds = 0.0
         if not root.exists():
-            began = time.perf_counter()
             make(root)
-            self.made_seconds = time.perf_counter() - began
         super().__init__(train, root, **crops)
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -95,7 +95,7 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     futures = []
     for number, call in enumerate(calls):
         future = Future[T]()
-        future.add_done_callback(lambda done, number=number: found.put((number, done)))
+        future.add_done_callback(partial(lambda number, done: found.put((number, done)), number))
         futures.append(future)
         _threads(most).put((future, call))
 

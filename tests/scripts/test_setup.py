@@ -7,6 +7,7 @@ Python into it, and log each install. PATH has nothing else but the few tools th
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ case "$*" in
 *ensurepip*) exit {no_venv} ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; exit ${{VENV_FAILS:-0}} ;;
 "-m pip "*) echo pip >> "$LOG"; [ -z "$HOLD" ] || cat "$HOLD"; exit ${{INSTALL_FAILS:-0}} ;;
-*missing_requirements.py) echo "$LACKS"; [ -z "$LACKS" ] ;;
+*Requirement*) echo "$LACKS"; [ -z "$LACKS" ] ;;
 *) echo "$PWD: $*" ;;
 esac
 """
@@ -152,6 +153,27 @@ def test_a_link_to_a_venv_is_the_users_own_even_if_these_scripts_made_its_target
     assert "lacks timm" in fork.sentence(LACKS="timm")
     assert fork.run().returncode == 0
     assert fork.venv.is_symlink() and fork.installs() == ["pip"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("packaging", None),
+        ("# a comment\n\nwindows-only>=1; platform_system == 'Nowhere'\npytest>=1,<1000  # why", None),
+        ("pytest\nno-such-package>=2  # why", "lacks no-such-package>=2 (it has none). "),
+        ("pytest<1", f"lacks pytest<1 (it has {pytest.__version__}). "),
+    ],
+)
+def test_a_real_python_is_asked_for_every_requirement(fork: Fork, line, reason):
+    (fork.venv / "bin").mkdir(parents=True)
+    write_script(
+        fork.venv / "bin" / "python", f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n'
+    )
+    fork.require(line)
+    if reason:
+        assert reason in fork.sentence()
+    else:
+        assert fork.run().returncode == 0
 
 
 @pytest.mark.parametrize(

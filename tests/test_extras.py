@@ -1,0 +1,157 @@
+"""Imports run downwards and in no circle, each extra stands alone, and without extras/ the core works."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BELOW = {  # what each part of the core may import, besides itself
+    "loaders": set(),
+    "data": {"loaders"},
+    "models": {"loaders"},
+    "training": {"data", "models", "loaders"},
+    "train": {"training", "data", "models", "loaders"},
+    "scripts": {"training", "data", "models", "loaders"},
+}
+CORE = {*BELOW, "tests"}
+SMALL = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "model=linear"]
+SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
+
+
+def modules() -> dict[str, Path]:
+    """The files of the repository by the names of their modules; a package is the name of its folder."""
+    folders = [*CORE, "extras", "examples"]
+    paths = [ROOT / "train.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    names = [path.relative_to(ROOT).with_suffix("").parts for path in paths]
+    return {".".join(name).removesuffix(".__init__"): path for name, path in zip(names, paths, strict=True)}
+
+
+MODULES = modules()
+
+
+def imports(name: str, lazy_too: bool = True) -> Iterator[str]:
+    """The repository's modules that the module `name` imports; `lazy_too`: also in functions."""
+    tree = ast.parse(MODULES[name].read_text())
+    nodes = ast.walk(tree) if lazy_too else iter(tree.body)
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*base, *filter(None, [node.module])])
+            found = [f"{source}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for imported in found:
+            while imported and imported not in MODULES:  # a name in a module
+                imported = imported.rpartition(".")[0]
+            if imported:
+                yield imported
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def extra_of(name: str) -> str:
+    return name.split(".")[1] if name.count(".") else ""
+
+
+def test_imports_of_the_core_run_downwards():
+    for name in MODULES:
+        if top(name) in BELOW:
+            allowed = BELOW[top(name)] | {top(name)}
+            assert not [one for one in imports(name) if top(one) not in allowed], f"{name} may import {allowed}"
+
+
+def test_nothing_of_the_core_names_an_extra():
+    for name in MODULES:
+        if top(name) in CORE:
+            assert not [one for one in imports(name) if top(one) == "extras"], name
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        assert "_target_: extras." not in path.read_text(), path
+
+
+def test_there_is_no_circle_of_imports_lazy_ones_counted():
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for imported in imports(name):
+                if imported != name:  # a package's own submodules are found as itself
+                    visit(imported, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
+    for name in MODULES:
+        if top(name) == "extras" and (own := extra_of(name)):
+            found = imports(name, lazy_too=own != "benchmarks")
+            others = {extra_of(one) for one in found if top(one) == "extras"} - {own, ""}
+            assert not others, f"{name} imports extras/{', '.join(others)}"
+
+
+def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is():
+    conf = {path.relative_to(ROOT / "conf"): path for path in (ROOT / "conf").rglob("*.yaml")}
+    for folder in (path for path in (ROOT / "extras").glob("*/") if path.name[0] not in "._"):
+        for path in folder.glob("conf/**/*.yaml"):
+            other = conf.setdefault(path.relative_to(folder / "conf"), path)
+            assert other == path, f"Hydra would read {other} instead of {path}"
+            assert isinstance(yaml.safe_load(path.read_text()), dict), path
+        assert len((folder / "README.md").read_text().splitlines()) <= 12, folder
+
+
+def copy(folder: Path, without: str) -> Path:
+    """A copy of the repository without an extra, or without extras/."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "downloads")
+    shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True)
+    shutil.rmtree(folder / without)
+    return folder
+
+
+def call(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1100
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+PRESENT = [name for name in ("extras/report", "extras/sweep", "extras/webdataset") if (ROOT / name).exists()]
+
+
+@pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("without", ["extras", *(pytest.param(one, marks=pytest.mark.slow) for one in PRESENT)])
+def test_a_copy_without_an_extra_or_all_of_them_trains_and_sweeps(tmp_path, without):
+    folder = copy(tmp_path, without)
+    call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
+    assert json.loads((folder / "run" / "summary.json").read_text())["verdict"]
+    call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
+    assert all((folder / "sweep" / job / "summary.json").exists() for job in ("0", "1"))
+    assert (folder / "sweep" / "sweep.md").exists() == (folder / "extras" / "sweep").exists()
+
+
+@pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_in_a_copy_without_extras_the_tests_of_the_core_pass(tmp_path):
+    folder = copy(tmp_path, "extras")
+    parts = [str(path.relative_to(folder)) for path in (folder / "tests").glob("*") if path.name not in ("clients",)]
+    parts = [part for part in parts if part not in ("tests/loaders", "tests/test_extras.py")]  # they know no extras
+    options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--timeout", "300"]
+    call(folder, "-m", "pytest", *options, *(part for part in parts if "." not in part or "/test_" in part))
