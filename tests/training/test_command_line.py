@@ -1,140 +1,185 @@
+"""train.py as a program: what it refuses, how it ends, and with which settings it goes on with an earlier run."""
+
+import json
 import re
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+import yaml
 
-from tests.configs import CONF, composed
-from training.checkpoint import KEYS
-from training.command_line import RESUMED, check_overrides, complete, resume_command
-from training.config import ConfigError, changes, checked
-from training.trust import check_config
+from tests.configs import CONF, DOORS, checkpoint, composed, metrics
 
-FLAG = f"--config-name={RESUMED}"
+ROOT = CONF.parent
+STOP = f"+callbacks.stop._target_={DOORS}.Stop"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["trian.epochs=1"], "trian"),
+        (["laoder=torch"], "laoder"),
+        (["loader=prefech"], "prefech"),
+        (["train.epochs=two"], r"train\.epochs(.|\n)*two|two(.|\n)*train\.epochs"),
+        (["train.precision=fp8"], "fp8"),
+        (["train.epochs=["], r"train\.epochs=\["),
+        (["epochs"], "epochs"),
+        ([""], "''|empty|override"),
+        (["~callbacks.mine"], "mine"),
+        (["data.rot=x"], "rot"),
+        (["data=image_folder", "data.root=/no/such/folder"], "/no/such/folder"),
+        (["train.resume=nowhere"], "nowhere"),
+        (["-m", "train.resume=one,two"], r"train\.resume"),
+        (["device=gpu"], "gpu"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, tmp_path, arguments, named):
+    done = command(*arguments, "hydra.run.dir=out")
+    assert done.code == 1 and "Traceback" not in done.shown, done.shown
+    assert re.search(named, done.shown), done.shown
+    assert len(done.shown) < 2500, "short enough to be read"
+    assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_an_expected_error_has_a_traceback_on_request(command):
+    given = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
+    assert "Traceback" in command(*given, environment={"HYDRA_FULL_ERROR": "1"}).errors
+
+
+def test_an_error_in_the_code_of_a_fork_has_a_traceback(command, fast):
+    done = command(*fast, STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine", "hydra.run.dir=out")
+    assert done.code == 1 and "ZeroDivisionError: mine" in done.errors and "doors.py" in done.errors
+
+
+# How it ends
+
+
+def test_a_run_writes_its_files_and_the_log_ends_with_the_verdict(python, fast, tmp_path):
+    """The one that is a program."""
+    done = python.run(ROOT / "train.py", *fast, "hydra.run.dir=out", cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"train.log", "metrics.jsonl", "summary.json", "checkpoints", ".hydra"} <= names
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["verdict"] in done.stdout and "error.txt" not in names
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, fast, tmp_path, name, code):
+    folder = tmp_path / "it's a=b, [1]"
+    quoted = str(folder).replace("'", r"\'")
+    stop = [STOP, "+callbacks.stop.at=2", f"+callbacks.stop.how={name}"]
+    done = command(*fast, *stop, "optim.lr=0.125", f"hydra.run.dir='{quoted}'")
+    assert done.code == code, done.shown
+    assert checkpoint(folder)["step"] == 2 and name in done.output
+    (arguments,) = re.findall(r"python train\.py (.*)", done.output)
+    again = command(*shlex.split(arguments), "train.epochs=2")
+    assert again.code == 0, again.shown
+    assert checkpoint(folder)["step"] == 4 and checkpoint(folder)["config"]["optim"]["lr"] == 0.125
+    assert [line["step"] for line in metrics(folder) if "lr" in line] == [1, 2, 3, 4]
+
+
+def test_when_a_job_of_a_sweep_fails_the_others_go_on(command, fast, tmp_path):
+    done = command("-m", *fast, "train.max_steps=1", "optim.lr=0.1,-1,0.2", "hydra.sweep.dir=sweep")
+    assert done.code == 1 and "Traceback" not in done.shown and "lr" in done.output
+    assert {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")} == {"0", "2"}
+
+
+def test_a_signal_ends_a_sweep_and_not_only_its_job(command, fast, tmp_path):
+    stop = [STOP, "+callbacks.stop.at=1", "+callbacks.stop.how=SIGTERM"]
+    done = command("-m", *fast, *stop, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert done.code == 75 and not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()
+
+
+# Going on with an earlier run
 
 
 @pytest.fixture
-def earlier_run(tmp_path) -> Path:
-    """The folder of a run of other settings than the defaults."""
-    mine = "+callbacks.mine._target_=training.callbacks.best.Best"
-    settings = composed("model=resnet18", "train.epochs=3", "optim.lr=0.5", mine)
-    return save(tmp_path / "a run", asdict(checked(settings)))
+def earlier(command, fast, tmp_path) -> Path:
+    """The folder of a run of one epoch, with settings that are not the defaults."""
+    assert command(*fast, "model.size=7", "optim.lr=0.125", "hydra.run.dir=earlier").code == 0
+    return tmp_path / "earlier"
 
 
-def save(run: Path, settings: dict) -> Path:
-    (run / "checkpoints").mkdir(parents=True)
-    state = {**dict.fromkeys(KEYS), "config": settings, "step": 1}
-    torch.save(state, run / "checkpoints" / "step-0000001.pt")
-    return run
+def settings_of(folder: Path) -> tuple:
+    config = checkpoint(folder)["config"]
+    return config["model"]["size"], config["optim"]["lr"], config["data"]["length"], config["loader"]["name"]
 
 
-def resumed(*arguments: str) -> DictConfig:
-    """The config that Hydra makes of a command line that resumes a run."""
-    completed = complete(list(arguments))
-    assert FLAG in completed
-    check_overrides(completed, CONF)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(RESUMED, [text for text in completed if not text.startswith("-")])
+@pytest.mark.parametrize("name", ["", "checkpoints/step-0000002.pt", "checkpoints/last.pt"])
+def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(command, tmp_path, earlier, name):
+    done = command(f"train.resume={earlier / name}", "train.epochs=2", "hydra.run.dir=new")
+    assert done.code == 0, done.shown
+    assert settings_of(tmp_path / "new") == (7, 0.125, 64, "torch")
+    assert checkpoint(tmp_path / "new")["step"] == 4
+    assert re.search(r"train\.epochs.* 2\b.* 1\b", done.output), "the changed setting is logged"
 
 
-def test_a_run_is_continued_in_its_folder_with_its_settings_and_those_given_on_top(earlier_run):
-    resume = f"train.resume='{earlier_run}'"
-    assert complete(["train.epochs=5", resume]) == [FLAG, "train.epochs=5", resume, f"hydra.run.dir='{earlier_run}'"]
-    config = resumed("train.epochs=5", resume, "model.name=resnet50")
-    assert (config.train.epochs, config.optim.lr, config.train.resume) == (5, 0.5, str(earlier_run))
-    assert config.model._target_ == "models.resnet.resnet" and config.model.name == "resnet50"
-    assert "mine" in config.callbacks
+def test_each_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
+    given = [f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0,0.1", "hydra.sweep.dir=sweep"]
+    done = command("-m", *given)
+    assert done.code == 0, done.shown
+    for job in ("0", "1"):
+        assert settings_of(tmp_path / "sweep" / job) == (7, 0.125, 64, "torch")
+        assert checkpoint(tmp_path / "sweep" / job)["step"] == 4
 
 
-def test_another_choice_of_a_group_replaces_its_section(earlier_run):
-    config = resumed("model=linear", f"train.resume='{earlier_run}'", "hydra.run.dir=new")
-    assert dict(config.model) == {"_target_": "models.linear.linear", "size": 14}
-    assert "hydra.run.dir=new" in complete([f"train.resume='{earlier_run}'", "hydra.run.dir=new"])[-2:]
-    if (CONF / "logger" / "tensorboard.yaml").exists():  # a fork may have deleted it
-        callbacks = resumed("logger=tensorboard", f"train.resume='{earlier_run}'").callbacks
-        assert "tensorboard" in callbacks and "mine" not in callbacks
+def test_a_run_without_its_overrides_is_refused(command, fast, tmp_path):
+    """Else it would go on with the default settings."""
+    assert command(*fast, "hydra.run.dir=out", "hydra.output_subdir=null").code == 0
+    done = command("train.resume=out", "train.epochs=2")
+    shown = done.shown
+    assert done.code == 1 and "Traceback" not in shown and "out" in shown and "overrides" in shown
 
 
-def test_keys_that_a_checkpoint_lacks_come_from_conf(tmp_path):
-    settings = asdict(checked(composed()))
-    del settings["train"]["accumulate"], settings["schedule"]
-    config = resumed(f"train.resume={save(tmp_path, settings)}", "train.accumulate=2")
-    assert config.train.accumulate == 2 and config.schedule._target_ == "training.schedule.cosine"
+def test_a_run_of_another_config_goes_on_with_it(command, fast, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "short.yaml").write_text("defaults: [config, _self_]\noptim: {lr: 0.0625}\nmodel: {size: 7}\n")
+    named = ["--config-dir=mine", "--config-name=short"]
+    assert command(*named, *fast, "hydra.run.dir=out").code == 0
+    done = command(named[0], "train.resume=out", "train.epochs=2")
+    assert done.code == 0, done.shown
+    assert settings_of(tmp_path / "out") == (7, 0.0625, 64, "torch") and checkpoint(tmp_path / "out")["step"] == 4
+    done = command("train.resume=out", "train.epochs=3")  # its config cannot be found: no other one is taken silently
+    assert done.code == 1 and "Traceback" not in done.errors and "short" in done.shown
 
 
-@pytest.mark.parametrize("start", ["a checkpoint file", "a sweep"])
-def test_a_run_that_only_starts_from_another_gets_a_folder_of_its_own(earlier_run, start):
-    file = earlier_run / "checkpoints" / "step-0000001.pt"
-    given = [f"train.resume='{file}'"] if start == "a checkpoint file" else [f"train.resume='{earlier_run}'", "-m"]
-    assert complete(given) == [FLAG, *given]
+@pytest.mark.parametrize(
+    ("override", "patterns"),
+    [
+        ("model=small_cnn", ["Linear|SmallCNN|size|missing|shape|Missing"]),
+        ("seed=1", ["seed", r"\b0\b", r"\b1\b"]),
+        ("data.length=32", [r"\b64\b", r"\b32\b"]),
+        ("train.batch_size=16", [r"\b32\b", r"\b16\b"]),
+    ],
+)
+def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence(command, earlier, override, patterns):
+    done = command(f"train.resume={earlier}", "train.epochs=2", override, "hydra.run.dir=new")
+    shown = done.shown
+    assert done.code == 1 and "Traceback" not in shown, shown
+    assert all(re.search(pattern, shown) for pattern in patterns), shown
 
 
-@pytest.mark.parametrize("resume", [[], ["train.resume=auto"], ["train.resume=null"], ["-m", "train.resume=a,b"]])
-def test_without_an_earlier_run_nothing_is_added(earlier_run, monkeypatch, resume):
-    monkeypatch.chdir(earlier_run)
-    assert complete(resume) == resume
+# Configs
 
 
-def test_a_run_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^\S+nowhere does not exist"):
-        complete([f"train.resume={tmp_path}/nowhere"])
+def test_every_choice_of_every_group_composes_and_loaders_have_the_same_keys():
+    groups = [path for path in CONF.iterdir() if path.is_dir() and path.name not in ("callbacks", "hydra")]
+    for group in groups:
+        for file in group.glob("*.yaml"):
+            assert composed(f"{group.name}={file.stem}")
+    assert len({frozenset(yaml.safe_load(path.read_text())) for path in (CONF / "loader").glob("*.yaml")}) == 1
 
 
-@pytest.mark.parametrize("override", ["~model.width", "experiment=fashion_fast", "debug=fast"])
-def test_with_a_run_to_continue_only_settings_themselves_are_taken(earlier_run, override):
-    with pytest.raises(ConfigError, match=rf"^{re.escape(override)}: with train\.resume, give the settings"):
-        complete([f"train.resume='{earlier_run}'", override])
-
-
-def test_a_strangers_run_is_refused_unless_train_trust_or_a_value_of_ones_own_is_given(tmp_path):
-    settings = {"data": {"_target_": "fractions.Fraction"}, "train": {"trust": ["fractions"]}}
-    settings |= {"defaults": ["evil"], "hydra": {"run": {"dir": "/home/you"}}}  # are ignored
-    resume = f"train.resume={save(tmp_path, settings)}"
-    with pytest.raises(ConfigError, match=r"add train\.trust=\[fractions\]$"):
-        complete([resume])
-    assert resumed(resume, "data._target_=data.cifar.CIFAR10").train.trust == []
-    hidden = save(tmp_path / "hidden", {"data": {"root.x": {"_target_": "os.system"}}})
-    with pytest.raises(ConfigError, match=r"has the key 'root\.x', with a dot"):
-        complete([f"train.resume={hidden}", "data.root=/data"])
-    config = resumed(resume, "train.trust=[fractions]")
-    assert config.data._target_ == "fractions.Fraction" and config.keys() == composed().keys()
-    (tmp_path / "train.log").symlink_to(Path(__file__))
-    with pytest.raises(ConfigError, match=r"is a link to .*add train\.trust=\[train\.log\]"):
-        complete([resume, "train.trust=[data]"])
-
-
-def test_what_an_override_changes_is_named_with_both_values():
-    earlier = {"train": {"epochs": 2, "resume": None, "old": 1}, "seed": 0, "timing": {"timeline": 0}}
-    now = {"train": {"epochs": 3, "resume": "run", "new": [1, 2]}, "seed": 0, "timing": {"timeline": 16}}
-    assert changes(now, earlier) == [
-        "train.epochs is 3, was 2",
-        "train.old is left out, was 1",
-        "train.new is [1, 2], was left out",
-    ]
-
-
-def test_the_command_that_resumes_can_be_pasted_and_starts_as_many_processes(monkeypatch):
-    assert resume_command(Path("/runs/1"), {}) == "python train.py train.resume=/runs/1"
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert resume_command(Path("/runs/1"), {}) == "torchrun --nproc-per-node=2 train.py train.resume=/runs/1"
-
-
-@pytest.mark.parametrize("name", ["2026-11-21_10-00", "my run", "it's", "a=b,c", "[1]", "back\\slash"])
-def test_the_command_that_resumes_works_whatever_the_folder_is_called(earlier_run, name):
-    folder = earlier_run.rename(earlier_run.with_name(name))
-    config = {"model": {"_target_": "subprocess.run"}, "task": {"loss": {"_target_": "os.path.join", "_args_": [1]}}}
-    trusted = ["subprocess", "os.path", "task.loss._args_", "task.loss._target_"]
-    python, script, *overrides = shlex.split(resume_command(folder, config))
-    assert (python, script) == ("python", "train.py")
-    arguments = [text for text in complete(overrides) if text != FLAG]
-    values = [one.value() for one in OverridesParser.create().parse_overrides(arguments)]
-    assert [getattr(value, "text", value) for value in values] == [str(folder), trusted, str(folder)]
-    check_config(config, "", trusted)
+def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(command, fast, tmp_path):
+    """Or it has none of them."""
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    recipe = f"# @package _global_\ndata: {{_target_: {DOORS}.Strict, train_length: 64}}\n"
+    (tmp_path / "mine" / "experiment" / "own.yaml").write_text(recipe)
+    done = command("--config-dir=mine", "experiment=own", "model=linear", "train.max_steps=1", "hydra.run.dir=out")
+    shown = done.shown
+    assert done.code == 0 or ("Traceback" not in shown and re.search(r"conf/data|data=", shown)), shown

@@ -1,0 +1,85 @@
+"""Tasks alone: losses and scores."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from training.tasks import Classification, Multilabel, Regression, Task
+
+THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
+MANY = SimpleNamespace(classes=[str(number) for number in range(20)])
+LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1]])
+LABELS = torch.tensor([0, 1, 2])
+
+
+def values(scores: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    return {name: value.float().tolist() for name, value in scores.items()}
+
+
+def test_classification_counts_the_labels_that_have_the_largest_logit():
+    task = Classification(THREE)
+    assert values(task.scores(LOGITS, LABELS)) == {"accuracy": [1, 1, 0]}
+    assert torch.equal(task.loss(LOGITS, LABELS), functional.cross_entropy(LOGITS, LABELS))
+    assert task.predictions(LOGITS).sum(dim=1).allclose(torch.ones(3))
+    mixed = torch.tensor([[0.4, 0.6, 0], [0, 1, 0], [0, 0, 1]])
+    assert values(task.scores(LOGITS, mixed)) == {"accuracy": [0, 1, 0]}
+
+
+def test_labels_are_smoothed_and_classes_weighted_whatever_the_parts_of_a_batch():
+    smooth = Classification(THREE, label_smoothing=0.5)
+    wanted = functional.cross_entropy(LOGITS, LABELS, label_smoothing=0.5)
+    assert torch.allclose(smooth.loss(LOGITS, LABELS), wanted)
+    for given, weights in (("balanced", [2 / 3, 1.0, 2.0]), ([1, 0, 4], [1.0, 0.0, 4.0])):
+        task = Classification(THREE, class_weights=given)
+        weighted = functional.cross_entropy(LOGITS, LABELS, torch.tensor(weights), reduction="sum") / 3
+        assert torch.allclose(task.loss(LOGITS, LABELS), weighted)
+        parts = task.loss(LOGITS[:2], LABELS[:2]) * 2 / 3 + task.loss(LOGITS[2:], LABELS[2:]) / 3
+        assert torch.allclose(parts, weighted)
+
+
+def test_with_many_classes_the_best_five_are_scored_too():
+    logits = torch.arange(20.0).repeat(2, 1)
+    assert values(Classification(MANY).scores(logits, torch.tensor([15, 14]))) == {"accuracy": [0, 0], "top5": [1, 0]}
+
+
+def test_multilabel_scores_each_samples_own_classes():
+    task = Multilabel(THREE)
+    logits = torch.tensor([[1.0, 1, -1], [-1, -1, -1], [1, -1, -1]])
+    labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0]])
+    scores = values(task.scores(logits, labels))
+    assert scores["f1"] == pytest.approx([2 / 3, 1, 0]) and scores["exact"] == [0, 1, 0]
+    assert task.loss(logits, labels) == functional.binary_cross_entropy_with_logits(logits, labels.float())
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([2, 2]), torch.tensor([[2.0], [2.0]], dtype=torch.float64)])
+def test_regression_takes_labels_with_and_without_a_dimension_of_their_own(labels):
+    task, outputs = Regression(THREE), torch.tensor([[1.0], [2.0]])
+    assert task.loss(outputs, labels) == 0.5
+    assert values(task.scores(outputs, labels)) == {"mae": [1, 0], "mse": [1, 0]}
+    own = Regression(THREE, loss=torch.nn.L1Loss())
+    assert own.loss(outputs, labels) == 0.5, "a loss of one's own gets labels of the outputs' shape"
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_labels_may_have_any_integer_dtype(dtype):
+    task = Classification(THREE)
+    assert task.loss(LOGITS, LABELS.to(dtype)) == task.loss(LOGITS, LABELS)
+
+
+def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
+    task = Task(THREE)
+    assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4
+    assert task.count({"step": torch.zeros(()), "image": [torch.zeros(3)] * 5}) == 5
+
+
+@pytest.mark.parametrize(
+    ("metric", "given", "is_higher"),
+    [
+        *[("accuracy", None, True), ("loss", None, False), ("mae", None, False), ("error_rate", None, False)],
+        *[("MSE", None, False), ("power", None, True), ("mse", True, True), ("accuracy", False, False)],
+    ],
+)
+def test_whether_a_higher_score_is_better_follows_from_its_name_or_is_given(metric, given, is_higher):
+    assert Regression(THREE, metric=metric, higher_is_better=given).higher_is_better is is_higher
