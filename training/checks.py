@@ -68,7 +68,12 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
             break
     if not found:
         raise DataError(f"{name} has no samples: check the files that it reads")
-    return (collate or default_collate)(found)
+    if collate is not None:
+        return collate(found)
+    try:
+        return default_collate(found)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(f"{name}: two samples make no batch ({error}): set data.collate") from error
 
 
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:

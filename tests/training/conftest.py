@@ -44,6 +44,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
                 runpy.run_path(str(CONF.parent / "train.py"), run_name="__main__")
             except SystemExit as end:
                 code = end.code or 0
+                if isinstance(code, str):  # as the interpreter does
+                    print(code, file=sys.stderr)
+                    code = 1
             except Exception:
                 code = 1
                 traceback.print_exc()  # as the interpreter does

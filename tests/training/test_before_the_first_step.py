@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from tests.configs import DOORS, LINEAR, checkpoint, metrics, steps, train
 from tests.training.doors import Images, Stream, Worst
@@ -48,13 +48,13 @@ class Faulty(Images):
         }[self.fault]
 
 
-class NoItems(Dataset):
+class NoItems:
     classes = ("a", "b")
 
     def __init__(self, train: bool, **_: Any) -> None: ...
 
-    def __len__(self) -> int:
-        return 9
+    def __iter__(self) -> Any:
+        return iter([])
 
 
 class Wide(nn.Sequential):
@@ -106,6 +106,9 @@ class Uncomputable(Worst):
         raise ValueError("too few samples")
 
 
+SYNTHETIC = "data._target_=data.synthetic.Synthetic"  # its samples are dicts
+
+
 def fault(name: str) -> list[str]:
     return [f"data._target_={HERE}.Faulty", f"+data.fault='{name}'"]
 
@@ -134,8 +137,8 @@ NOT_FITTING = {
         [r"data\.collate|batch", "SimpleNamespace|dict"],
     ),
     # names
-    "a field that is not there": (["task.inputs=picture", "data=synthetic"], ["picture", "image"]),
-    "a label that is not there": (["task.label=lable", "data=synthetic"], ["lable", "label"]),
+    "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
+    "a label that is not there": (["task.label=lable", SYNTHETIC], ["lable", "label"]),
     "a metric that is not there": (["task.metric=acuracy"], [r"task\.metric=acuracy", "accuracy"]),
     "a metric of part of a name": (
         [f"task.metrics={{m: {{_target_: {DOORS}.Several}}}}", "task.metric=m_wurst"],
@@ -172,7 +175,7 @@ NOT_FITTING = {
         ["ReduceLROnPlateau", "callback|trainer"],
     ),
     "two samplers": (
-        [f"sampler._target_={DOORS}.only_threes", f"batch_sampler._target_={DOORS}.Pairs"],
+        ["sampler._target_=torch.utils.data.SequentialSampler", f"batch_sampler._target_={DOORS}.Pairs"],
         ["batch_sampler", r"(?<!batch_)sampler"],
     ),
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),

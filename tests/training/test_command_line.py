@@ -38,21 +38,16 @@ STOP = f"+callbacks.stop._target_={DOORS}.Stop"
     ids=str,
 )
 def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, tmp_path, arguments, named):
-    done = command(*arguments, "hydra.run.dir=out")
+    done = command(*arguments, "callbacks/standard=[best]", "hydra.run.dir=out")
     assert done.code == 1 and "Traceback" not in done.shown, done.shown
     assert re.search(named, done.shown), done.shown
     assert len(done.shown) < 2500, "short enough to be read"
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
-def test_an_expected_error_has_a_traceback_on_request(command):
-    given = ["data=image_folder", "data.root=/no/such/folder", "hydra.run.dir=out"]
-    assert "Traceback" in command(*given, environment={"HYDRA_FULL_ERROR": "1"}).errors
-
-
 def test_an_error_in_the_code_of_a_fork_has_a_traceback(command, fast):
     done = command(*fast, STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine", "hydra.run.dir=out")
-    assert done.code == 1 and "ZeroDivisionError: mine" in done.errors and "doors.py" in done.errors
+    assert done.code == 1 and "ZeroDivisionError: mine" in done.shown and "doors.py" in done.shown
 
 
 # How it ends
@@ -84,8 +79,8 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
 
 
 def test_when_a_job_of_a_sweep_fails_the_others_go_on(command, fast, tmp_path):
-    done = command("-m", *fast, "train.max_steps=1", "optim.lr=0.1,-1,0.2", "hydra.sweep.dir=sweep")
-    assert done.code == 1 and "Traceback" not in done.shown and "lr" in done.output
+    done = command("-m", *fast, "train.max_steps=1", "train.batch_size=32,1000,16", "hydra.sweep.dir=sweep")
+    assert done.code == 1 and "Traceback" not in done.shown and "batch_size=1000" in done.output
     assert {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")} == {"0", "2"}
 
 
@@ -141,17 +136,18 @@ def test_a_run_of_another_config_goes_on_with_it(command, fast, tmp_path):
     (tmp_path / "mine" / "short.yaml").write_text("defaults: [config, _self_]\noptim: {lr: 0.0625}\nmodel: {size: 7}\n")
     named = ["--config-dir=mine", "--config-name=short"]
     assert command(*named, *fast, "hydra.run.dir=out").code == 0
-    done = command(named[0], "train.resume=out", "train.epochs=2")
+    done = command("train.resume=out", "train.epochs=2")
     assert done.code == 0, done.shown
     assert settings_of(tmp_path / "out") == (7, 0.0625, 64, "torch") and checkpoint(tmp_path / "out")["step"] == 4
-    done = command("train.resume=out", "train.epochs=3")  # its config cannot be found: no other one is taken silently
-    assert done.code == 1 and "Traceback" not in done.errors and "short" in done.shown
+    (tmp_path / "mine" / "short.yaml").unlink()  # no other config is taken silently
+    done = command("train.resume=out", "train.epochs=3")
+    assert done.code == 1 and "Traceback" not in done.shown and "short" in done.shown
 
 
 @pytest.mark.parametrize(
     ("override", "patterns"),
     [
-        ("model=small_cnn", ["Linear|SmallCNN|size|missing|shape|Missing"]),
+        ("model=small_cnn", [r"model\.size"]),
         ("seed=1", ["seed", r"\b0\b", r"\b1\b"]),
         ("data.length=32", [r"\b64\b", r"\b32\b"]),
         ("train.batch_size=16", [r"\b32\b", r"\b16\b"]),
@@ -180,6 +176,6 @@ def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(com
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     recipe = f"# @package _global_\ndata: {{_target_: {DOORS}.Strict, train_length: 64}}\n"
     (tmp_path / "mine" / "experiment" / "own.yaml").write_text(recipe)
-    done = command("--config-dir=mine", "experiment=own", "model=linear", "train.max_steps=1", "hydra.run.dir=out")
+    done = command("--config-dir=mine", "experiment=own", "callbacks/standard=[best]", "model=linear", "train.max_steps=1", "hydra.run.dir=out")
     shown = done.shown
     assert done.code == 0 or ("Traceback" not in shown and re.search(r"conf/data|data=", shown)), shown

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from python_server import PythonServer
+from tests.python_server import PythonServer
 from torch.distributed import TCPStore
 
 from tests.configs import CONF, DOORS, LINEAR, SMALL, checkpoint, differences, metrics, untimed
