@@ -306,6 +306,10 @@ def only_threes(dataset: Synthetic) -> WeightedRandomSampler:
     return WeightedRandomSampler([float(dataset[i]["label"] == 3) for i in range(len(dataset))], 64)
 
 
+def backwards(dataset: Any) -> list[int]:
+    return list(range(len(dataset)))[::-1]
+
+
 class Pairs:
     """A batch sampler of neighbours, in an order that depends on the seed and the epoch."""
 

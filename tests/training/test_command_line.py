@@ -64,7 +64,9 @@ def test_a_run_writes_its_files_and_the_log_ends_with_the_verdict(python, fast, 
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
-def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, fast, tmp_path, name, code):
+def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(
+    command, fast, tmp_path, name, code
+):
     folder = tmp_path / "it's a=b, [1]"
     quoted = str(folder).replace("'", r"\'")
     stop = [STOP, "+callbacks.stop.at=2", f"+callbacks.stop.how={name}"]
@@ -133,7 +135,9 @@ def test_a_run_without_its_overrides_is_refused(command, fast, tmp_path):
 
 def test_a_run_of_another_config_goes_on_with_it(command, fast, tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "short.yaml").write_text("defaults: [config, _self_]\noptim: {lr: 0.0625}\nmodel: {size: 7}\n")
+    (tmp_path / "mine" / "short.yaml").write_text(
+        "defaults: [config, _self_]\noptim: {lr: 0.0625}\nmodel: {size: 7}\n"
+    )
     named = ["--config-dir=mine", "--config-name=short"]
     assert command(*named, *fast, "hydra.run.dir=out").code == 0
     done = command("train.resume=out", "train.epochs=2")
@@ -167,7 +171,7 @@ def test_every_choice_of_every_group_composes_and_loaders_have_the_same_keys():
     groups = [path for path in CONF.iterdir() if path.is_dir() and path.name not in ("callbacks", "hydra")]
     for group in groups:
         for file in group.glob("*.yaml"):
-            assert composed(f"{group.name}={file.stem}")
+            assert composed(f"{group.name}={file.stem}", "callbacks/standard=[best]")
     assert len({frozenset(yaml.safe_load(path.read_text())) for path in (CONF / "loader").glob("*.yaml")}) == 1
 
 
@@ -176,6 +180,13 @@ def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(com
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     recipe = f"# @package _global_\ndata: {{_target_: {DOORS}.Strict, train_length: 64}}\n"
     (tmp_path / "mine" / "experiment" / "own.yaml").write_text(recipe)
-    done = command("--config-dir=mine", "experiment=own", "callbacks/standard=[best]", "model=linear", "train.max_steps=1", "hydra.run.dir=out")
+    done = command(
+        "--config-dir=mine",
+        "experiment=own",
+        "callbacks/standard=[best]",
+        "model=linear",
+        "train.max_steps=1",
+        "hydra.run.dir=out",
+    )
     shown = done.shown
     assert done.code == 0 or ("Traceback" not in shown and re.search(r"conf/data|data=", shown)), shown

@@ -118,7 +118,9 @@ PLACE = {"SIGTERM": 3, "SIGINT": 11, "error": 7, "evaluation": 8, "SIGTERM at an
 @pytest.mark.parametrize(("config", "how"), list(product(FIVE, PLACE)))
 def test_twenty_five_resumes(tmp_path, whole, config, how):
     stops = [Stopping(PLACE[how], how.split()[0]), Stopping(14, "SIGTERM")]
-    for number, loaders in enumerate((["workers 2", "torch 1", "threads 2"], ["threads 2", "prefetch 1", "workers 0"])):
+    for number, loaders in enumerate(
+        (["workers 2", "torch 1", "threads 2"], ["threads 2", "prefetch 1", "workers 0"])
+    ):
         check_resume(tmp_path / str(number), whole(config), config, stops, loaders)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from tests.python_server import PythonServer
 from torch.distributed import TCPStore
 
 from tests.configs import CONF, DOORS, LINEAR, SMALL, checkpoint, differences, metrics, untimed
+from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
 SETTINGS = [
