@@ -70,6 +70,6 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
         keys = sorted(one.keys() | other.keys(), key=str)
         return [text for key in keys for text in differences(one.get(key), other.get(key), f"{where}.{key}")]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        return [text for i, pair in enumerate(zip(one, other)) for text in differences(*pair, f"{where}[{i}]")]
+        return [text for pair in zip(one, other, strict=True) for text in differences(*pair, f"{where}[]")]
     tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     return [] if (torch.equal(one, other) if tensors else type(one) is type(other) and one == other) else [where]

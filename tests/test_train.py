@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 import train as train_module
 from loaders import timing
-from tests.configs import NO_TRIALS, composed
+from tests.configs import composed
 from train import run
 from training.config import ConfigError
 from training.stopping import Stopped
@@ -25,7 +25,7 @@ SMALL = [
     "train.log_interval=3",
     "loader.num_workers=0",
     "loader=torch",
-    *NO_TRIALS,
+    "callbacks/standard=[best,ema]",
 ]
 
 

@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """Does what `python train.py ARGUMENTS` does in the folder tmp_path, in this process: a program starts in a second."""
+    """Does what `python train.py ARGUMENTS` does in the folder tmp_path, in this process: quickly."""
 
     def run(*arguments: str, environment: dict[str, str] | None = None) -> Ended:
         root = logging.getLogger()
