@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from examples.text.lines import write
-from tests.configs import NO_TRIALS, composed_by_hydra
+from tests.configs import composed_by_hydra
 from train import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ FEW = [
     "train.batch_size=16",
     "loader.num_workers=0",
     "train.log_interval=2",
-    *NO_TRIALS,
+    "callbacks/standard=[best]",
 ]
 
 
