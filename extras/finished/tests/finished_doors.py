@@ -1,0 +1,118 @@
+"""Datasets, networks, tasks and trainers of the finished runs in these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from data.synthetic import Synthetic
+from training.tasks import Regression, Task
+from training.trainer import Trainer
+
+
+class Table:
+    """Rows of two tables of numbers, and a number to predict."""
+
+    def __init__(self, train: bool, length: int = 64, **_: Any) -> None:
+        draw = np.random.default_rng(train)
+        self.left, self.right = draw.normal(size=(2, length, 3)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        left, right = self.left[index], self.right[index]
+        return {"left": left, "right": right, "y": left.sum() - right.sum()}
+
+
+class MLP(nn.Module):
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.layers(torch.cat([left, right], 1))
+
+
+class Unlike(MLP):
+    """Its exported program computes something else."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return super().forward(left, right) + (1.0 if torch.compiler.is_exporting() else 0.0)
+
+
+class Sizes(Synthetic):
+    """Images of several widths; number 3 cannot be read, and number 5 has no label."""
+
+    read_batch = None
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 3:
+            raise OSError("damaged")
+        sample = super().__getitem__(index)
+        return {"image": sample["image"][:, : 4 + index % 3].contiguous(), "label": int(sample["label"])}
+
+
+def cropped(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The batch for training: all images as wide as the narrowest one."""
+    if not cropped.works:
+        raise AssertionError("predict.py makes its own batches")
+    width = min(sample["image"].shape[1] for sample in samples)
+    return default_collate([{**sample, "image": sample["image"][:, :width]} for sample in samples])
+
+
+cropped.works = True
+
+
+class Boxes(nn.Module):
+    """Returns a dict for each image, as torchvision's detectors do: as many boxes as the image is wide."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        count = images.shape[3]
+        return [{"boxes": self.scale * torch.ones(count, 4), "labels": torch.arange(count)} for _ in images]
+
+
+class Detection(Trainer):
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        return self.model(batch["image"])[0]["boxes"].square().mean()
+
+    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {"loss": self.training_step(batch)}
+
+
+class Noise(Trainer):
+    """Its score depends on a module beside the network, on dropout there, and on random numbers."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+        return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.1)
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        return self.task.loss(self.head(self.model(batch["image"])), batch["label"])
+
+    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {"noise": self.head(self.model(batch["image"])).mean(1) + torch.randn(len(batch["label"]))}
+
+
+class Written(Regression):
+    """Writes each prediction into a file."""
+
+    columns = ("file of it",)
+
+    def write_prediction(self, prediction: Tensor, name: str, folder: Path) -> list[str]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{prediction.item():.4f}")
+        return [str(folder / name)]
+
+
+class Plain(Task):
+    metric = "loss"
