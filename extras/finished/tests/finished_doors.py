@@ -92,8 +92,11 @@ class Detection(Trainer):
 class Noise(Trainer):
     """Its score depends on a module beside the network, on dropout there, and on random numbers."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.head = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.1)
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
