@@ -1,0 +1,114 @@
+"""Sweeps whose jobs run in other processes, by the launchers of joblib and submitit; and what Slurm's jobs need."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from extras.slurm.slurm import Requeue
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
+SMALL += ["callbacks/standard=[best,sweep]"]
+
+
+def command(launcher: str, *arguments: str) -> list[str]:
+    where = [f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep"]
+    return [sys.executable, str(ROOT / "train.py"), "-m", *where, *SMALL, *arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)  # many processes that import torch
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launcher, tmp_path):
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    run = ["data.length=64", "train.epochs=1", "loader=prefetch", "loader.num_workers=1,-1"]
+    # The other folder, from which neither train.py nor conf/ can be found, is on purpose.
+    done = subprocess.run(command(launcher, *run), cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1, done.stderr
+    assert "num_workers=-1: give a number from 0" in done.stdout + done.stderr
+    if (ROOT / "extras" / "sweep").exists():
+        rows = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))
+        assert [row["status"] for row in rows] == ["done", "failed"]
+        assert "Jobs: 1 done, 1 failed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    long = ["data.length=1600", "train.epochs=2", "train.log_interval=5", "loader=prefetch", "loader.num_workers=1"]
+    # So slow that it is still training when the signal comes.
+    process = psutil.Popen(command("submitit_local", *long, "data.cost=wait", "data.cost_ms=5"), cwd=tmp_path)
+    try:
+        folder, until = tmp_path / "sweep" / "0", time.monotonic() + 300
+        while not (folder / "metrics.jsonl").exists():
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.05)
+        (controller,) = process.children()
+        (job,) = controller.children()
+        job.send_signal(signal.SIGUSR2)  # as Slurm does when submitit's job has to go
+        assert process.wait(timeout=300) == 0
+    finally:
+        for one in [*process.children(recursive=True), process] if process.is_running() else []:
+            one.kill()
+    assert "resuming after step" in (folder / "train.log").read_text()
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == sorted(set(steps)) and steps[-1] == 200
+
+
+@pytest.mark.parametrize(
+    ("preempted", "array", "asked"),
+    [
+        ("2026-11-22T01:37:52", None, ["show job 22", "requeue 22"]),
+        ("2026-11-22T01:37:52", "20", ["show job 20_1", "requeue 20_1"]),
+        ("None", "20", ["show job 20_1"]),
+    ],
+)
+def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "22")
+    for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    for stopped in (False, True):
+        Requeue().on_end(SimpleNamespace(stopped=stopped, is_main=True), None)
+    assert (tmp_path / "asked").read_text().splitlines() == asked
+
+
+def test_the_script_for_several_machines_passes_signals_on_and_is_submitted_again(tmp_path):
+    """With programs of the same names in place of Slurm's."""
+    (tmp_path / "srun").write_text(
+        "#!/bin/sh\necho \"$@\" >srun_got\ntrap 'kill $!; exit 75' USR1\necho >started\nsleep 60 & wait\n"
+    )
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$*" >>asked\necho node7\n')
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    settings = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NNODES": "2", "PYTHON": "python"}
+    environment = {**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = [str(ROOT / "extras" / "slurm" / "train.sh"), "data=packed"]
+    process = subprocess.Popen(["bash", *script], cwd=tmp_path, env=environment, start_new_session=True)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)  # as 60 seconds before the time is up
+        assert process.wait(60) == 75
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert (tmp_path / "asked").read_text().splitlines() == ["show hostnames node[7-8]", "requeue 12"]
+    got = (tmp_path / "srun_got").read_text()
+    assert "--rdzv-endpoint=node7:20012" in got and got.rstrip().endswith("hydra.run.dir=outputs/slurm-12 data=packed")
