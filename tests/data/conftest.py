@@ -1,12 +1,8 @@
 """No test of this folder needs a network."""
 
-import os
 from urllib.error import URLError
 
 import pytest
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Hugging Face's packages are imported
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import torch
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
-from loaders import Random
 from tests.data.reading import Given, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
@@ -74,9 +73,3 @@ def test_augment_batch_without_random_numbers_gives_the_unpadded_images():
         batch = dataset.augment_batch(gathered(dataset, [1, 0]), None)
         assert np.array_equal(batch["image"], IMAGES[[1, 0]])
         assert batch["label"].tolist() == [0, 1]
-
-
-def test_augment_batch_refuses_a_policy():
-    dataset = make(policy="trivial")
-    with pytest.raises(DataError, match=r"data\.policy augments single images.*use loader=prefetch"):
-        dataset.augment_batch({"image": torch.from_numpy(dataset.images)}, Random(0, 0, np.arange(2)))

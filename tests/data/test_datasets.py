@@ -15,47 +15,17 @@ from tests.data.fakes import write_cifar, write_fashion, write_images
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
 
-class TestFashionMini(ImageDataset):
-    yaml = CONF / "fashion_mini.yaml"
-
-    @pytest.fixture
-    def make(self):
-        return FashionMini
-
-
-class TestFashionMNIST(ImageDataset):
-    yaml = CONF / "fashion_mnist.yaml"
-
-    @pytest.fixture
-    def make(self, tmp_path):
-        return partial(FashionMNIST, root=write_fashion(tmp_path))
-
-
-class TestCIFAR10(ImageDataset):
-    yaml = CONF / "cifar10.yaml"
-
-    @pytest.fixture
-    def make(self, tmp_path, any_cifar):
-        return partial(CIFAR10, root=write_cifar(tmp_path))
-
-
-class TestImageFolder(ImageDataset):
-    yaml = CONF / "image_folder.yaml"
-
-    @pytest.fixture
-    def make(self, tmp_path):
-        return partial(ImageFolder, root=write_images(tmp_path), image_size=32)
-
-
-class TestSynthetic(ImageDataset):
-    yaml = CONF / "synthetic.yaml"
-    policies = (None,)
-
-    @pytest.fixture
-    def make(self):
-        return partial(Synthetic, length=30, test_length=20)
-
-
-def test_every_yaml_is_tested():
-    tested = {kind.yaml for kind in ImageDataset.__subclasses__() if kind.__module__ == __name__}
-    assert tested == set(CONF.glob("*.yaml"))
+class TestDatasets(ImageDataset):
+    @pytest.fixture(params=["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "synthetic"])
+    def make(self, request, tmp_path, any_cifar):
+        """A function train, **arguments -> dataset."""
+        self.yaml = CONF / f"{request.param}.yaml"
+        makers = {
+            "fashion_mini": lambda: FashionMini,
+            "fashion_mnist": lambda: partial(FashionMNIST, root=write_fashion(tmp_path)),
+            "cifar10": lambda: partial(CIFAR10, root=write_cifar(tmp_path)),
+            "image_folder": lambda: partial(ImageFolder, root=write_images(tmp_path), image_size=32),
+            "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
+        }
+        assert makers.keys() == {path.stem for path in CONF.glob("*.yaml")}
+        return makers[request.param]()

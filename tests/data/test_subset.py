@@ -36,22 +36,11 @@ def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
     assert not offers(plain, "read_batch") and not offers(plain, "arrays")
 
 
-class Column:
-    """As pandas' Series: indexing looks for labels."""
-
-    iloc, shape = None, (3,)
-
-    def to_numpy(self) -> np.ndarray:
-        return np.array([10, 11, 12])
-
-
 def test_a_subset_has_its_part_of_each_attribute_with_a_value_per_sample():
     dataset = arrays()
-    dataset.ids, dataset.names, dataset.column = np.arange(50), list(range(50)), Column()
+    dataset.ids, dataset.names = np.arange(50), list(range(50))
     some = Subset(dataset, np.array([4, 7]))
-    assert some.ids.tolist() == some.names == [4, 7] and some.column.tolist() == [10, 11, 12]
-    dataset.__class__ = type("Three", (ArrayDataset,), {"__len__": lambda self: 3})
-    assert Subset(dataset, np.array([0, 2])).column.tolist() == [10, 12]
+    assert some.ids.tolist() == some.names == [4, 7] and some.classes == ("a", "b", "c")
 
 
 def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
@@ -65,17 +54,6 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
             epochs.append(torch.stack([first, second]))
         assert torch.equal(*epochs)  # both draw by row, as read_batch does
     assert not caplog.records  # such as that it is read only once
-
-
-def test_a_dataset_that_overrides_getitem_alone_is_not_read_in_whole_batches():
-    class Dark(ArrayDataset):
-        def __getitem__(self, index: int):
-            return {"image": torch.zeros(8, 8, 3, dtype=torch.uint8), "label": torch.tensor(0)}
-
-    dark = arrays()
-    dark.__class__ = Dark
-    with WorkerLoader(Subset(dark, np.arange(4)), 4, seed=0) as loader:
-        assert not next(loader)["image"].any()
 
 
 @pytest.mark.parametrize(

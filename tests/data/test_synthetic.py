@@ -1,6 +1,4 @@
 import pickle
-import sys
-import threading
 
 import pytest
 import torch
@@ -29,9 +27,6 @@ def test_the_classes_can_be_learnt(channels):
     labels = torch.stack([test[i]["label"] for i in range(200)])
     guesses = torch.cdist(columns.flatten(1), centres.flatten(1)).argmin(1)
     assert (guesses == labels).float().mean() > 0.95
-    pixels = torch.stack([Synthetic(train=True, num_classes=200)[i]["image"] for i in range(200)]) / 255
-    assert pixels.mean().item() == pytest.approx(train.mean[0], abs=0.03)
-    assert pixels.std().item() == pytest.approx(train.std[0], abs=0.03)
 
 
 def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
@@ -40,28 +35,6 @@ def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
     Synthetic(train=True, cost="wait", cost_ms=0)[0]
     Synthetic(train=True, cost="wait", cost_ms=5)[0]
     assert paid == [0.005]
-
-
-@pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold")
-@pytest.mark.parametrize("cost, holds", [("python", True), ("native", False), ("wait", False)])
-def test_only_python_code_holds_the_gil(cost, holds):
-    """With an endless switch interval, this thread gets the GIL back only when the other one releases it."""
-    finished = []
-
-    def work():
-        COSTS[cost](0.1)
-        finished.append(True)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    try:
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        was_finished = bool(finished)
-        thread.join(timeout=30)
-    finally:
-        sys.setswitchinterval(interval)
-    assert finished and was_finished == holds
 
 
 @pytest.mark.parametrize(

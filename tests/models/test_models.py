@@ -42,24 +42,6 @@ def test_a_few_steps_lower_the_loss_on_one_batch_and_every_parameter_gets_a_grad
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_channels_last_memory_gives_the_same_logits(name):
-    model = MODELS[name](num_classes=10, in_channels=3).eval()
-    images = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        expected = model(images)
-        model.to(memory_format=torch.channels_last)
-        images = images.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(model(images), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("width", [8, 32])
-def test_width_sets_the_channels_of_small_cnn_whose_features_stay_channels_last(width):
-    model = SmallCNN(num_classes=10, in_channels=3, width=width).to(memory_format=torch.channels_last)
-    features = model.features(torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last))
-    assert features.shape[1] == 8 * width and features.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize(
     ("image_size", "small_images", "side"), [(224, True, 16), (32, False, 4), (64, None, 16), (65, None, 4)]
 )

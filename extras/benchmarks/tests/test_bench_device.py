@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from tests.later import Later
 from training.config import ConfigError
@@ -27,17 +26,6 @@ def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, dev
         assert 0 <= row["idle"] <= 1
         assert row["loader"] in table
     assert result["rows"][0]["ratio_to_limit"] == 1
-
-
-def test_every_row_gives_the_same_kind_of_batch():
-    tiny = bench.Bench("tiny", None, 2, 1, torch.device("cpu"))
-    for name in bench.LOADERS:
-        with tiny.loader(name, bench.Normalize(tiny.dataset.mean, tiny.dataset.std)) as loader:
-            batch = next(loader)
-        image, label = batch["image"], batch["label"]
-        assert (image.shape, image.dtype) == ((8, 3, 32, 32), torch.float32), name
-        assert image.is_contiguous(memory_format=torch.channels_last), name
-        assert (label.shape, label.dtype) == ((8,), torch.int64), name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import multiprocessing
 from functools import partial
 from pathlib import Path
 
@@ -67,31 +66,6 @@ def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_a
     made = photographs.Photographs(train=False, root=root)
     assert len(made) == 10
     assert len(files_of(root)) == 30 and not partial.exists()
-
-
-def test_of_two_processes_at_once_one_makes_the_photographs_and_the_other_finds_them(tmp_path, bound):
-    root, made, context = tmp_path / "photographs", tmp_path / "made", multiprocessing.get_context("fork")
-    ready = context.Barrier(2)
-    processes = [context.Process(target=make_and_count, args=(root, made, ready)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(bound)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert made.read_text() == "made\n" and len(files_of(root)) == 30
-
-
-def make_and_count(root, made, ready):
-    write_all = photographs.write_all
-
-    def counted(*arguments):
-        with made.open("a") as file:
-            file.write("made\n")
-        write_all(*arguments)
-
-    photographs.write_all = counted
-    ready.wait(30)
-    photographs.make(root)
 
 
 def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():

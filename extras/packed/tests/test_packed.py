@@ -74,16 +74,8 @@ def test_a_packs_images_are_the_files_resized_once(photographs, options, of_all,
     ("file", "spoil", "words"),
     [
         ("pack.json", Path.unlink, "PACK is not a pack: it has no pack.json; make one with"),
-        (
-            "pack.json",
-            lambda path: path.rename(path.with_name("unfinished.json")),
-            "PACK is an unfinished pack; run the",
-        ),
-        ("pack.json", lambda path: path.write_text("{"), "PACK/pack.json is damaged"),
         ("pack.json", lambda path: path.write_text("{}"), "PACK/pack.json is damaged .it does not have version 2"),
-        ("train-00000.npy", Path.unlink, "PACK/train-00000.npy is damaged .*No such file"),
         ("train-00000.npy", flip_a_byte, "PACK/train-00000.npy is damaged .its checksum is wrong"),
-        ("train-00000.bin", Path.unlink, "PACK/train-00000.bin is damaged .*No such file"),
         ("train-00000.bin", lambda path: path.write_bytes(b"1"), "train-00000.bin is damaged .it has 1 bytes instead"),
     ],
 )
@@ -113,12 +105,3 @@ def test_an_image_that_was_changed_is_named_when_it_is_read(tmp_path, form):
     assert pack[3]["label"] == 1  # it is mapped
     with pytest.raises(DataError, match=r"train-00000.bin is damaged .*No such file"):
         pickle.loads(pickle.dumps(pack))[3]
-
-
-def test_an_image_that_was_damaged_before_packing_is_named(tmp_path):
-    """Its checksum is correct, so the decoder finds it."""
-    dataset = Packed(True, write_pack(tmp_path, "--format", "jpeg"))
-    dataset._entries["bytes"][0] = 100  # cut short
-    dataset._verified[0] = True
-    with pytest.raises(DataError, match=r"cat/0.jpg in .* cannot be read as an image \(.*\); make a new pack"):
-        dataset[0]

@@ -1,7 +1,5 @@
 """from_timm.py, with timm's smallest networks and with weights in a local folder."""
 
-import sys
-
 import pytest
 import torch
 
@@ -64,9 +62,3 @@ def test_what_cannot_be_loaded_is_named_in_a_sentence(monkeypatch, name, place, 
         monkeypatch.setattr(place, value)
     with pytest.raises(ValueError, match=sentence):
         from_timm(name, True, num_classes=7, in_channels=3, image_size=160)
-
-
-def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match="model=timm needs timm, which is not installed: pip install timm"):
-        from_timm("test_vit", True, num_classes=7, in_channels=3)

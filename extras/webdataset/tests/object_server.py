@@ -1,159 +1,110 @@
-"""A web server of a folder that answers range requests, and a proxy that delays answers and spoils some of them."""
+"""A web server of a folder that answers range requests as object stores do, and spoils some of its answers."""
 
 import hashlib
-import http.client
 import random
 import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 100
-
-    def __init__(self, handler):
-        super().__init__(("127.0.0.1", 0), handler)
-        self.closing = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, *_):
-        """A client that has given up is not an error."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, status, headers=(), body=b""):
-        self.send_response_only(status)
-        headers = dict(headers)
-        headers.setdefault("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-
-@contextmanager
-def running(server):
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def serve_folder(folder: Path):
-    """A server of the files in `folder`. Their ETags are their checksums; /weak has a weak one, /secret is denied."""
-
-    class FromFolder(Handler):
-        def do_GET(self):
-            path = folder / self.path.lstrip("/")
-            if self.path.startswith("/weak"):
-                return self.answer(200, {"ETag": 'W/"1"', "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, b"x")
-            if self.path.startswith("/secret"):
-                return self.answer(403)
-            if not path.is_file():
-                return self.answer(404)
-            content = path.read_bytes()
-            etag = {"ETag": f'"{hashlib.md5(content).hexdigest()}"', "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}
-            if self.headers.get("If-Match", etag["ETag"]) != etag["ETag"]:
-                return self.answer(412)
-            if "Range" not in self.headers:
-                return self.answer(200, {**etag, "Content-Length": str(len(content))}, content)
-            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            part = content[first : last + 1]
-            etag["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
-            self.answer(206 if part else 416, etag, part)
-
-        do_HEAD = do_GET
-
-        def do_PUT(self):
-            (folder / self.path.lstrip("/")).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
-            self.answer(201, {"ETag": '"new"'})
-
-    return running(Server(FromFolder))
-
-
 class Faults:
-    """What a proxy does to its answers: shares of them that it replaces by a 503, cuts in the middle, or holds back.
+    """What the server does to its answers: shares of them that it refuses (503), cuts in the middle, or holds back.
 
     seen: how many requests it got, by method, path and range. most: how many it had at the same time. spoilt: what it
     did to how many. hold(path, range) is called before each request is answered. short: how many of the next ranges
     lack a byte that their headers count.
     """
 
-    short = 0
+    def __init__(self, refused=0.0, cut=0.0, stalled=0.0, seed=0):
+        self.shares, self.random = (refused, cut, stalled), random.Random(seed)
+        self.seen, self.spoilt, self.now, self.most, self.short = Counter(), Counter(), 0, 0, 0
+        self.lock, self.closing, self.hold = threading.Lock(), threading.Event(), lambda *_: None
 
-    def hold(self, path, span):
-        pass
-
-    def __init__(self, seconds=0.0, refused=0.0, cut=0.0, stalled=0.0, seed=0):
-        self.seconds, self.shares, self.random = seconds, (refused, cut, stalled), random.Random(seed)
-        self.seen, self.spoilt = Counter(), Counter()
-        self.now = self.most = 0
-        self.lock = threading.Lock()
-
-    def choose(self):
+    @contextmanager
+    def one(self, *request) -> Iterator[str]:
+        """Counts a request, and says what is done to it."""
         with self.lock:
-            return self.random.choices(("refused", "cut", "stalled", ""), (*self.shares, 1 - sum(self.shares)))[0]
+            self.seen[request] += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+            fault = self.random.choices(("refused", "cut", "stalled", ""), (*self.shares, 1 - sum(self.shares)))[0]
+            self.spoilt[fault] += 1
+        try:
+            self.hold(*request[1:])
+            yield fault
+        finally:
+            with self.lock:
+                self.now -= 1
 
 
-def serve_through(upstream: str, faults: Faults):
-    """A proxy of the server at `upstream`."""
-    host = upstream.removeprefix("http://")
+@contextmanager
+def serve(folder: Path, faults: Faults) -> Iterator[str]:
+    """The address of the server. ETags are the files' checksums; /weak has a weak one, /secret is denied."""
 
-    class Proxy(Handler):
-        def forward(self):
-            with faults.lock:
-                faults.seen[self.command, self.path.partition("?")[0], self.headers.get("Range")] += 1
-                faults.now += 1
-                faults.most = max(faults.most, faults.now)
-            try:
-                faults.hold(self.path, self.headers.get("Range"))
-                self.spoil(faults.choose())
-            finally:
-                with faults.lock:
-                    faults.now -= 1
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-        def spoil(self, fault):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.server.closing.wait(faults.seconds)
-            with faults.lock:
-                faults.spoilt[fault] += 1
-            if fault == "refused":
-                return self.answer(503)
-            if fault == "stalled":
-                self.server.closing.wait(20)
-            connection = http.client.HTTPConnection(host, timeout=30)
-            connection.request(self.command, self.path, body, dict(self.headers))
-            answer = connection.getresponse()
-            content = answer.read()
-            connection.close()
-            headers = {name: value for name, value in answer.getheaders() if name.lower() != "transfer-encoding"}
-            if fault == "cut" and len(content) > 1:
+        def log_message(self, *_):
+            pass
+
+        def answer(self, status, body=b"", sent=None, **headers):
+            self.send_response_only(status)
+            for name, value in {"Content-Length": len(body), **headers}.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body if sent is None else sent)
+
+        def do_GET(self):
+            with faults.one(self.command, self.path, self.headers.get("Range")) as fault:
+                if fault == "stalled":
+                    faults.closing.wait(20)
+                self.answer(503) if fault == "refused" else self.send(folder / self.path[1:], fault == "cut")
+
+        do_HEAD = do_GET
+
+        def send(self, path, cut):
+            content = path.read_bytes() if path.is_file() else b""
+            etag = 'W/"1"' if path.name.startswith("weak") else f'"{hashlib.md5(content).hexdigest()}"'
+            if path.name.startswith("secret") or not path.is_file():
+                return self.answer(403 if path.name.startswith("secret") else 404)
+            if self.headers.get("If-Match", etag) != etag:
+                return self.answer(412)
+            headers = {"ETag": etag, "Last_Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}
+            status = 200
+            if span := self.headers.get("Range"):
+                first, last = map(int, span.removeprefix("bytes=").split("-"))
+                status, size, content = 206, len(content), content[first : last + 1]
+                headers["Content_Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
+                if faults.short:
+                    faults.short -= 1
+                    content = content[:-1]
+            self.answer(status, content, content[: len(content) // 2] if cut else content, **headers)
+            if cut:
                 self.close_connection = True
-                headers["Content-Length"] = str(len(content))
-                self.answer(answer.status, headers, content[: len(content) // 2])
-                return self.connection.shutdown(socket.SHUT_RDWR)
-            if answer.status == 206 and faults.short:
-                faults.short -= 1
-                content = content[:-1]
-                headers["Content-Length"] = str(len(content))
-            self.answer(answer.status, headers, content)
+                self.connection.shutdown(socket.SHUT_RDWR)
 
-        do_GET = do_HEAD = do_PUT = forward
+        def do_PUT(self):
+            (folder / self.path[1:]).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(201, ETag='"new"')
 
-    return running(Server(Proxy))
+    class Server(ThreadingHTTPServer):
+        daemon_threads, request_queue_size = True, 100
+
+        def handle_error(self, *_):
+            """A client that has given up is not an error."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        faults.closing.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -131,14 +131,6 @@ def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():
     assert decoders.nvimgcodec(data, lambda _: (10, 10, 11, 60)) is None
 
 
-@pytest.mark.parametrize("orientation", [b"\0", b"\x09", b"\xff"])
-def test_an_orientation_that_does_not_exist_is_ignored(orientation):
-    data = jpeg(np.random.default_rng(7), "4:2:0 baseline", (90, 70), orientation=6)
-    assert decoding.jpeg_header(data) == ((70, 90), 6)
-    at = data.index(b"\x01\x12\0\x03\0\0\0\x01\0\x06") + 9
-    assert decoding.jpeg_header(data[:at] + orientation + data[at + 1 :]) == ((90, 70), 1)
-
-
 @pytest.mark.parametrize(
     ("installed", "name", "expected"),
     [
