@@ -1,91 +1,90 @@
-"""Each example trains from its own folder's configs, and is evaluated without --trust."""
+"""Each example trains from its own folder's configs, and a stopped run goes on to the same bits."""
 
 import csv
-import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+import train as script
 from examples.text.lines import write
-from tests.configs import composed_by_hydra
-from train import run
+from tests.configs import CONF, DOORS, checkpoint, composed_by_hydra, differences, metrics, steps, untimed
+from tests.training.doors import Stop
+from training.stopping import Stopped
 
-ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = CONF.parent / "examples"
+FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
 FEW = [
-    "train.max_steps=4",
-    "train.epochs=1",
-    "train.batch_size=16",
-    "loader.num_workers=0",
-    "train.log_interval=2",
-    "callbacks/standard=[best]",
+    *("train.max_steps=6", "train.epochs=3", "train.batch_size=16", "loader.num_workers=0", "train.log_interval=2"),
+    *("loader=workers", "callbacks/standard=[best]", f"+callbacks.stop._target_={DOORS}.Stop"),
 ]
+SMALL_VIEWS = ["data.length=64", "model.width=8"]
+EXPERIMENTS = {  # the folder, settings of a small run, and the score that chooses the best checkpoint
+    "segmentation": ("segmentation", ["data.length=64", "model.width=8"], "test_miou"),
+    "simclr": ("simclr", SMALL_VIEWS, "test_nearest"),
+    "moco": ("simclr", SMALL_VIEWS, "test_nearest"),
+    "text": ("text", ["data.length=64"], "test_accuracy"),
+    "lines": ("text", ["loader.streams=4", "train.steps_per_epoch=4"], "test_accuracy"),
+    "gan": ("training_steps", [], "test_loss"),
+    "distillation": ("training_steps", [], "test_accuracy"),
+}
 
 
 @pytest.fixture
 def fork(tmp_path):
-    """Trains an experiment of an example, and returns its folder, summary, and lines of metrics.jsonl."""
+    """Trains an experiment of an example in the folder `run` of tmp_path, and returns its summary."""
 
-    def train(example: str, experiment: str, *overrides: str):
-        where = f"hydra.searchpath=[file://{ROOT}/examples/{example}/conf]"  # as --config-dir
-        folder, config = tmp_path / "run", composed_by_hydra(where, f"experiment={experiment}", *FEW, *overrides)
-        summary = run(config, folder)
-        return folder, summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    def train(experiment: str, *overrides: str, run: str = "run") -> dict[str, Any]:
+        folder, small, _ = EXPERIMENTS[experiment]
+        where = f"hydra.searchpath=[file://{EXAMPLES}/{folder}/conf]"  # as --config-dir
+        if experiment == "lines":
+            write(tmp_path / "lines", shards=4)
+            small = [f"data.root={tmp_path}/lines", *small]
+        given = {text.partition("=")[0]: text for text in (*FEW, *small, *overrides)}
+        return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / run)
 
     return train
 
 
-def script(name: str, *arguments: object) -> dict:
-    module = pytest.importorskip(f"scripts.{name}", reason="a fork may have deleted it")
-    return module.main([*map(str, arguments), "loader.num_workers=0"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_example_trains_and_after_sigterm_goes_on_to_the_same_bits(tmp_path, fork, experiment):
+    summary = fork(experiment, run="whole")
+    assert summary["score"] == EXPERIMENTS[experiment][2] and summary[summary["score"]] >= 0
+    Stop.at, Stop.how = 3, "SIGTERM"
+    with pytest.raises(Stopped):
+        fork(experiment, "loader.num_workers=1")
+    fork(experiment)
+    whole, resumed = (checkpoint(tmp_path / name) for name in ("whole", "run"))
+    assert whole["step"] == 6 and differences(whole, resumed) == []
+    assert untimed(tmp_path / "whole") == untimed(tmp_path / "run")
+    if experiment == "moco":
+        assert all(whole["model"][key] == 6 for key in whole["model"] if key.endswith("num_batches_tracked"))
+    logged = {"gan": {"generator_loss", "discriminator_loss"}, "distillation": {"distance"}}.get(experiment, set())
+    assert all(logged <= line.keys() for line in steps(tmp_path / "run"))
+    if FINISHED.exists() and experiment in ("text", "distillation"):
+        evaluate = import_module("extras.finished.evaluate").main
+        score = summary["score"].removeprefix("test_")
+        assert evaluate([f"{tmp_path}/run/checkpoints/last.pt"])[score] == pytest.approx(summary[f"test_{score}"])
 
 
 def test_segmentation_learns_shapes_and_predict_writes_masks(tmp_path, fork):
-    small = ["data.length=64", "model.width=8", "train.max_steps=40", "train.epochs=10", "optim.lr=0.01"]
-    folder, summary, _ = fork("segmentation", "segmentation", *small)
-    assert summary["score"] == "test_miou" and summary["test_miou"] > 0.35
-    assert script("evaluate", f"{folder}/checkpoints/last.pt")["miou"] == pytest.approx(summary["test_miou"])
-    script("predict", folder, "--out", tmp_path / "masks.csv")
-    rows = list(csv.DictReader((tmp_path / "masks.csv").open()))
+    summary = fork("segmentation", "train.max_steps=40", "train.epochs=10", "optim.lr=0.01")
+    assert summary["test_miou"] > 0.35
+    if not FINISHED.exists():
+        return
+    predict = import_module("extras.finished.predict").main
+    table = Path(predict([f"{tmp_path}/run", "--out", f"{tmp_path}/masks"]))
+    rows = list(csv.DictReader(table.open()))
     assert len(rows) == 16
     with Image.open(rows[0]["mask"]) as mask:
         assert mask.size == (32, 32) and set(mask.getdata()) <= {0, 1, 2}
-    Image.new("RGB", (50, 40)).save(tmp_path / "photo.png")
-    script("predict", folder, tmp_path / "photo.png", "--out", tmp_path / "photos.csv")
-    (row,) = csv.DictReader((tmp_path / "photos.csv").open())
-    assert Path(row["mask"]).exists()
 
 
-@pytest.mark.parametrize("experiment", ["simclr", "moco"])
-def test_two_views_are_learned_without_labels(fork, experiment):
-    folder, summary, _ = fork("simclr", experiment, "data.length=64", "model.width=8")
-    assert summary["score"] == "test_nearest" and 0 <= summary["test_nearest"] <= 1
-    assert "nearest" in script("evaluate", folder)
-
-
-def test_text_in_length_buckets_is_learned(fork):
-    folder, summary, lines = fork("text", "text", "data.length=400", "train.max_steps=null", "train.epochs=6")
+def test_text_in_length_buckets_and_text_from_a_stream_is_learned(tmp_path, fork):
+    summary = fork("text", "data.length=400", "train.max_steps=null", "train.epochs=6", run="buckets")
     assert summary["test_accuracy"] > 0.7
-    assert [line["step"] for line in lines if "test_accuracy" in line] == [25 * epoch for epoch in range(1, 7)]
-    assert "accuracy" in script("evaluate", folder)
-
-
-def test_text_from_jsonl_shards_is_learned_as_a_stream(tmp_path, fork):
-    write(tmp_path / "lines", shards=4)
-    settings = [f"data.root={tmp_path}/lines", "train.max_steps=null", "train.epochs=2", "loader.streams=4"]
-    folder, summary, lines = fork("text", "lines", *settings, "train.steps_per_epoch=150", "loader.num_workers=1")
-    assert summary["test_accuracy"] > 0.7
-    assert [line["step"] for line in lines if "test_accuracy" in line] == [150, 300]
-    assert "accuracy" in script("evaluate", folder)
-
-
-def test_a_gan_steps_two_optimizers_itself_and_logs_both_losses(fork):
-    _, summary, lines = fork("training_steps", "gan")
-    assert summary["score"] == "test_loss" and 0 <= summary["test_found"] <= 1
-    assert all({"generator_loss", "discriminator_loss"} <= line.keys() for line in lines if "lr" in line)
-
-
-def test_a_student_learns_from_a_frozen_teacher(fork):
-    folder, _, lines = fork("training_steps", "distillation")
-    assert all(line["distance"] > 0 for line in lines if "lr" in line)
-    assert "accuracy" in script("evaluate", folder)
+    assert [line["step"] for line in metrics(tmp_path / "buckets") if "test_accuracy" in line] == [*range(25, 151, 25)]
+    settings = ["train.max_steps=null", "train.epochs=2", "train.steps_per_epoch=150", "loader.num_workers=1"]
+    assert fork("lines", *settings, run="stream")["test_accuracy"] > 0.7

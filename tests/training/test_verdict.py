@@ -1,0 +1,61 @@
+"""The sentence at the end of a run: for each kind of bottleneck the share of waiting, and what to try."""
+
+import re
+
+import pytest
+
+from loaders import Window, available_cores
+from tests.configs import LINEAR, steps, train
+from training.verdict import verdict
+
+
+def window(wait: float, seconds: float = 10.0, steps: int = 100) -> Window:
+    """The timed steps of a run that waited for data for a share `wait` of the time."""
+    samples = 10 * steps
+    fields = {"steps": steps, "images": samples, "samples": samples, "seconds": seconds, "wait_seconds": wait * seconds}
+    known = Window.__dataclass_fields__ if hasattr(Window, "__dataclass_fields__") else dict.fromkeys(Window._fields)
+    return Window(**{name: value for name, value in fields.items() if name in known})
+
+
+def workers(active: int, busy: float) -> dict:
+    """What loader.stats() says of workers that read for a share `busy` of the ten seconds."""
+    return {"workers": {"active_workers": active, "worker_busy_seconds": 10.0 * active * busy}}
+
+
+def test_a_run_that_does_not_wait_is_compute_bound_and_gets_no_advice():
+    said = verdict(window(0.05), "prefetch", workers(2, 1.0))
+    assert said.startswith("compute-bound") and re.search(r"\b5 %", said) and "try" not in said.lower()
+
+
+@pytest.mark.parametrize(
+    ("loader", "stats", "remedy"),
+    [
+        ("torch", {}, "loader=prefetch"),
+        ("workers", workers(2, 1.0), r"loader=prefetch|loader\.num_workers"),
+        ("prefetch", {}, r"loader\.num_workers=auto"),
+        ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
+        ("prefetch", workers(max(1, available_cores() - 1), 1.0), rf"num_workers={available_cores()}|cheaper"),
+        ("prefetch", workers(available_cores(), 1.0), r"cheaper|train\.num_threads=1"),
+    ],
+)
+def test_a_run_that_waits_is_told_how_much_free_data_would_bring_and_what_to_try(loader, stats, remedy):
+    said = verdict(window(0.6), loader, stats)
+    assert said.startswith("data-bound") and re.search(r"\b60 %", said) and "100.0 ms" in said
+    assert "2.5 times" in said, "1 / (1 - 0.6)"
+    assert re.search(remedy, said), said
+
+
+def test_the_verdict_never_falls_silent():
+    for wait in (0.0, 0.5, 1.0):
+        for loader in ("torch", "workers", "threads", "prefetch", "resident", "cached"):
+            assert re.match(r"(data|compute)-bound: ", verdict(window(wait), loader, {}))
+    assert verdict(window(0.0, 0.0, 0), "prefetch", {}), "a run without a timed step"
+
+
+@pytest.mark.parametrize(("cost", "said"), [(0.0, ""), (5.0, "data-bound")])
+def test_the_verdict_of_a_run_is_that_of_its_waiting(tmp_path, cost, said):
+    slow = ["data.cost=wait", f"data.cost_ms={cost}", "data.length=64", "data.test_length=8", "timing.warmup_steps=1"]
+    summary = train(tmp_path, LINEAR, *slow, "train.batch_size=8", "train.epochs=1")
+    assert summary["verdict"].startswith(said)
+    assert (summary["data_wait_fraction"] > 0.15) == summary["verdict"].startswith("data-bound")
+    assert 0 <= steps(tmp_path)[-1]["data_wait_fraction"] <= 1
