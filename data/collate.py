@@ -16,6 +16,8 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     Tensors and arrays (length, ...) are padded at their end with `value` to the longest one: (B, longest, ...). A new
     field NAME_length, int64 (B,), has their lengths. torch's default_collate stacks the other fields, such as numbers.
     """
+    if not isinstance(samples[0], dict):
+        raise DataError("data.collate.pad needs the names of fields: return dicts from the dataset, not tuples")
     batch: dict[str, Any] = {}
     for name in samples[0]:
         values = [sample[name] for sample in samples]

@@ -26,15 +26,19 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
-    assert summary["test_accuracy"] == 1.0 and {"val_accuracy", "val_loss", "test_loss"} <= summary.keys()
+    assert (
+        summary["score"] == "val_accuracy"
+        and {"test_accuracy", "val_accuracy", "val_loss", "test_loss"} <= summary.keys()
+    )
 
 
 def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):
     stream = [f"data._target_={DOORS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader=workers"]
+    stream += ["loader.streams=4"]
     train(tmp_path, *stream, "train.eval_steps=1", f"task.metrics={{seen: {{_target_: {HERE}.Seen}}}}")
     tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
     assert [(line["step"], line["epoch"]) for line in tests] == [(9, 1), (18, 2)], "203 samples are a pass of 16 steps"
-    assert [line["test_seen"] for line in tests] == [13.0] * 2 or [line["test_seen"] for line in tests] == [16.0] * 2
+    assert [line["test_seen"] for line in tests] == [13.0] * 2, "the first batch, of the first of four streams"
 
 
 class Seen:
@@ -61,7 +65,7 @@ class Sums:
 
     def __getitem__(self, index: int) -> Any:
         numbers = torch.from_numpy(np.random.default_rng(index).random(1 + index % 5, dtype=np.float32))
-        return numbers, numbers.sum()
+        return {"numbers": numbers, "label": numbers.sum()}
 
 
 class Summing(nn.Module):
@@ -82,7 +86,7 @@ def test_sequences_are_padded_and_their_sum_is_learnt(tmp_path):
 
 
 class Batched(Images):
-    """Has both ways to read. `trace`: whether read_batch leaves labels that only it could have written."""
+    """Has both ways to read."""
 
     def sample_spec(self) -> dict[str, Any]:
         return {"image": ((8, 8, 3), torch.uint8), "label": ((), torch.int64)}
@@ -117,7 +121,7 @@ def halves(samples: list[Any]) -> dict[str, Any]:
     [
         [f"{OWN}.Batched"],
         [f"{OWN}.OwnReading", f"model._target_={HERE}.Half"],
-        [f"{OWN}.Batched", f"data.collate={{_target_: {HERE}.halves}}", f"model._target_={HERE}.Half"],
+        [f"data.collate={{_target_: {HERE}.halves}}", f"model._target_={HERE}.Half"],
     ],
 )
 def test_a_dataset_is_read_with_read_batch_unless_it_overrides_only_getitem_or_has_a_collate(tmp_path, overrides):
