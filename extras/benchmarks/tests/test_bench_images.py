@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from extras.benchmarks import bench_images as bench
-from training.config import ConfigError
 
 
 @pytest.fixture
@@ -38,9 +37,3 @@ def test_a_workload_is_measured_beside_the_documented_ratios(images, capsys):
     bench.main([*arguments, "--data-root", str(images)])
     (row,) = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| workers"))
     assert float(row[1].replace(",", "")) > 0 and float(row[4]) == bench.DOCUMENTED["jpeg"]["workers"]
-
-
-def test_packs_need_the_extra_that_makes_them(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "PACK_IMAGES", tmp_path / "deleted.py")
-    with pytest.raises(ConfigError, match="which has been deleted: choose another workload"):
-        bench.WORKLOADS["packed"](images, tmp_path)

@@ -1,8 +1,5 @@
 """extras/packed/pack_images.py: what it writes, that it may be interrupted at any time, and what it refuses."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 from filelock import FileLock
 from PIL import Image
@@ -10,8 +7,8 @@ from PIL import Image
 from data.errors import DataError
 from extras.packed import pack_images
 from extras.packed.packed import Packed
+from tests.data.fakes import flip_a_byte
 
-SCRIPT = Path(pack_images.__file__)
 THREE_IMAGES = 3 * 30_000 / 2**20  # megabytes
 
 
@@ -53,7 +50,10 @@ def interrupt(images, folder, stop_at, monkeypatch):
 
 def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path, capsys):
     folder = pack(images, tmp_path / "pack")
-    assert "20 train and 4 val images: python train.py data=packed data.root=" in capsys.readouterr().out
+    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    told = capsys.readouterr().out
+    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in told
+    assert "20 train and 4 val images: python train.py data=packed data.root=" in told
     shards = [*(f"train-{number:05}" for number in range(7)), "val-00000", "val-00001"]
     assert content(folder).keys() == {"pack.json", *(f"{name}.{kind}" for name in shards for kind in ("bin", "npy"))}
     reds = [Packed(False, folder)[number]["image"][0, 0, 0].item() for number in range(4)]
@@ -88,17 +88,6 @@ def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(imag
             pack(images, folder)
 
 
-@pytest.mark.parametrize("options", [["raw"], ["jpeg"], ["jpeg", "--short-side", "200", "--quality", "80"]])
-def test_the_size_of_the_pack_is_told_before_it_is_written(images, tmp_path, capsys, options):
-    Image.effect_noise((300, 201), 50).save(images / "train" / "class 0" / "large.png")
-    folder = pack(images, tmp_path / "pack", "--format", *options)
-    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
-    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in capsys.readouterr().out
-    first = images / "train" / "class 0" / "00.png"
-    assert (folder / "train-00000.bin").read_bytes().startswith(first.read_bytes()) == (options[0] == "jpeg")
-    assert np.load(folder / "train-00000.npy")["name"][0] == b"class 0/00.png"
-
-
 def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):
     (images / "train" / "class 0" / "04.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"04.png cannot be read as an image .* or leave it out with --skip"):
@@ -116,15 +105,12 @@ def test_verifying_finds_a_changed_byte(images, tmp_path, capsys):
     folder = pack(images, tmp_path / "pack")
     pack_images.main(["--verify", str(folder)])
     assert "the checksums of all 24 images are correct" in capsys.readouterr().out
-    shard = folder / "val-00000.bin"
-    data = bytearray(shard.read_bytes())
-    data[65_000] ^= 4
-    shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"val-00000.bin is damaged .the checksum of class 1/01.png is wrong"):
+    flip_a_byte(folder / "val-00000.bin")
+    with pytest.raises(DataError, match=r"val-00000.bin is damaged .the checksum of class 0/02.png is wrong"):
         pack_images.main(["--verify", str(folder)])
 
 
-def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path, python):
+def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
     pack(images, tmp_path / "pack")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").touch()
@@ -137,7 +123,4 @@ def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path, python):
     ):
         with pytest.raises(DataError, match=words):
             pack_images.main([str(argument) for argument in arguments])
-    result = python.run(SCRIPT, tmp_path / "none", tmp_path / "new", timeout=100, quick_exit=True)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert not (tmp_path / "new").exists()

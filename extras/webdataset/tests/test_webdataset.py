@@ -11,7 +11,6 @@ from data.errors import DataError
 from extras.webdataset import tar_index
 from extras.webdataset.tests.shards import write_shards, write_tar
 from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards
-from loaders import WorkerLoader
 from tests.data.contract import (
     ImageDataset,
     assert_goes_on_where_its_state_was_taken,
@@ -38,20 +37,6 @@ def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path
     assert contents(WebDatasetStream(False, **keys)) == contents(WebDataset(False, **keys))
     make = partial(WebDatasetStream, True, **keys, flip=False, min_area=1.0)
     assert_goes_on_where_its_state_was_taken(make, [0] * 6 + [1] * 6)
-
-
-def test_a_loader_of_a_stream_is_resumed_with_another_number_of_workers_to_the_same_batches(tmp_path):
-    stream = WebDatasetStream(True, **write_shards(tmp_path, count=6), classes=["cat", "dog"], image_size=16)
-    options = {"seed": 0, "streams": 2, "shuffle_buffer": 4}
-    with WorkerLoader(stream, 3, num_workers=1, **options) as loader:
-        whole = [batch["image"].clone() for batch in loader]
-    with WorkerLoader(stream, 3, num_workers=0, **options) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with WorkerLoader(stream, 3, num_workers=2, **options) as loader:
-        loader.load_state_dict(state)
-        rest = [batch["image"].clone() for batch in loader]
-    assert len(rest) == len(whole) - 1 and all(map(torch.equal, rest, whole[1:]))
 
 
 @pytest.fixture
