@@ -13,7 +13,6 @@ changed meanwhile, make a new pack. packed.py describes the files of a pack, and
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import math
@@ -175,22 +174,11 @@ def fingerprint(images: ImageFolder) -> list[int]:
 def verify(folder: Path) -> None:
     """Reads every image of a pack. Raises DataError for the first one whose checksum is wrong."""
     total = 0
-    for split in SPLITS:
-        packed = Packed(train=split == "train", root=folder)
-        for index in tqdm(range(len(packed)), f"verifying {split}", unit="image", disable=None):
+    for packed in (Packed(train, folder) for train in (True, False)):
+        for index in tqdm(range(len(packed)), "verifying", unit="image", disable=None):
             packed.verified(index)
         total += len(packed)
     print(f"{folder}: the checksums of all {total:,} images are correct")
-
-
-def settings_of(given: argparse.Namespace) -> dict[str, Any]:
-    """How a pack stores its images, as StoredImages takes it. Raises DataError for a quality that nothing has."""
-    short_side, quality = given.short_side, given.quality
-    if given.format == "jpeg" and short_side is not None:
-        quality = quality or 90
-    elif quality is not None:
-        raise DataError(f"--quality {quality} is for JPEGs that are resized: add --format jpeg --short-side 256")
-    return {"format": given.format, "short_side": short_side or DEFAULT_SIDE[given.format], "quality": quality}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -200,10 +188,8 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--verify", action="store_true", help="check a pack, write nothing")
     options.add_argument("--format", default="raw", choices=DEFAULT_SIDE, help="raw pixels, or files (raw)")
     options.add_argument("--short-side", type=int, help="pixels; larger images are resized (raw: 256, jpeg: none is)")
-    options.add_argument("--quality", type=int, help="1 to 100, of the JPEGs that are resized (90)")
-    options.add_argument(
-        "--shard-mb", type=float, default=1024, help="megabytes after which a new shard begins (1024)"
-    )
+    options.add_argument("--quality", type=int, default=90, help="1 to 100, of the JPEGs that are resized (90)")
+    options.add_argument("--shard-mb", type=float, default=1024, help="megabytes of a shard (1024)")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     options.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
     given = options.parse_args(arguments)
@@ -211,7 +197,9 @@ def main(arguments: list[str] | None = None) -> None:
         return verify(given.pack)
     if given.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
-    settings = settings_of(given)
+    resizes_files = given.format == "jpeg" and given.short_side is not None
+    settings: dict[str, Any] = {"format": given.format, "quality": given.quality if resizes_files else None}
+    settings["short_side"] = given.short_side or DEFAULT_SIDE[given.format]
     splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
     given.pack.mkdir(parents=True, exist_ok=True)
     try:
