@@ -121,10 +121,13 @@ def free_sentence(summary: dict[str, Any]) -> str:
         return "Free data were not measured."
     low, high = summary["free_step_ms"]
     slower, faster = summary["free_data_gain"]
-    return (
+    text = (
         f"With free data a step takes {low:.1f} to {high:.1f} ms (measured after the run on batches that are on the "
         f"device), so training would be {slower:.2f} to {faster:.2f} times as fast."
     )
+    if slower > 1.15 / (1 - min(0.9, summary.get("data_wait_fraction", 0.0))):
+        text += "\nThat is more than the waiting: workers, or other programs, took cores from the steps."
+    return text
 
 
 def memory_sentence(summary: dict[str, Any]) -> str:

@@ -1,12 +1,31 @@
-"""Requeue: what a job of hydra/launcher=submitit_slurm needs besides submitit."""
+"""What jobs in other processes and on other machines need: hydra/launcher=joblib, submitit_slurm, submitit_local."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from types import FrameType
 from typing import Any
 
+from hydra.experimental.callback import Callback
+
+from training.config import ROOT
 from training.run import Run
+from training.stopping import Stopped
+
+
+class Launchers(Callback):
+    """Hydra's callback, in the process that starts a sweep."""
+
+    def on_multirun_start(self, config: Any, **_: Any) -> None:
+        # Jobs import the repository, and may start in another folder.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        signal.signal(signal.SIGTERM, stop_sweep)  # by default it would end this process, and joblib's would train on
+
+
+def stop_sweep(number: int, frame: FrameType | None) -> None:
+    raise Stopped("stopped by SIGTERM", number)
 
 
 class Requeue:

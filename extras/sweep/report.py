@@ -12,7 +12,6 @@ import json
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,9 +103,9 @@ class Sweep:
 
     def best(self, key: str, sign: int = 1) -> list[Setting]:
         """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
-        given = [(one, found) for one in self.settings if not one.is_free and (found := one.numbers_of(key))]
-        best = max((found for _, found in given), key=lambda found: sign * found.value, default=None)
-        return sorted((one for one, found in given if best and found.overlaps(best)), key=Setting.complexity)
+        given = {one: found for one in self.settings if not one.is_free and (found := one.numbers_of(key))}
+        best = max(given.values(), key=lambda found: sign * found.value, default=None)
+        return sorted((one for one, found in given.items() if best and found.overlaps(best)), key=Setting.complexity)
 
     def mark(self, setting: Setting) -> str:
         """ ">" for the setting to use, "=" for those that are as fast, else " "."""
@@ -163,8 +162,8 @@ class Sweep:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["job", *(key.lstrip("+") for key in self.keys), *metrics, "status", "error", "folder"])
         for job in self.jobs:
-            row: Iterable[Any] = [job.number, *map(job.values.get, self.keys), *map(job.summary.get, metrics)]
-            writer.writerow([*row, job.status, job.error, job.folder])
+            values = *map(job.values.get, self.keys), *map(job.summary.get, metrics)
+            writer.writerow([job.number, *values, job.status, job.error, job.folder])
         return text.getvalue()
 
     def picture(self) -> bytes:

@@ -17,7 +17,7 @@ from extras.slurm.slurm import Requeue
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
-SMALL += ["callbacks/standard=[best,sweep]"]
+SMALL += ["callbacks/standard=[best,sweep,slurm]"]
 
 
 def command(launcher: str, *arguments: str) -> list[str]:
@@ -34,11 +34,51 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launche
     # The other folder, from which neither train.py nor conf/ can be found, is on purpose.
     done = subprocess.run(command(launcher, *run), cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1, done.stderr
-    assert "num_workers=-1: give a number from 0" in done.stdout + done.stderr
+    assert "num_workers=-1: give a number from 0" in (tmp_path / "sweep" / "1" / "error.txt").read_text()
+    assert "deprecated" not in done.stderr
     if (ROOT / "extras" / "sweep").exists():
         rows = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))
         assert [row["status"] for row in rows] == ["done", "failed"]
         assert "Jobs: 1 done, 1 failed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("launcher", "kill", "number", "code"),
+    [
+        ("joblib", os.killpg, signal.SIGINT, 130),  # Ctrl-C: a terminal sends it to the whole process group
+        ("joblib", os.kill, signal.SIGTERM, 75),
+    ],
+)
+def test_a_signal_ends_the_sweep_with_its_jobs_and_their_workers(launcher, kill, number, code, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    endless = ["data.length=6400", "train.epochs=100000", "loader=torch,prefetch", "loader.num_workers=1"]
+    process = psutil.Popen(
+        command(launcher, *endless), cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: all((tmp_path / "sweep" / job / "metrics.jsonl").exists() for job in "01"), process)
+        everyone = process.children(recursive=True)
+        assert len(everyone) >= 4, "two jobs with a worker each"
+        kill(process.pid, number)
+        assert process.wait(200) in (code, -number), "which a shell shows as 128 + 2"
+        _, alive = psutil.wait_procs(everyone, timeout=100)
+        assert not alive
+    finally:
+        kill_all(process)
+
+
+def wait_for(condition, process) -> None:
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+
+
+def kill_all(process: psutil.Popen) -> None:
+    for one in [*process.children(recursive=True), process] if process.is_running() else []:
+        one.kill()
 
 
 @pytest.mark.slow
@@ -49,17 +89,14 @@ def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_
     # So slow that it is still training when the signal comes.
     process = psutil.Popen(command("submitit_local", *long, "data.cost=wait", "data.cost_ms=5"), cwd=tmp_path)
     try:
-        folder, until = tmp_path / "sweep" / "0", time.monotonic() + 300
-        while not (folder / "metrics.jsonl").exists():
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.05)
+        folder = tmp_path / "sweep" / "0"
+        wait_for(lambda: (folder / "metrics.jsonl").exists(), process)
         (controller,) = process.children()
         (job,) = controller.children()
         job.send_signal(signal.SIGUSR2)  # as Slurm does when submitit's job has to go
         assert process.wait(timeout=300) == 0
     finally:
-        for one in [*process.children(recursive=True), process] if process.is_running() else []:
-            one.kill()
+        kill_all(process)
     assert "resuming after step" in (folder / "train.log").read_text()
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps = [line["step"] for line in lines if "loss" in line]
@@ -101,10 +138,7 @@ def test_the_script_for_several_machines_passes_signals_on_and_is_submitted_agai
     script = [str(ROOT / "extras" / "slurm" / "train.sh"), "data=packed"]
     process = subprocess.Popen(["bash", *script], cwd=tmp_path, env=environment, start_new_session=True)
     try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "started").exists():
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.05)
+        wait_for(lambda: (tmp_path / "started").exists(), process)
         process.send_signal(signal.SIGUSR1)  # as 60 seconds before the time is up
         assert process.wait(60) == 75
     finally:
