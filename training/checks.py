@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -44,14 +45,9 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, **o
 
     With a worker this process opens none of their files, and their state does not change here.
     """
-    skips = options.pop("on_error") == "skip"
-    calls: Any = [(dataset, collate, skips) for dataset in datasets]
-    with WorkerLoader(calls, None, collate_fn=_read, **options) as loader:
+    read = partial(read_first, collate=collate, skips=options.pop("on_error") == "skip")
+    with WorkerLoader(datasets, None, collate_fn=read, **options) as loader:
         return [check_batch(batch, dataset, task) for batch, dataset in zip(loader, datasets, strict=True)]
-
-
-def _read(call: tuple) -> Any:
-    return read_first(*call)
 
 
 def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> Any:

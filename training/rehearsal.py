@@ -31,11 +31,12 @@ def rehearse(trainer: Trainer, data: Datasets) -> None:
     """
     task, kind = trainer.task, type(trainer)
     with no_trace(trainer):
-        batch = data.augment(on_device(data.first, trainer), Random(0, 0, 0))
+        first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
+        batch = data.augment(first, Random(0, 0, 0))
         if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
             with explained(trainer, "training", batch):
                 trainer.training_step(batch)
-        batch = data.transform(on_device(data.first_tested, trainer))
+        batch = data.transform(tested)
         with explained(trainer, "test", batch):
             scores = trainer.evaluation_step(batch)
         if not isinstance(scores, dict):
@@ -43,10 +44,6 @@ def rehearse(trainer: Trainer, data: Datasets) -> None:
         metrics = computed(trainer)
     if metrics is not None and task.metric not in (names := [*scores, *metrics]):
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
-
-
-def on_device(batch: Any, trainer: Trainer) -> Any:
-    return move(batch, lambda tensor: tensor.to(trainer.device))
 
 
 def computed(trainer: Trainer) -> dict[str, float] | None:
@@ -68,17 +65,12 @@ def explained(trainer: Trainer, split: str, batch: dict[str, Any]) -> Iterator[N
     except (ConfigError, DataError):
         raise
     except Exception as error:
-        fields = ", ".join(f"{name} {described(value)}" for name, value in batch.items())
+        kinds = [(name, getattr(value, "dtype", type(value).__name__), value) for name, value in batch.items()]
+        fields = ", ".join(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}" for name, kind, value in kinds)
         raise ConfigError(
             f"{type(trainer.model).__name__} and {type(trainer.task).__name__} cannot use the first {split} samples "
             f"({fields}): {type(error).__name__}: {error}"
         ) from error
-
-
-def described(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return type(value).__name__
 
 
 @contextmanager
