@@ -13,8 +13,8 @@ from data.images.decoding import image_errors
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp, .avif, .heic, .gif)"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")
+LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp, .avif, .gif)"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")  # .heic: an error, not silence
 
 
 class ImageFolder(CroppedDataset):

@@ -4,10 +4,8 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -52,29 +50,3 @@ def test_a_run_reports_the_device_and_its_copies_lie_under_its_steps(tmp_path, m
         return any(step["ts"] <= end <= step["ts"] + step["dur"] for step in steps)
 
     assert any(map(hidden, copies))
-
-
-def test_a_decoder_that_writes_on_its_own_stream_changes_no_image_that_is_not_resized_yet(monkeypatch):
-    part = pytest.importorskip("data.images.decode_on_device", reason="a fork has deleted it")
-    monkeypatch.setattr(part, "GROUP", 4)
-    sim.kernel_seconds = 0.01
-    stream, size = sim.Stream("sim:0"), 64
-
-    def decode(files, orientations, device):
-        images = [torch.empty(3, size, size, dtype=torch.uint8, device=device) for _ in files]
-        with sim.stream(stream):
-            for image, file in zip(images, files, strict=True):
-                image.fill_(int(file[0]))
-        stream.synchronize()
-        return images
-
-    def write(read, out, draws):
-        out.copy_(read.args[0].amax((1, 2), keepdim=True)[None])
-
-    transform = part.DecodeOnDevice(SimpleNamespace(shape=(1, 1, 3), write=write), lambda batch, _: batch, decode)
-    count = 16
-    files = part.EncodedImages(
-        torch.arange(count).byte(), torch.zeros(count, 1), [1] * count, [""] * count, [1] * count
-    )
-    batch = transform({"image": files, "label": torch.zeros(count, device="sim:0")})
-    assert batch["image"].cpu()[:, 0, 0, 0].tolist() == list(range(count))
