@@ -43,7 +43,7 @@ class Report:
             return
         total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
         found: dict[str, Any] = {} if summary is None else summary
-        found.setdefault("verdict", verdict(total, run.config, stats))
+        found.setdefault("verdict", verdict(total, run.config.loader.name, stats))
         found |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
             "memory_bytes": peak_memory(),
