@@ -37,7 +37,7 @@ def test_a_run_that_does_not_wait_is_compute_bound_and_gets_no_advice():
     ("loader", "stats", "remedy"),
     [
         ("torch", {}, "loader=prefetch"),
-        ("workers", workers(2, 1.0), r"loader=prefetch|loader\.num_workers"),
+        ("workers", workers(2, 1.0), r"cheaper|loader\.num_workers"),
         ("prefetch", {}, r"loader\.num_workers=auto"),
         ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
         ("prefetch", workers(max(1, available_cores() - 1), 1.0), rf"num_workers={available_cores()}|cheaper"),
