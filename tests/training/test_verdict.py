@@ -11,16 +11,7 @@ from training.verdict import verdict
 
 def window(wait: float, seconds: float = 10.0, steps: int = 100) -> Window:
     """The timed steps of a run that waited for data for a share `wait` of the time."""
-    samples = 10 * steps
-    fields = {
-        "steps": steps,
-        "images": samples,
-        "samples": samples,
-        "seconds": seconds,
-        "wait_seconds": wait * seconds,
-    }
-    known = Window.__dataclass_fields__ if hasattr(Window, "__dataclass_fields__") else dict.fromkeys(Window._fields)
-    return Window(**{name: value for name, value in fields.items() if name in known})
+    return Window(steps, 10 * steps, seconds, wait * seconds)
 
 
 def workers(active: int, busy: float) -> dict:
