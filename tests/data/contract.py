@@ -1,10 +1,6 @@
-"""What data/__init__.py promises of a dataset of images, as tests for any: subclass `ImageDataset` with a fixture.
+"""What data/__init__.py promises of a dataset of images, as tests for any.
 
-class TestMine(ImageDataset):
-    yaml = Path("conf/data/mine.yaml")
-
-    @pytest.fixture
-    def make(self, tmp_path): ...  # a function train, **arguments -> dataset
+A subclass of `ImageDataset` has the path of its `yaml`, and a fixture `make`: train, **arguments -> dataset.
 """
 
 import importlib

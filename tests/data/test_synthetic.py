@@ -42,7 +42,6 @@ def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
     [
         ({"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
         ({"cost_ms": -1}, "data.cost_ms=-1"),
-        ({"length": 0}, "data.length=0"),
         ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),
     ],
 )

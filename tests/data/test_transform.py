@@ -37,7 +37,7 @@ def test_one_transform_accepts_batches_of_every_size_and_layout_and_changes_noth
         assert result["label"] is label and result["name"] is given["name"]
 
 
-@pytest.mark.parametrize("image", [images(2, 4, 4, 1), images(4, 4, 3), images(2, 4, 4, 3).float()])
-def test_images_of_another_shape_or_dtype_are_refused(image):
-    with pytest.raises(DataError, match=r"needs uint8 images of shape \(B, H, W, 3\)"):
-        Normalize(MEAN, STD)({"image": image}, None)
+def test_images_of_another_shape_or_dtype_are_refused():
+    for image in (images(2, 4, 4, 1), images(4, 4, 3), images(2, 4, 4, 3).float()):
+        with pytest.raises(DataError, match=r"needs uint8 images of shape \(B, H, W, 3\)"):
+            Normalize(MEAN, STD)({"image": image}, None)

@@ -136,7 +136,6 @@ def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():
     [
         (("nvimgcodec", "torchvision"), "auto", decoders.nvimgcodec),
         (("torchvision",), "auto", decoders.torchvision),
-        ((), "auto", None),
         (("nvimgcodec", "torchvision"), "torchvision", decoders.torchvision),
         (("nvimgcodec", "torchvision"), "pillow", None),
         (("torchvision",), "nvimgcodec", r"data.decoder=nvimgcodec cannot be imported \(No module named.*use"),
