@@ -79,14 +79,16 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
     labels = batch[task.label] if task.label else None
-    if task.label_below and isinstance(labels, Tensor) and not labels.is_floating_point():
-        if labels.numel() != len(labels):
-            raise DataError(f"{name} has labels of shape {tuple(labels.shape[1:])}: a class is one number")
-        if not 0 <= int(labels.min()) <= int(labels.max()) < task.label_below:
-            raise DataError(f"{name} has the labels {labels.tolist()}: give 0 to {task.label_below - 1}")
-    elif task.label_below and not (isinstance(labels, Tensor) and labels.ndim == 2):
-        raise DataError(f"{name} has the labels {labels}: give the number of each class, or use another task")
+    if (below := task.label_below) and not (isinstance(labels, Tensor) and is_classes(labels, below)):
+        raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
     return batch
+
+
+def is_classes(labels: Tensor, below: int) -> bool:
+    """Whether labels are one integer below `below` for each sample, or shares of the classes, (B, classes)."""
+    if labels.is_floating_point():
+        return labels.ndim == 2
+    return labels.numel() == len(labels) and int(labels.min()) >= 0 and int(labels.max()) < below
 
 
 def is_stream(dataset: Any) -> bool:

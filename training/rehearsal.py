@@ -33,15 +33,17 @@ def rehearse(trainer: Trainer, data: Datasets) -> None:
     with no_trace(trainer):
         first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
         batch = data.augment(first, Random(0, 0, 0))
+        what = f"{type(trainer.model).__name__} and {type(task).__name__} cannot use the first"
         if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
-            with explained(trainer, "training", batch):
+            with explained(f"{what} training samples", batch):
                 trainer.training_step(batch)
         batch = data.transform(tested)
-        with explained(trainer, "test", batch):
+        with explained(f"{what} test samples", batch):
             scores = trainer.evaluation_step(batch)
         if not isinstance(scores, dict):
             raise ConfigError(f"{kind.__name__}.evaluation_step returned {scores!r}: return scores by name")
-        metrics = computed(trainer)
+        with explained("task.metrics cannot compute", batch):
+            metrics = computed(trainer)
     if metrics is not None and task.metric not in (names := [*scores, *metrics]):
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
 
@@ -53,13 +55,11 @@ def computed(trainer: Trainer) -> dict[str, float] | None:
     except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
         log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
         return None
-    except Exception as error:
-        raise ConfigError(f"task.metrics: compute() failed: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
-def explained(trainer: Trainer, split: str, batch: dict[str, Any]) -> Iterator[None]:
-    """Turns an error of the block into a ConfigError that says what the batch is."""
+def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
+    """Turns an error of the block into a ConfigError: what failed, what the batch is, and the error."""
     try:
         yield
     except (ConfigError, DataError):
@@ -67,10 +67,7 @@ def explained(trainer: Trainer, split: str, batch: dict[str, Any]) -> Iterator[N
     except Exception as error:
         kinds = [(name, getattr(value, "dtype", type(value).__name__), value) for name, value in batch.items()]
         fields = ", ".join(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}" for name, kind, value in kinds)
-        raise ConfigError(
-            f"{type(trainer.model).__name__} and {type(trainer.task).__name__} cannot use the first {split} samples "
-            f"({fields}): {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{what} ({fields}): {type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -81,16 +78,14 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     states = random.getstate(), np.random.get_state()
     gpus = [trainer.device] if trainer.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast:
-            for module in modules:
-                module.eval()
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        for buffer, before in buffers:
-            buffer.copy_(before)
-        for module in training:
-            module.training = True
-        trainer.forget()
+    with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast:
+        for module in modules:
+            module.eval()
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    for module in training:
+        module.training = True
+    trainer.forget()

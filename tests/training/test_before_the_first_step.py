@@ -167,7 +167,7 @@ NOT_FITTING = {
     "a loss that was detached": ([trainer("Detached")], ["gradient"]),
     "a step that returns nothing": ([trainer("Forgetful")], ["Forgetful|training_step", "None|return"]),
     "scores without names": ([trainer("Unscored")], ["evaluation_step", "dict|name"]),
-    "a metric without update": (["task.metrics={f: {_target_: torch.nn.Flatten}}"], ["metrics.f", "update"]),
+    "a metric without update": (["task.metrics={f: {_target_: torch.nn.Flatten}}"], ["Flatten", "update"]),
     "a metric that cannot be computed": (
         [f"task.metrics={{u: {{_target_: {HERE}.Uncomputable}}}}"],
         [r"task\.metrics", "not of such labels"],
