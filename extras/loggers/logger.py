@@ -18,13 +18,11 @@ log = logging.getLogger(__name__)
 class Logger:
     """Passes what the main process logs to another program. A subclass has `package`, `start`, `metrics` and `finish`.
 
-    options: the keys of the logger's section in `callbacks`. The package is imported when the run starts. Before
-    `start`, these are set: folder of the run; sweep, its folder if the run is a job of one; config, the settings as a
-    dict; run_name; id_file, where `start` keeps the run's id; earlier_id, that of the run that is continued.
-    Raises ConfigError if `package` is not installed.
+    options: the keys of the logger's section in `callbacks`. Before `start`, these are set: folder of the run; sweep,
+    its folder if the run is a job of one; config, a dict; run_name; earlier_id, that of the run that is continued.
     """
 
-    package: ClassVar[str]
+    package: ClassVar[str]  # ConfigError says that it is not installed; it is imported when the run starts
     start: Callable[[Run], None]  # `run.trainer.step` is 0 for a new run, else the last step before it continues
     metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name; raises if it refuses one
     finish: Callable[[dict[str, Any] | None], None]  # the summary; None if the run was interrupted or failed
@@ -39,14 +37,18 @@ class Logger:
         self._works, self.folder, self.config = run.is_main, run.folder.absolute(), asdict(run.config)
         self.sweep = self.folder.parent if (self.folder.parent / "multirun.yaml").exists() else None
         self.run_name = f"{self.sweep.name}/{self.folder.name}" if self.sweep else self.folder.name
-        self.id_file = self.folder / f"{self.name}_run_id.txt"
-        is_continued = run.trainer.step > 0 and self.id_file.exists()
-        self.earlier_id = self.id_file.read_text().strip() if is_continued else None
+        self._id_file = self.folder / f"{self.name}_run_id.txt"
+        is_continued = run.trainer.step > 0 and self._id_file.exists()
+        self.earlier_id = self._id_file.read_text().strip() if is_continued else None
         self._leave_out(self._error_of(self.start, run))
 
     def on_log(self, run: Run, values: dict[str, Any]) -> None:
-        figures = {name: value for name, value in numbers(values).items() if name not in self._refused}
-        step = int(figures.pop("step"))
+        figures = numbers(values)
+        self.send(int(figures.pop("step")), figures)
+
+    def send(self, step: int, figures: dict[str, float]) -> None:
+        """Calls `metrics`, and leaves out what it refuses; leaves the logger out if that is all."""
+        figures = {name: value for name, value in figures.items() if name not in self._refused}
         if figures and self._error_of(self.metrics, step, figures):
             errors = {name: self._error_of(self.metrics, step, {name: value}) for name, value in figures.items()}
             if all(errors.values()):
@@ -60,7 +62,7 @@ class Logger:
         self._leave_out(self._error_of(self.finish, summary))
 
     def save_id(self, identifier: str) -> None:
-        write_whole(self.id_file, identifier + "\n")
+        write_whole(self._id_file, identifier + "\n")
 
     def _leave_out(self, error: str) -> None:
         if error:

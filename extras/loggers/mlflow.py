@@ -1,4 +1,4 @@
-"""MLflow: a server, or a file in the run's or the sweep's folder. `logger=mlflow`."""
+"""MLflow: the server in MLFLOW_TRACKING_URI, else mlflow.db in the run's or the sweep's folder. `logger=mlflow`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from training.run import Run
 
 
 class MLflow(Logger):
-    """Logs to the server in MLFLOW_TRACKING_URI; else to mlflow.db in the run's or the sweep's folder.
-
-    experiment: its name; None: that in MLFLOW_EXPERIMENT_NAME, or Default.
-    """
+    """experiment: its name; None: that in MLFLOW_EXPERIMENT_NAME, or Default."""
 
     package = "mlflow"
 
@@ -37,13 +34,11 @@ class MLflow(Logger):
             experiment = found.experiment_id if found else self._client.create_experiment(name)
         if self.earlier_id:
             self._id = self.earlier_id
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            tags = {"sweep": self.sweep.name} if self.sweep else {}
-            self._id = self._client.create_run(experiment, run_name=self.run_name, tags=tags).info.run_id
-            self.save_id(self._id)
-            params = [Param(key, str(value)) for key, value in flat(self.config).items()]
-            self._client.log_batch(self._id, params=params)
+            return self._client.update_run(self._id, status="RUNNING")
+        tags = {"sweep": self.sweep.name} if self.sweep else {}
+        self._id = self._client.create_run(experiment, run_name=self.run_name, tags=tags).info.run_id
+        self.save_id(self._id)
+        self._client.log_batch(self._id, params=[Param(key, str(value)) for key, value in flat(self.config).items()])
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric
@@ -52,5 +47,5 @@ class MLflow(Logger):
         self._client.log_batch(self._id, [Metric(key, value, now, step) for key, value in values.items()])
 
     def finish(self, summary: dict[str, Any] | None) -> None:
-        self.metrics(0, numbers(summary or {}, "summary/"))
+        self.send(0, numbers(summary or {}, "summary/"))
         self._client.set_terminated(self._id, "FAILED" if summary is None else "FINISHED")

@@ -42,6 +42,9 @@ class Recorder(Logger):
 
     def finish(self, summary):
         self._call("finish", summary)
+        if self.options["fails_at"] == "summary":
+            self.send(0, {"fine": 1.0, "top@5": 2.0})
+            self.calls.append("closed")
 
 
 class Odd:
@@ -83,6 +86,12 @@ def test_a_value_that_is_refused_is_left_out_alone_with_one_warning(tmp_path, ca
     assert warning.startswith("logger=recorder refuses acc@1, which is left out from here on: ValueError: only")
     later = [call[2] for call in Recorder.made.calls if call[0] == "metrics"][-2]
     assert "loss" in later and "acc@1" not in later and Recorder.made.calls[-1][0] == "finish"
+
+
+def test_a_number_of_the_summary_that_is_refused_does_not_keep_the_logger_from_closing(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, RECORDER % "summary", *SMALL)
+    assert Recorder.made.calls[-1] == "closed" and "refuses top@5" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
