@@ -42,7 +42,8 @@ class FinishedRun:
     def __init__(self, given: Path, overrides: Sequence[str] = ()) -> None:
         self.path = find(given)
         state = read_checkpoint(self.path)
-        self.folder, self.step = self.path.resolve().parents[1], int(state["step"])
+        folder, self.step = self.path.resolve().parent, int(state["step"])
+        self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
         self.data = Datasets(self.config)
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaders import StepTimer, Timeline
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
 from training.config import ConfigError
 from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
 
+# The lanes that a Timeline of the loaders has, besides one for each worker. Its spans have lane, activity, start, end,
+# and batch: the epoch and the number in it, or None.
+TRAINING, PRELOADER, COPY_STREAM, GPU = "training loop", "preloader", "copy stream", "GPU"
 PALE = "#8a8a8a"
 ACTIVITIES = {  # their meanings and colors; a later one covers an earlier one
     "wait": ("waiting for the loader", "#d62728"),
@@ -54,7 +56,7 @@ class TimelinePicture:
             write_whole(run.folder / "timeline.png", draw_timeline(spans))
 
 
-def lanes_of(spans: Sequence[Span]) -> list[str]:
+def lanes_of(spans: Sequence[Any]) -> list[str]:
     """The names of the lanes, from top to bottom in the order of a batch: workers, preloader, device, training."""
     order = [PRELOADER, COPY_STREAM, GPU, TRAINING]
     lanes = {span.lane for span in spans}
@@ -62,7 +64,7 @@ def lanes_of(spans: Sequence[Span]) -> list[str]:
     return [*workers, *(lane for lane in order if lane in lanes)]
 
 
-def trace(spans: Sequence[Span]) -> str:
+def trace(spans: Sequence[Any]) -> str:
     """A trace in Chrome's JSON format: a thread per lane, times in microseconds, arrows that follow each batch."""
     lanes, zero = lanes_of(spans), min((span.start for span in spans), default=0.0)
     events: list[dict[str, Any]] = [
@@ -82,7 +84,7 @@ def trace(spans: Sequence[Span]) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def draw_timeline(spans: Sequence[Span]) -> bytes:
+def draw_timeline(spans: Sequence[Any]) -> bytes:
     """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
 
     The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step.
@@ -128,7 +130,7 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
     return png(figure)
 
 
-def title_of(spans: Sequence[Span]) -> str:
+def title_of(spans: Sequence[Any]) -> str:
     """How many steps there are in the lane of the training loop or of the GPU, and what its time was spent on."""
     seconds = dict.fromkeys(ACTIVITIES, 0.0)
     for span in spans:

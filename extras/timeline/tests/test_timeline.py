@@ -1,14 +1,25 @@
 """The timeline of a run, and its picture and trace of given spans."""
 
 import json
+from collections import namedtuple
 
 import pytest
 
-from extras.timeline.timeline import MOST_STEPS, draw_timeline, lanes_of, title_of, trace
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
+from extras.timeline.timeline import (
+    COPY_STREAM,
+    GPU,
+    MOST_STEPS,
+    PRELOADER,
+    TRAINING,
+    draw_timeline,
+    lanes_of,
+    title_of,
+    trace,
+)
 from tests.configs import train
 from training.config import ConfigError
 
+Span = namedtuple("Span", "lane activity start end batch")
 SPANS = [
     Span("worker 1", "read", 10.00, 10.04, (0, 1)),
     Span("worker 0", "read", 10.01, 10.03, (0, 0)),
