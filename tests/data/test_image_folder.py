@@ -99,7 +99,6 @@ def test_settings_that_are_none_take_their_defaults_and_values_that_cannot_work_
     [
         ("RGB", "webp", (200, 100, 50), (200, 100, 50)),
         ("RGBA", "png", (200, 100, 50, 90), (200, 100, 50)),
-        ("LA", "png", (120, 90), (120, 120, 120)),
         ("P", "png", (200, 100, 50), (200, 100, 50)),
         ("I;16", "png", 120 * 257, (120, 120, 120)),
         ("L", "png", 120, (120, 120, 120)),
@@ -188,7 +187,6 @@ def test_training_crops_have_the_distribution_of_torchvisions(size):
     [
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(path.read_bytes()[:-200]),
-        lambda path: path.write_bytes(path.read_bytes()[:30]),
         lambda path: path.write_bytes(b"<html>404</html>"),
         Path.unlink,
         lambda path: path.unlink() or path.mkdir(),
@@ -219,7 +217,6 @@ def test_file_names_need_not_be_utf_8(one_image):
     ("spoil", "train", "words"),
     [
         (shutil.rmtree, True, "ROOT is not a folder; images must have the layout"),
-        (lambda root: shutil.rmtree(root / "train"), False, "ROOT/train is not a folder"),
         (lambda root: [shutil.rmtree(folder) for folder in root.glob("train/*")], True, "no class folders"),
         (lambda root: (root / "train" / "owl").mkdir(), True, "ROOT/train/owl has no images"),
         (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),

@@ -22,10 +22,8 @@ from tests.data.reading import assert_equal_batches
 KINDS = {
     **{f"{sampling} {kind}": {"subsampling": sampling, "progressive": kind == "progressive"}
        for sampling in ("4:4:4", "4:2:2", "4:2:0", "4:1:1") for kind in ("baseline", "progressive")},
-    "restart markers": {"restart_marker_blocks": 3},
     "progressive with restart markers": {"restart_marker_blocks": 3, "progressive": True},
     "rgb": {"keep_rgb": True},
-    "rough": {"quality": 5},
     "fine": {"quality": 100},
     "4:4:0": {"subsampling": "4:2:2"},
     "grey": {},
@@ -136,7 +134,6 @@ def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():
     [
         (("nvimgcodec", "torchvision"), "auto", decoders.nvimgcodec),
         (("torchvision",), "auto", decoders.torchvision),
-        (("nvimgcodec", "torchvision"), "torchvision", decoders.torchvision),
         (("nvimgcodec", "torchvision"), "pillow", None),
         (("torchvision",), "nvimgcodec", r"data.decoder=nvimgcodec cannot be imported \(No module named.*use"),
     ],
