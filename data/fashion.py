@@ -52,8 +52,7 @@ class FashionMNIST(ArrayDataset):
     ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
-            # Imported here, because it takes a second in every worker that is spawned.
-            from torchvision import datasets
+            from torchvision import datasets  # here, because it takes a second in every worker that is spawned
 
             names = ", ".join(f"{name}.gz" for name in TRAIN_FILES + TEST_FILES)
             download(datasets.FashionMNIST, root, names)
