@@ -6,7 +6,6 @@ import yaml
 
 from data.errors import DataError
 from loaders import LoaderConfigError, MachineFull
-from loaders.workers.pool import WorkerTimeout
 from tests.configs import has_part
 from training.launch import sentence_of
 
@@ -106,7 +105,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_are_in_its_table(train
             "a.jpg is truncated",
         ),
         (LoaderConfigError("no loader does this"), "no loader does this"),
-        (WorkerTimeout("timed out after 2 seconds"), "timed out after 2 seconds"),
+        (WorkerFailure("timed out after 2 seconds"), "timed out after 2 seconds"),
         (MachineFull("loader=resident needs 2 GB"), "loader=resident needs 2 GB"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError"),

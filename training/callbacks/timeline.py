@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from loaders import StepTimer, Timeline
-from loaders.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, Span
+from loaders.timeline import Span
 from training.config import Keys, check_least
 from training.figure import INK, new_figure, png
 from training.files import write_whole
@@ -66,12 +66,12 @@ class TimelinePicture:
 
 def add_phase(timeline: Timeline, phase: str, start: float, end: float) -> None:
     if phase in ("evaluation", "checkpoint"):
-        timeline.add(TRAINING, phase, start, end, None)
+        timeline.add(Timeline.TRAINING, phase, start, end, None)
 
 
 def lanes_of(spans: Sequence[Span]) -> list[str]:
     """The names of the lanes, from top to bottom in the order of a batch: workers, preloader, device, training."""
-    order = [PRELOADER, COPY_STREAM, GPU, TRAINING]
+    order = [Timeline.PRELOADER, Timeline.COPY_STREAM, Timeline.GPU, Timeline.TRAINING]
     lanes = {span.lane for span in spans}
     workers = sorted(lanes - set(order), key=lambda lane: (len(lane), lane))
     return [*workers, *(lane for lane in order if lane in lanes)]
@@ -102,7 +102,7 @@ def draw_timeline(spans: Sequence[Span]) -> bytes:
 
     The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step.
     """
-    consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
+    consumer = Timeline.GPU if any(span.lane == Timeline.GPU for span in spans) else Timeline.TRAINING
     own = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
     start = own[0].start if own else 0.0
     ends = [span.end for span in own if span.activity == "compute"][:MOST_STEPS]
