@@ -272,6 +272,7 @@ class Alarm(BaseException):
     pass
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an alarm inside a __del__
 @pytest.mark.parametrize("error", [Alarm, TimeoutError])
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer": 7}, {"steps_per_epoch": 90, "on_error": "skip"}])
 def test_an_alarm_inside_next_loses_no_sample(error, settings):
