@@ -128,6 +128,11 @@ class SeededLoader(WorkerLoader[T_co]):
             newest.end()
         self._position = self._current = None
 
+    def begin_again(self, before: Position | None) -> None:
+        """Has the next `iter()` run the newest epoch, unless `before` is the position in it: a Preloader's was interrupted."""
+        if self._position is not before and self._upcoming is None:
+            self._upcoming = copy(self._position)
+
     def _next_position(self) -> Position:
         """Returns where the next `iter()` begins."""
         return copy(self._upcoming) or Position(0 if self._position is None else self._position.epoch + 1)

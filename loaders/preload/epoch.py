@@ -1,10 +1,10 @@
-"""An epoch of a Preloader: a thread makes `depth` items ahead, or the consumer's thread makes each when it asks for it.
+"""An epoch of a Preloader: a thread makes `depth` items ahead, or the consumer's thread makes each when it asks.
 
 Items have numbers, and `received`, the last one that the consumer got, is all that says where the consumer is: one
 assignment moves it, and no call follows. So after whatever an exception from a signal handler (Ctrl-C) interrupts, the
 next call asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
 Invariant: at most `depth` items are ready besides the one that is asked for, and none once the epoch has ended; while
-the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception can leave a Condition locked.
+the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception leaves no lock in them taken.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class PreloadedEpoch:
     """Prepares what the loader's iterator `batches` yields.
 
     key: of the transform's random numbers: seed, epoch, the number of the epoch's first batch, and rank.
-    goes_back: whether `batches`, an EpochIterator, may be set back to where the consumer is.
     state_of: returns the loader's state.
     It must not refer to the preloader: else its thread would keep an abandoned preloader alive for ever.
     """
@@ -60,13 +59,13 @@ class PreloadedEpoch:
         copier: DeviceCopier,
         depth: int,
         key: tuple[int, int, int, int],
-        goes_back: bool,
         state_of: Callable[[], Any],
     ) -> None:
         self._seed, self.epoch, self._first, self._rank = key
         self._copier, self._depth, self._state_of = copier, depth, state_of
         self._batches = batches
-        self._source = batches if goes_back and isinstance(batches, EpochIterator) else None
+        # It can be set back to where the consumer is.
+        self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
         self.received = Item(-1, state=state_of(), position=self._position())
         self._asked = -1  # the number of the item that the consumer has asked for
         self._made = 0  # how many items the thread has made
