@@ -4,10 +4,12 @@ Python runs signal handlers when a function begins and when a call returns. `str
 these moments, so that all kinds of them are tried in every run.
 """
 
+import _weakrefset
 import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ import loaders
 from loaders import Preloader, WorkerLoader
 
 PACKAGE = str(Path(loaders.__file__).parent)
+PYTHONS = threading.__file__, _weakrefset.__file__  # an exception inside Thread.start() breaks Python's own locks
 BATCHES = 6
 SIGNALS = {signal.SIGINT: KeyboardInterrupt, signal.SIGALRM: TimeoutError}
 
@@ -71,7 +74,7 @@ def at_moments(do: Callable[[], None]) -> Iterator[None]:
     def profile(frame: FrameType, event: str, _) -> None:
         if os.getpid() != this:
             sys.setprofile(None)  # a worker that was started meanwhile
-        elif event in ("call", "c_return") and is_in_loaders(frame):
+        elif event in ("call", "c_return") and frame.f_code.co_filename not in PYTHONS and is_in_loaders(frame):
             do()
 
     sys.setprofile(profile)
