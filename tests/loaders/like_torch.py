@@ -1,17 +1,18 @@
 """Programs over a loader, and what each sees: test_like_torch.py runs them on torch's class and on ours.
 
-A Program names a value on each axis. `run` makes its dataset and its loader, uses the loader for two epochs, and
+A program names a value on each axis. `run` makes its dataset and its loader, uses the loader for two epochs, and
 returns what the program saw as plain data: values, dtypes, shapes, strides, types, errors in their places, what it had
 kept, and what a forked child read.
 """
 
 import ctypes
+import gc
 import os
 import random
 import zlib
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from types import SimpleNamespace as Program
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,11 @@ from torch.utils.data import BatchSampler, Sampler, WeightedRandomSampler, defau
 
 LENGTH, ERROR_AT = 9, 4  # samples of a dataset, and the one that raises
 GAPPED = "gapped"  # in the place of a tensor's strides, if it does not fill its memory
-Note = Callable[[Any], None]
 
-
-# The axes are those of test_like_torch.py, and `leaves`: the fields of a sample.
-Program = SimpleNamespace
 Pair = namedtuple("Pair", "a b")
 
 
-class Plain:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class WithDict(torch.Tensor):
+class Named(torch.Tensor):
     """Has attributes."""
 
 
@@ -41,45 +33,47 @@ class Reduced(torch.Tensor):
     """Its __reduce_ex__ adds one, so that bypassing it shows."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return reduced, (self.as_subclass(torch.Tensor) + 1,)
+        return torch.Tensor.as_subclass, (self.as_subclass(torch.Tensor) + 1, Reduced)
 
 
-def reduced(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_subclass(Reduced)
+class Custom(Exception):
+    """Cannot be made from a message alone."""
+
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(code)
 
 
-def full(index: int, *shape: int, dtype: str = "float32") -> torch.Tensor:
-    count = int(np.prod(shape))
-    return ((torch.arange(count) * 3 + index) % 100).to(getattr(torch, dtype)).reshape(shape)
+def full(index: int, dtype: str, *shape: int) -> torch.Tensor:
+    return ((torch.arange(int(np.prod(shape))) * 3 + index) % 100).to(getattr(torch, dtype)).reshape(shape)
 
 
 def named(index: int, dtype: str) -> torch.Tensor:
-    tensor = full(index, 4, dtype=dtype).as_subclass(WithDict)
+    tensor = full(index, dtype, 4).as_subclass(Named)
     tensor.name = f"n{index}"  # type: ignore[attr-defined]
     return tensor
 
 
-TABLE = full(0, LENGTH, 40)
+TABLE = full(0, "float32", LENGTH, 40)
 LEAVES: dict[str, Callable[[int, str], Any]] = {
-    "plain": lambda i, d: full(i, 3, 4, dtype=d),
-    "0-d": lambda i, d: full(i, dtype=d),
-    "empty": lambda i, d: torch.empty(0, 3, dtype=getattr(torch, d)),
+    "plain": lambda i, d: full(i, d, 3, 4),
+    "0-d": lambda i, d: full(i, d),
+    "empty": lambda i, d: full(i, d, 0, 3),
     "large": lambda i, d: torch.full((20_000,), i),
     "growing": lambda i, d: torch.full((100 << i,), i),
-    "ragged": lambda i, d: full(i, 2 + i % 2, dtype=d),
-    "strided": lambda i, d: full(i, 4, 6, dtype=d)[:, ::2],
-    "column": lambda i, d: full(i, 5, 4, dtype=d)[:, 1],
-    "expanded": lambda i, d: full(i, 1, 3, dtype=d).expand(4, 3),
+    "ragged": lambda i, d: full(i, d, 2 + i % 2),
+    "strided": lambda i, d: full(i, d, 4, 6)[:, ::2],
+    "column": lambda i, d: full(i, d, 5, 4)[:, 1],
+    "expanded": lambda i, d: full(i, d, 1, 3).expand(4, 3),
     "huge": lambda i, d: torch.full((1, 1), float(i)).expand(120_000, 120_000),
-    "transposed": lambda i, d: full(i, 2, 5, dtype=d).t(),
-    "channels_last": lambda i, d: full(i, 1, 3, 4, 2, dtype=d).to(memory_format=torch.channels_last),
+    "transposed": lambda i, d: full(i, d, 2, 5).t(),
+    "channels_last": lambda i, d: full(i, d, 1, 3, 4, 2).to(memory_format=torch.channels_last),
     "row": lambda i, d: TABLE[i],
-    "same object": lambda i, d: [full(i, 6, dtype=d)] * 2,
-    "views": lambda i, d: list(full(i, 6, dtype=d).split(2)),
+    "same object": lambda i, d: [full(i, d, 6)] * 2,
+    "views": lambda i, d: list(full(i, d, 6).split(2)),
     "grad": lambda i, d: torch.full((2,), float(i)).requires_grad_(i % 3 == 0),
     "parameter": lambda i, d: torch.nn.Parameter(torch.full((2,), float(i))),
-    "with dict": named,
-    "reduced": lambda i, d: full(i, 3).as_subclass(Reduced),
+    "named": named,
+    "reduced": lambda i, d: full(i, "float32", 3).as_subclass(Reduced),
     "sparse": lambda i, d: torch.sparse_coo_tensor([[0, 2], [1, 0]], [1.0, i], (3, 3)).coalesce(),
     "nested": lambda i, d: torch.nested.nested_tensor([torch.full((2,), float(i)), torch.ones(3)]),
     "quantized": lambda i, d: torch.quantize_per_tensor(torch.full((3,), float(i)), 0.5, 1, torch.quint8),
@@ -88,14 +82,18 @@ LEAVES: dict[str, Callable[[int, str], Any]] = {
     "meta": lambda i, d: torch.ones(2, i + 1, device="meta"),
     "random": lambda i, d: torch.rand(2) + random.random() + float(np.random.rand()),
     "array": lambda i, d: np.full((2, 3), i, dtype=np.float32),
-    "arrays": lambda i, d: [
-        np.asfortranarray(np.ones((2, 3)) * i),
-        np.array([(i, 0.5)], [("a", "<i8"), ("b", "<f4")]),
-    ],
+    "arrays": lambda i, d: [np.asfortranarray(np.ones((2, 3)) * i), np.array([(i, 0.5)], [("a", "i8"), ("b", "f4")])],
     "scalars": lambda i, d: [np.float32(i), f"sample {i}", b"sample %d" % i, i + 0.5],
     "namedtuple": lambda i, d: Pair(torch.full((2,), i), i),
     "user dict": lambda i, d: UserDict(t=torch.full((2,), i)),
-    "others": lambda i, d: [Plain(torch.full((2,), i)), None, {i}, range(i), OrderedDict(b=i), np.array([{}, i])],
+    "others": lambda i, d: [
+        Program(value=torch.full((2,), i)),
+        None,
+        {i},
+        range(i),
+        OrderedDict(b=i),
+        np.array([{}, i]),
+    ],
 }
 DTYPES = (
     *("float32", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "bool"),
@@ -108,50 +106,24 @@ STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
     "nested": lambda values: {"a": (values[0], {"b": values})},
     "namedtuple": lambda values: Pair(values[0], values[-1]),
 }
+ERRORS = (ValueError("bad sample"), KeyError("missing"), Custom(3, detail="x"), StopIteration("stopped"))
 
 
-class Custom(Exception):
-    """Cannot be made from a message alone."""
-
-    __init__ = lambda self, code, *, detail: None  # noqa: E731
-
-
-ERRORS: dict[str, Callable[[], Exception]] = {
-    "value": lambda: ValueError("bad sample"),
-    "key": lambda: KeyError("missing"),
-    "custom": lambda: Custom(3, detail="x"),
-    "stop": lambda: StopIteration("stopped"),
-}
-
-
-class Fresh:
+class Data:
     def __init__(self, program: Program) -> None:
-        self.program, self.length = program, LENGTH
+        self.program, self.length, self.scratch = program, LENGTH, torch.zeros(50)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        leaves = [LEAVES[name](index % LENGTH, self.program.dtype) for name in self.program.leaves]
-        return STRUCTURES[self.program.structure](leaves)
-
-
-class Scratch(Fresh):
-    """Writes each sample into the same tensor."""
-
-    def __getitem__(self, index: int) -> Any:
-        self.scratch = vars(self).get("scratch", torch.zeros(50)).fill_(index)
-        return self.scratch, super().__getitem__(index)
-
-
-class Failing(Fresh):
-    def __getitem__(self, index: int) -> Any:
-        if index == ERROR_AT:
-            raise ERRORS[self.program.error]()
-        return super().__getitem__(index)
-
-
-DATASETS = {kind.__name__.lower(): kind for kind in (Fresh, Scratch, Failing)}
+        program = self.program
+        if program.dataset == "failing" and index == ERROR_AT:
+            raise ERRORS[program.error]
+        sample = STRUCTURES[program.structure](
+            [LEAVES[name](index % LENGTH, program.dtype) for name in program.leaves]
+        )
+        return (self.scratch.fill_(index), sample) if program.dataset == "scratch" else sample
 
 
 def map_tensors(batch: Any, to: Callable[[torch.Tensor], Any]) -> Any:
@@ -160,10 +132,6 @@ def map_tensors(batch: Any, to: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(batch, dict):
         return {key: map_tensors(value, to) for key, value in batch.items()}
     return [map_tensors(value, to) for value in batch] if isinstance(batch, (list, tuple)) else batch
-
-
-def as_is(samples: Any) -> Any:
-    return samples
 
 
 def shifted(samples: Any) -> Any:
@@ -184,12 +152,46 @@ class Bank:
         return batch, same
 
 
-COLLATIONS: dict[str, Callable[[], Any]] = {
-    "default": lambda: None,
-    "as is": lambda: as_is,
-    "shifted": lambda: shifted,
-    "bank": Bank,
-}
+class Own(Sampler[int]):
+    """Draws when it is iterated, as samplers do that shuffle there. `kind`: "sized", or "breaking" after 5 indices."""
+
+    def __init__(self, length: int, kind: str) -> None:
+        self.length, self.kind = length, kind
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        torch.rand(())
+        return self.indices()
+
+    def indices(self) -> Iterator[int]:
+        for number in range(self.length):
+            if number == 5 and self.kind == "breaking":
+                raise LookupError("no more samples")
+            yield number * 4 % self.length
+
+
+SAMPLERS = ("sequential", "shuffled", "generator", "weighted", "batches", "sized", "breaking")
+
+
+def settings(program: Program) -> dict[str, Any]:
+    kind, size = program.sampler, program.batch_size
+    chosen: dict[str, Any] = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
+    if kind == "batches":
+        chosen = {"batch_sampler": BatchSampler(Own(LENGTH, kind), size or 2, program.drop_last)}
+    elif kind == "weighted":
+        chosen["sampler"] = WeightedRandomSampler([1.0 + index for index in range(LENGTH)], LENGTH)
+    elif kind in ("sized", "breaking"):
+        chosen["sampler"] = Own(LENGTH, kind)
+    elif kind != "sequential":
+        chosen |= {"shuffle": True, "generator": torch.Generator().manual_seed(5) if kind == "generator" else None}
+    if program.num_workers:
+        chosen |= {"persistent_workers": program.persistent, "prefetch_factor": program.prefetch}
+        chosen |= {"num_workers": program.num_workers, "in_order": program.in_order}
+    return chosen | {
+        "collate_fn": {"as is": lambda samples: samples, "shifted": shifted, "bank": Bank()}.get(program.collation)
+    }
 
 
 def describe(batch: Any) -> Any:
@@ -197,7 +199,7 @@ def describe(batch: Any) -> Any:
     seen: dict[int, int] = {}
 
     def walk(item: Any) -> Any:
-        if isinstance(item, (torch.Tensor, Plain, np.ndarray)):
+        if isinstance(item, (torch.Tensor, Program, np.ndarray)):
             if id(item) in seen:
                 return ["again", seen[id(item)]]
             seen[id(item)] = len(seen)
@@ -210,98 +212,42 @@ def describe(batch: Any) -> Any:
             return [name, [[key, walk(value)] for key, value in item.items()]]
         if isinstance(item, (list, tuple)):
             return [name, [walk(value) for value in item]]
-        return [name, walk(vars(item)) if isinstance(item, Plain) else repr(item)]
+        return [name, walk(vars(item)) if isinstance(item, Program) else repr(item)]
 
     return walk(batch)
 
 
 def describe_tensor(item: torch.Tensor) -> list[Any]:
-    plain = item.detach().as_subclass(torch.Tensor)
+    plain = item.detach() if type(item) is torch.Tensor else item.detach().as_subclass(torch.Tensor)
     kind = [str(item.dtype), str(item.layout), item.requires_grad, item.device.type, repr(getattr(item, "name", None))]
-    if plain.is_nested:
-        return [*kind, *map(describe_tensor, plain.unbind())]
-    if plain.layout == torch.sparse_coo:
-        return [*kind, tuple(plain.shape), *map(describe_tensor, (plain._indices(), plain._values()))]
-    where = [tuple(plain.shape), strides(plain)]
-    if plain.is_quantized:
-        return [*kind, *where, plain.int_repr().tolist(), plain.q_scale(), plain.q_zero_point()]
-    if plain.device.type == "meta" or plain.numel() > 10_000_000:
-        return [*kind, *where]
+    if plain.is_nested or plain.layout != torch.strided or plain.is_quantized or plain.device.type == "meta":
+        return [*kind, repr(plain)]
+    is_filled = 0 in plain.stride() or torch.empty_like(plain).stride() == plain.stride()
+    kind += [tuple(plain.shape), plain.stride() if is_filled else GAPPED]
+    if plain.numel() > 10_000_000:
+        return kind
     flat = plain.resolve_conj().resolve_neg().contiguous()
     data = ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
-    return [*kind, *where, data.hex() if len(data) <= 64 else f"{len(data)}:{zlib.crc32(data)}"]
+    return [*kind, data.hex() if len(data) <= 64 else f"{len(data)}:{zlib.crc32(data)}"]
 
 
-def strides(tensor: torch.Tensor) -> Any:
-    """The strides of a tensor that fills its memory, or whose expanded dimensions are all that do not."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride not in (0, expected):
-            return GAPPED
-        expected *= size if stride else 1
-    return tensor.stride() if tensor.numel() else ()
-
-
-class Sized(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        torch.rand(())  # as samplers do that shuffle here, and not when the first index is asked for
-        return iter([index * 4 % self.length for index in range(self.length)])
-
-
-class Unsized(Sized):
-    __len__ = None  # type: ignore[assignment]
-
-
-class Breaking(Sized):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(5)
-        raise LookupError("no more samples")
-
-
-OWN_SAMPLERS = {"sized": Sized, "unsized": Unsized, "breaking": Breaking}
-SAMPLERS = ("sequential", "shuffled", "generator", "weighted", "batches", *OWN_SAMPLERS)
-
-
-def settings(program: Program, length: int) -> dict[str, Any]:
-    kind, size = program.sampler, program.batch_size
-    chosen: dict[str, Any] = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
-    if kind == "batches":
-        chosen = {"batch_sampler": BatchSampler(Sized(length), size or 2, program.drop_last)}
-    elif kind == "weighted":
-        chosen["sampler"] = WeightedRandomSampler([1.0 + index for index in range(length)], length)
-    elif kind in OWN_SAMPLERS:
-        chosen["sampler"] = OWN_SAMPLERS[kind](length)
-    elif kind != "sequential":
-        chosen |= {"shuffle": True, "generator": torch.Generator().manual_seed(5) if kind == "generator" else None}
-    if program.num_workers:
-        chosen |= {"persistent_workers": program.persistent, "prefetch_factor": program.prefetch}
-        chosen |= {"num_workers": program.num_workers, "in_order": program.in_order}
-    return chosen | {"collate_fn": COLLATIONS[program.collation]()}
-
-
-def take(iterator: Iterator[Any], note: Note) -> Iterator[Any]:
+def take(iterator: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
     """Yields the batches, and notes each error in its place."""
     for _ in range(40):
         try:
             yield next(iterator)
         except StopIteration:
-            note("end")
-            return
+            return note("end")
         except Exception as error:
             last = (str(error).strip().splitlines() or [""])[-1].split(": ")[-1]
-            note(["error", type(error).__name__, "" if "expects each tensor" in last or "resize" in last else last])
+            name = type(error).__name__.replace("Custom", "RuntimeError")  # if it did not cross a process
+            note(["error", name, "" if "expects each tensor" in last or "resize" in last else last])
             if "timed out" in last:
-                return
+                return None
+    return None
 
 
 def fill(item: torch.Tensor) -> Any:
-    """Writes into the tensor; returns it, or the error's class."""
     try:
         return item.detach().fill_(1) and item
     except RuntimeError as error:
@@ -312,6 +258,7 @@ def fork(batch: Any) -> tuple[int, int]:
     """Forks a child, which reads the batch when it is told to; it exits with 1 if it is the same then."""
     (tells, told), expected = os.pipe(), repr(describe(batch))
     if (pid := os.fork()) == 0:
+        gc.disable()
         torch.set_num_threads(1)  # OpenMP hangs in a forked child
         os.read(tells, 1)
         os._exit(repr(describe(batch)) == expected)
@@ -319,13 +266,15 @@ def fork(batch: Any) -> tuple[int, int]:
     return pid, told
 
 
-def consume(loader: Any, consumer: str, note: Note) -> None:
+def consume(loader: Any, consumer: str, note: Callable[[Any], None]) -> None:
     """Uses the loader for an epoch."""
-    kept, children = [], []
+    kept, children, iterators = [], [], []
     for number in (1, 2) if consumer == "leave" else ():  # an epoch is left early, twice
-        for _, batch in zip(range(number), take(iter(loader), note), strict=False):
+        iterators.append(iter(loader))
+        for _, batch in zip(range(number), take(iterators[-1], note), strict=False):
             note(describe(batch))
-    for number, batch in enumerate(take(iter(loader), note)):
+    iterators.append(iter(loader))
+    for number, batch in enumerate(take(iterators[-1], note)):
         if consumer == "fork" and number in (1, 3):
             children.append(fork(batch))
         if consumer in ("keep", "write"):
@@ -339,24 +288,24 @@ def consume(loader: Any, consumer: str, note: Note) -> None:
         note(["child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
     for batch in kept:
         note(describe(batch))
+    for iterator in [] if loader.persistent_workers else iterators:
+        getattr(iterator, "_shutdown_workers", bool)()  # torch's are in cycles, and the collector waits for each
 
 
 def run(program: Program, kind: type, **more: Any) -> list[Any]:
     """Returns what the program sees with loaders of this class, in the order in which it sees it."""
-    seen: list[Any] = []
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    TABLE.copy_(full(0, LENGTH, 40))
-    dataset = DATASETS[program.dataset](program)
-    try:
-        loader = kind(dataset, **settings(program, LENGTH), **more)
-    except (ValueError, TypeError) as error:
-        return [["refused", type(error).__name__]]
+    TABLE.copy_(full(0, "float32", LENGTH, 40))
+    dataset, seen = Data(program), list[Any]()
+    loader = kind(dataset, **settings(program), **more)
     for epoch in range(2):
         dataset.length = LENGTH + 3 * (epoch and program.grows and program.sampler == "sequential")
         noted: list[Any] = []
         consume(loader, program.consumer, noted.append)
         seen += noted if program.in_order else sorted(noted, key=repr)
         if program.seed is None:
-            seen.append([random.random(), float(np.random.rand()), torch.rand(()).item()])
-    getattr(loader, "close", lambda: None)()
+            seen.append(["drawn", random.random(), float(np.random.rand()), torch.rand(()).item()])
+    getattr(loader, "close", bool)()
+    if (persistent := loader._iterator) is not None:
+        persistent._shutdown_workers()
     return seen
