@@ -267,6 +267,11 @@ def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done(dept
         assert [x.cpu()[:, 0].tolist() for x in kept] == torch.arange(ROWS).view(-1, BATCH).tolist()
 
 
+@pytest.mark.parametrize("kind", ["seeded", "unseeded", "inline", "threads"])
+def test_without_a_preloader_batches_are_in_torchs_pinned_memory(kind):
+    assert all(batch["x"].is_pinned() for batch in LOADERS[kind]())
+
+
 def test_tensors_of_every_kind_arrive_whole():
     block = torch.arange(4096, dtype=torch.int32)
     batch = {
