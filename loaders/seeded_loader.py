@@ -150,7 +150,8 @@ class SeededLoader(WorkerLoader[T_co]):
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""
         if isinstance(self.sampler, OrderSampler):
-            self.sampler.order = replace(self.sampler.order, length=len(self.dataset))
+            dataset: Any = self.dataset
+            self.sampler.order = replace(self.sampler.order, length=len(dataset))
             return self.sampler.order
         assert self.seed is not None
         split = self.drop_last, self.rank, self.world_size, self.pad
