@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program, too
 from loaders import WorkerLoader
 
+GUIDE = (Path(__file__).parents[2] / "loaders" / "README.md").read_text()
+
 AXES: dict[str, Any] = {
     "dtype": DTYPES,
     "structure": tuple(STRUCTURES),
@@ -132,6 +134,7 @@ def test_programs_see_what_torchs_class_shows(part):
     found, counts = check(10 * part, 10)
     print(f"excused by the rows of the table: {dict(counts)}")
     assert found == []
+    assert all(f"| {row} |" in GUIDE for row in counts)
 
 
 @pytest.mark.slow
