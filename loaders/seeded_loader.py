@@ -92,10 +92,13 @@ class SeededLoader(WorkerLoader[T_co]):
 
         Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
         """
+        return self.state_at(self._here())
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """Returns the state at a position, which may be an earlier one of the newest epoch."""
         if not self.in_order:
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
         check_resumable(self.batch_sampler, self.sampler)
-        position = self._here()
         samples = position.batch * self._order().global_batch_size
         return {"version": VERSION, "epoch": position.epoch, "samples": samples, **self._identity()}
 
@@ -129,7 +132,10 @@ class SeededLoader(WorkerLoader[T_co]):
         self._position = self._current = None
 
     def begin_again(self, before: Position | None) -> None:
-        """Has the next `iter()` run the newest epoch, unless `before` is the position in it: a Preloader's was interrupted."""
+        """Has the next `iter()` run the newest epoch once more, unless `before` is the position in it.
+
+        A Preloader's `iter()` was interrupted, perhaps after ours.
+        """
         if self._position is not before and self._upcoming is None:
             self._upcoming = copy(self._position)
 
@@ -143,9 +149,10 @@ class SeededLoader(WorkerLoader[T_co]):
         if position is None or plan is None:
             return self._next_position()
         try:
-            return position if plan.has(position.turn) else self._next_position()
+            is_over = position.batch == self.batches_at_most or not plan.has(position.turn)
         except SamplerError:  # comes next
-            return position
+            is_over = False
+        return self._next_position() if is_over else position
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""

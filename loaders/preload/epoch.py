@@ -4,7 +4,7 @@ Items have numbers, and `received`, the last one that the consumer got, is all t
 assignment moves it, and no call follows. So after whatever an exception from a signal handler (Ctrl-C) interrupts, the
 next call asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
 Invariant: at most `depth` items are ready besides the one that is asked for, and none once the epoch has ended; while
-the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception leaves no lock in them taken.
+the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception can leave no lock in them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ class Item:
     batch: Any = None
     ready: Ready | None = None
     error: BaseException | None = None
-    state: Any = None  # of the loader
-    position: Position | None = None  # of the loader's iterator, if that can go back
     is_end: bool = False
+    position: Position | None = None  # after it, if `batches` is an EpochIterator that can go back
+    is_last: bool = False  # no batch is left there
+    state: Any = None  # the state after it of a loader that is not ours
 
 
 class PreloadedEpoch:
     """Prepares what the loader's iterator `batches` yields.
 
     key: of the transform's random numbers: seed, epoch, the number of the epoch's first batch, and rank.
-    state_of: returns the loader's state.
+    state_of: returns the state of a loader that is not ours.
     It must not refer to the preloader: else its thread would keep an abandoned preloader alive for ever.
     """
 
@@ -66,7 +67,7 @@ class PreloadedEpoch:
         self._batches = batches
         # It can be set back to where the consumer is.
         self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
-        self.received = Item(-1, state=state_of(), position=self._position())
+        self.received = self._placed(Item(-1))
         self._asked = -1  # the number of the item that the consumer has asked for
         self._made = 0  # how many items the thread has made
         self._host: list[Any] = []  # the loader's batch, until its item is made
@@ -116,8 +117,11 @@ class PreloadedEpoch:
         return not (self._is_ended or self.received.is_end)
 
     def is_over(self) -> bool:
-        """Returns whether no batch is left; waits for the next item to see that."""
-        return self.received.is_end or (not self._is_ended and self._get(self.received.number + 1).is_end)
+        """Returns whether no batch is left; if so, waits until the thread has seen it too."""
+        received = self.received
+        if received.is_last and not (received.is_end or self._is_ended):
+            self._get(received.number + 1)
+        return received.is_last or received.is_end
 
     def end(self, unblock: Callable[[], None] | None = None) -> bool:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise.
@@ -195,12 +199,9 @@ class PreloadedEpoch:
             item.is_end = True
         except BaseException as error:
             self._keep(item, error)
-        if (position := self._position()) is not None:  # an error that belongs to no batch has not moved it
-            item.position, item.of_epoch = position, position.batch - 1
-        batch_id = self.epoch, item.of_epoch
+        batch_id = self.epoch, self._placed(item).of_epoch
         self._copier.count_wait(began, batch_id)
         try:
-            item.state = self._state_of()
             if self._host:
                 random = Random(self._seed, *batch_id, self._rank)
                 item.batch, item.ready = self._copier.prepare(self._host[0], random, batch_id)
@@ -224,8 +225,14 @@ class PreloadedEpoch:
             return
         item.error.__cause__ = error
 
-    def _position(self) -> Position | None:
-        return None if self._source is None else copy(self._source.position)
+    def _placed(self, item: Item) -> Item:
+        """Notes where the loader is after the item; an error that belongs to no batch has not moved it."""
+        if self._source is None:
+            item.state = self._state_of()
+        else:
+            item.position, item.is_last = copy(self._source.position), self._source.is_over
+            item.of_epoch = item.position.batch - 1
+        return item
 
     def _go_back(self) -> None:
         """Sets the loader's iterator to where the consumer is; mostly it is there."""
