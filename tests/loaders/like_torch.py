@@ -36,13 +36,6 @@ class Reduced(torch.Tensor):
         return torch.Tensor.as_subclass, (self.as_subclass(torch.Tensor) + 1, Reduced)
 
 
-class Custom(Exception):
-    """Cannot be made from a message alone."""
-
-    def __init__(self, code: int, *, detail: str) -> None:
-        super().__init__(code)
-
-
 def full(index: int, dtype: str, *shape: int) -> torch.Tensor:
     return ((torch.arange(int(np.prod(shape))) * 3 + index) % 100).to(getattr(torch, dtype)).reshape(shape)
 
@@ -86,19 +79,10 @@ LEAVES: dict[str, Callable[[int, str], Any]] = {
     "scalars": lambda i, d: [np.float32(i), f"sample {i}", b"sample %d" % i, i + 0.5],
     "namedtuple": lambda i, d: Pair(torch.full((2,), i), i),
     "user dict": lambda i, d: UserDict(t=torch.full((2,), i)),
-    "others": lambda i, d: [
-        Program(value=torch.full((2,), i)),
-        None,
-        {i},
-        range(i),
-        OrderedDict(b=i),
-        np.array([{}, i]),
-    ],
+    "others": lambda i, d: [None, {i}, range(i), OrderedDict(b=i), np.array([{}])],
 }
-DTYPES = (
-    *("float32", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "bool"),
-    *("uint16", "uint32", "complex128", "float8_e4m3fn"),
-)
+DTYPES = ("float32", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "bool")
+DTYPES += ("uint16", "uint32", "complex128", "float8_e4m3fn")  # which torch's workers cannot collate
 STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
     "dict": lambda values: {f"f{number}": value for number, value in enumerate(values)},
     "tuple": tuple,
@@ -106,7 +90,8 @@ STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
     "nested": lambda values: {"a": (values[0], {"b": values})},
     "namedtuple": lambda values: Pair(values[0], values[-1]),
 }
-ERRORS = (ValueError("bad sample"), KeyError("missing"), Custom(3, detail="x"), StopIteration("stopped"))
+UNDECODABLE = UnicodeDecodeError("utf-8", b"", 0, 1, "bad")  # cannot be made again from a message alone
+ERRORS = (ValueError("bad sample"), KeyError("missing"), UNDECODABLE, StopIteration("stopped"))
 
 
 class Data:
@@ -120,9 +105,8 @@ class Data:
         program = self.program
         if program.dataset == "failing" and index == ERROR_AT:
             raise ERRORS[program.error]
-        sample = STRUCTURES[program.structure](
-            [LEAVES[name](index % LENGTH, program.dtype) for name in program.leaves]
-        )
+        leaves = [LEAVES[name](index % LENGTH, program.dtype) for name in program.leaves]
+        sample = STRUCTURES[program.structure](leaves)
         return (self.scratch.fill_(index), sample) if program.dataset == "scratch" else sample
 
 
@@ -153,25 +137,20 @@ class Bank:
 
 
 class Own(Sampler[int]):
-    """Draws when it is iterated, as samplers do that shuffle there. `kind`: "sized", or "breaking" after 5 indices."""
+    """Draws when it is iterated, as samplers do that shuffle there. Raises TypeError for None in its indices."""
 
-    def __init__(self, length: int, kind: str) -> None:
-        self.length, self.kind = length, kind
+    def __init__(self, indices: list[Any]) -> None:
+        self.indices = indices
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
         torch.rand(())
-        return self.indices()
-
-    def indices(self) -> Iterator[int]:
-        for number in range(self.length):
-            if number == 5 and self.kind == "breaking":
-                raise LookupError("no more samples")
-            yield number * 4 % self.length
+        return (int(index) for index in self.indices)
 
 
+SIZED = [index * 4 % LENGTH for index in range(LENGTH)]
 SAMPLERS = ("sequential", "shuffled", "generator", "weighted", "batches", "sized", "breaking")
 
 
@@ -179,11 +158,11 @@ def settings(program: Program) -> dict[str, Any]:
     kind, size = program.sampler, program.batch_size
     chosen: dict[str, Any] = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
     if kind == "batches":
-        chosen = {"batch_sampler": BatchSampler(Own(LENGTH, kind), size or 2, program.drop_last)}
+        chosen = {"batch_sampler": BatchSampler(Own(SIZED), size or 2, program.drop_last)}
     elif kind == "weighted":
         chosen["sampler"] = WeightedRandomSampler([1.0 + index for index in range(LENGTH)], LENGTH)
     elif kind in ("sized", "breaking"):
-        chosen["sampler"] = Own(LENGTH, kind)
+        chosen["sampler"] = Own(SIZED if kind == "sized" else [*SIZED[:5], None, 1])
     elif kind != "sequential":
         chosen |= {"shuffle": True, "generator": torch.Generator().manual_seed(5) if kind == "generator" else None}
     if program.num_workers:
@@ -240,7 +219,7 @@ def take(iterator: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
             return note("end")
         except Exception as error:
             last = (str(error).strip().splitlines() or [""])[-1].split(": ")[-1]
-            name = type(error).__name__.replace("Custom", "RuntimeError")  # if it did not cross a process
+            name = type(error).__name__.replace("UnicodeDecodeError", "RuntimeError")  # if it did not cross a process
             note(["error", name, "" if "expects each tensor" in last or "resize" in last else last])
             if "timed out" in last:
                 return None
