@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import random
+import re
 import signal
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders import Preloader, WorkerLoader, merge_states
+from loaders import Preloader, StreamError, WorkerLoader, merge_states
 
 SAMPLES = 60
 
@@ -253,6 +254,46 @@ def test_a_resume_without_a_state_of_the_dataset_says_how_much_it_read_and_dropp
         loader.load_state_dict(state)
         assert len(seen(loader)) == len(batches) - 1
     assert "stream 0 read and dropped 3 samples in" in caplog.text
+
+
+class OtherState(Numbers):
+    """Has methods of these names that mean something else."""
+
+    def state_dict(self, num_samples, from_beginning):
+        raise AssertionError("it is not the loader's to call")
+
+    def load_state_dict(self, state):
+        raise AssertionError("it is not the loader's to call")
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(Stateful, {}), (Stateful, {"shuffle_buffer": 4}), (OtherState, {})])
+def test_a_dataset_with_a_state_of_its_own_reads_at_most_a_block_again(kind, settings, caplog):
+    with loader_of(kind(), 0, **settings) as loader:
+        batches = seen(loader)
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        for _ in range(14):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with caplog.at_level(logging.INFO), loader_of(kind(), 0, **settings) as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == batches[14:]
+    dropped = sum(int(count) for count in re.findall(r"read and dropped (\d+) samples", caplog.text))
+    read = sum(place["samples"] for place in state["places"].values())
+    if kind is OtherState:
+        assert dropped == read
+    else:
+        assert dropped <= 4 * (settings.get("shuffle_buffer", 1) - 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_without_samples_are_passed_over_and_none_at_all_is_an_error(workers):
+    with loader_of(Shards(3), workers, steps_per_epoch=20) as loader:
+        assert sorted({number for batch in loader for number in batch.tolist()}) == list(range(12))
+    for settings in ({}, {"steps_per_epoch": 4}, {"steps_per_epoch": 4, "drop_last": True, "batch_size": 5}):
+        dataset = Shards(4 if "drop_last" in settings else 0)
+        with loader_of(dataset, workers, **settings) as loader, pytest.raises(StreamError, match="gave no batch"):
+            list(loader)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
