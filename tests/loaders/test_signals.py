@@ -1,4 +1,4 @@
-"""A program's signal handlers and wakeup descriptor are its own: no worker uses them, and no exit hangs on them."""
+"""A program's signal handlers and wakeup descriptor are its own, and no worker outlives it, however it ends."""
 
 import multiprocessing
 import os
@@ -7,15 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from multiprocessing import connection
-from pathlib import Path
 
 import pytest
 from example_datasets import Numbers, contents
 
 from loaders import WorkerLoader
 
-ROOT = Path(__file__).parents[2]
 KINDS = {"seeded": {"seed": 0, "persistent_workers": True}, "unseeded": {"seed": None}}
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGURG)
 
@@ -145,6 +144,53 @@ def test_a_program_that_handles_sigterm_and_closes_no_loader_exits_and_leaves_no
             os.close(fd)
 
 
+class Watched(Numbers):
+    """A sample takes a while, so that a worker is inside one when its parent ends."""
+
+    def __getitem__(self, index: int) -> int:
+        threading.Event().wait(0.02)
+        return index
+
+
+ORPHANS = """
+import os, sys
+sys.path.insert(0, "tests/loaders")
+from test_signals import Watched
+from loaders import Preloader, WorkerLoader
+import multiprocessing
+
+loaders = [
+    WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True),
+    Preloader(WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True), "cpu", 2),
+    WorkerLoader(Watched(4000), 4, num_workers=2, prefetch_factor=8),
+]
+iterators = [iter(loader) for loader in loaders]
+for iterator in iterators:
+    next(iterator)
+print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+if sys.argv[1] == "raises":
+    raise KeyError("mine")
+if sys.argv[1] == "exits":
+    os._exit(3)
+for iterator in iterators:
+    for _ in iterator:
+        pass
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "raises", "exits"])
+def test_workers_end_after_their_sample_when_their_program_ends(end, python, bound):
+    with python.start("-c", ORPHANS, end) as program:
+        pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
+        assert len(pidfds) == 6
+        if not isinstance(end, str):
+            program.send_signal(end)
+        program.communicate(timeout=bound)
+        for fd in pidfds:
+            assert select.select([fd], [], [], bound)[0], "a worker has outlived its program"
+            os.close(fd)
+
+
 REAPER = """
 import os, signal
 from loaders import WorkerLoader
@@ -157,23 +203,17 @@ def reap(*_):
         pass
 
 signal.signal(signal.SIGCHLD, {handler})
-loader = WorkerLoader(range(8), 4, seed=0, num_workers=2, persistent_workers=True)
-assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-import loaders.workers.process_pool as pool
-pool.EXIT_SECONDS = 10_000
-loader.close()
-del loader
-descriptors = len(os.listdir("/proc/self/fd"))
-with WorkerLoader(range(8), 4, seed=0, num_workers=2) as loader:
-    list(loader)
-del loader
+for persistent in (True, False):
+    with WorkerLoader(range(8), 4, seed=0, num_workers=2, persistent_workers=persistent) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    del loader
+    descriptors = descriptors if not persistent else len(os.listdir("/proc/self/fd"))
 assert len(os.listdir("/proc/self/fd")) == descriptors, "the workers' pipes are closed"
 print("closed")
 """
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_IGN", "reap"])
-def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(python, handler):
-    code = REAPER.format(handler=handler)
-    run = python.run("-c", code, timeout=60)
-    assert run.stdout == "closed\n", run.stderr
+def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(python, handler, bound):
+    done = python.run("-c", REAPER.format(handler=handler), timeout=bound)
+    assert done.stdout == "closed\n", done.stderr
