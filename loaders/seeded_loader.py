@@ -178,7 +178,7 @@ class SeededLoader(WorkerLoader[T_co]):
         kind = "sampler" if self.batch_size is not None else "batch_sampler"
         return {
             "seed": order.seed,
-            "dataset_length": order.length,
+            "dataset_length": length_of(self.dataset),
             "global_batch_size": order.global_batch_size,
             "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,
         }

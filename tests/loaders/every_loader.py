@@ -35,7 +35,9 @@ def ordered(epoch: int, length: int = LENGTH, batch_size: int = BATCH_SIZE, **se
     return [order.indices(epoch, order.positions(number)).tolist() for number in range(len(order))]
 
 
-def streamed(epoch: int, length: int = LENGTH, batch_size: int = BATCH_SIZE, drop_last: bool = False, **_: Any) -> list:
+def streamed(
+    epoch: int, length: int = LENGTH, batch_size: int = BATCH_SIZE, drop_last: bool = False, **_: Any
+) -> list:
     """The batches of an epoch from streams: turn t belongs to stream t modulo their number; no turn is empty."""
     parts = []
     for stream in range(STREAMS):
@@ -83,7 +85,7 @@ LOADERS = {
     "independent": Case(partial(WorkerLoader, num_workers=1, prefetch_factor=1), is_independent=True),
     "threads": Case(threads, is_keyed=False),
     "streams": Case(streams, streamed),
-    "streams_inline": Case(stream_loader, streamed, is_independent=True),
+    "streams_inline": Case(stream_loader, streamed),
     "torch": Case(torchs, is_torchs=True, is_keyed=False),
     "resident": Case(ResidentLoader, reads_once=True),
     "preloader": Case(preloaded(workers)),

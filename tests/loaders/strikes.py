@@ -1,6 +1,6 @@
 """Raises an exception at any moment at which a signal handler might: when a function begins, and when a call returns.
 
-Python runs signal handlers between two instructions; these moments are the ones before and after each call, a send to a
+Python runs signal handlers between two instructions; these moments are those before and after each call, a send to a
 worker among them. Only code of loaders/, and what it calls, is struck, and only in the thread that calls `struck`.
 """
 

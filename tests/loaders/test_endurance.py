@@ -56,9 +56,11 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
     with WAYS[way]() as loader:
 
         def epoch() -> None:
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(loader):  # noqa: B007
                 if number == 2:
-                    with loader_over(WrittenImages, persistent_workers=False) as evaluation:  # forked while one is held
+                    with loader_over(
+                        WrittenImages, persistent_workers=False
+                    ) as evaluation:  # forked while one is held
                         for _ in zip(range(2), evaluation, strict=False):
                             pass
             del batch

@@ -230,7 +230,10 @@ if os.getuid():
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_small_limits_are_enough_or_are_named(name, python, bound):
-    if name == "16_MB_of_shm" and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+    if (
+        name == "16_MB_of_shm"
+        and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("unshare -m is not allowed here")
     done = python.run("-c", PROGRAM + LIMITS[name] + "\nprint('whole')", timeout=bound)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr

@@ -72,7 +72,9 @@ SIZES = {"length": st.integers(0, 40), "batch_size": st.integers(1, 4), "world_s
 
 
 def shares(length: int, batch_size: int, world_size: int, shuffle: bool = False, **settings) -> list[list[list[int]]]:
-    orders = [Order(length, batch_size, shuffle, 0, rank=r, world_size=world_size, **settings) for r in range(world_size)]
+    orders = [
+        Order(length, batch_size, shuffle, 0, rank=r, world_size=world_size, **settings) for r in range(world_size)
+    ]
     assert {order.global_batch_size for order in orders} == {batch_size * world_size}
     assert [orders[0].samples_before(number) for number in range(3)] == [
         min(length, number * batch_size * world_size) for number in range(3)

@@ -1,4 +1,4 @@
-"""What programs do beside reading batches: odd batches, errors on the way, names of their own, contexts, subclasses."""
+"""What programs do beside reading batches: odd batches, names of their own, contexts, alarms, subclasses."""
 
 import copy
 import multiprocessing
@@ -110,7 +110,9 @@ def test_containers_that_cannot_be_rebuilt_stay_as_they_are(make, workers):
 
 
 def test_thousands_of_small_tensors_arrive_whole():
-    with WorkerLoader(Numbers(3000), 3000, num_workers=1, seed=0, collate_fn=lambda rows: [*map(torch.tensor, rows)]) as loader:
+    with WorkerLoader(
+        Numbers(3000), 3000, num_workers=1, seed=0, collate_fn=lambda rows: [*map(torch.tensor, rows)]
+    ) as loader:
         (batch,) = loader
     assert contents(batch) == list(range(3000))
 
@@ -202,7 +204,7 @@ def test_a_subclass_keeps_its_own_names_and_a_seed_needs_a_seeded_base(workers):
 class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
     """Its Process takes torch's arguments only."""
 
-    def Process(self, target: Any, args: tuple) -> Any:  # noqa: N802
+    def Process(self, target: Any, args: tuple) -> Any:
         return multiprocessing.get_context("fork").Process(target=target, args=args)
 
 
@@ -258,19 +260,12 @@ class Opened(Numbers):
         assert self.place is not None
         return self.place + index
 
-    def __iter__(self):
-        yield from map(self.__getitem__, range(self.length))
-
-
-class OpenedStream(Opened, IterableDataset):
-    pass
-
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "seed"), [(Opened, None), (Opened, 0), (OpenedStream, 0)])
-def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_is_read(kind, seed, method):
-    dataset = kind(2)
-    settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed, "streams": 1}
+@SEEDS
+def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_is_read(seed, method):
+    dataset = Opened(2)
+    settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}
     with WorkerLoader(dataset, 2, worker_init_fn=dataset.open, **settings) as loader:
         assert contents(loader) == [[100, 101]]
 
@@ -296,23 +291,6 @@ def test_a_compiled_function_may_contain_the_loop(seed):
 
     with WorkerLoader(Numbers(12), 4, num_workers=2, seed=seed) as loader:
         assert torch.compile(total, backend="eager")() == sum(range(12))
-
-
-def test_an_error_keeps_its_context_though_the_consumer_handles_another_one():
-    class Explained(Numbers):
-        def __getitem__(self, index: int) -> int:
-            try:
-                raise KeyError(index)
-            except KeyError:
-                raise ValueError("no sample")  # noqa: B904
-
-    iterator = iter(WorkerLoader(Explained(4), seed=0))
-    with pytest.raises(ValueError, match="no sample") as caught:
-        try:
-            raise OSError("the consumer's")
-        except OSError:
-            next(iterator)
-    assert isinstance(caught.value.__context__, KeyError)
 
 
 class Timeout(BaseException):

@@ -1,7 +1,7 @@
 """Any sequence of calls, on any loader: the batches, the position and the state are those of the pure order.
 
-Hypothesis draws the sequences. The oracle is Case.batches alone: it counts no epochs and keeps no state, so all of that
-is written down here once more, in the words of the contract. A sample may be bad, workers are killed, calls are
+Hypothesis draws the sequences. The oracle is Case.batches alone: it counts no epochs and keeps no state, so all of
+that is written down here once more, in the words of the contract. A sample may be bad, workers are killed, calls are
 interrupted, a state goes on in another kind of loader and with another number of ranks, and every batch is kept.
 """
 

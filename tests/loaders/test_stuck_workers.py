@@ -41,7 +41,7 @@ class Texts(Numbers):
 
 
 def stopped(loader: WorkerLoader, bound: float) -> tuple:
-    """The rest of an epoch of two batches ahead, its first batch, and its worker, stopped when it has nothing to do."""
+    """The rest of an epoch, its first batch, and its worker, stopped when it has nothing to do."""
     iterator = iter(loader)
     first = next(iterator)
     (worker,) = multiprocessing.active_children()

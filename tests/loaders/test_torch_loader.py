@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from example_datasets import Augmented, Noisy, Numbers, contents, failing
 from every_loader import ordered
+from example_datasets import Augmented, Noisy, Numbers, contents, failing
 
 from loaders import CachedLoader, TorchLoader
 
@@ -26,7 +26,9 @@ FAULTS = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("how", "settings", "said"), FAULTS.values(), ids=FAULTS)
-def test_a_worker_that_fails_is_torchs_error_and_not_the_end_of_the_epoch(torch_looks_often, make, how, settings, said):
+def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(
+    torch_looks_often, make, how, settings, said
+):
     loader = make(failing(Noisy, how, (0,)), num_workers=1, **settings)
     iterator = iter(loader)
     with pytest.raises(RuntimeError, match=said):
@@ -44,7 +46,7 @@ def test_ranks_augment_differently(make, num_workers):
 
 
 def test_invalid_arguments_are_refused_with_a_message(make):
-    with pytest.raises(TypeError, match="__len__|len"):
+    with pytest.raises(TypeError, match="len"):
         make(number for number in range(3))
     for settings in ({"batch_size": 0}, {"num_workers": -1}):
         with pytest.raises(ValueError, match=next(iter(settings))):

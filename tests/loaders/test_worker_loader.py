@@ -112,9 +112,7 @@ def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed
 
 def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(bound):
     dataset = Started()
-    with WorkerLoader(
-        dataset, 4, num_workers=2, worker_method="thread", seed=0, persistent_workers=True
-    ) as loader:
+    with WorkerLoader(dataset, 4, num_workers=2, worker_method="thread", seed=0, persistent_workers=True) as loader:
         list(loader)
         with dataset.progress:
             assert dataset.progress.wait_for(lambda: dataset.begun >= 60 + 4 * 4, bound)
@@ -142,9 +140,7 @@ class Ordered(Numbers):
 
 @SEEDS
 def test_out_of_order_an_epoch_has_its_own_batches_only_in_another_order_and_no_state(seed):
-    with WorkerLoader(
-        Ordered(12), 2, num_workers=2, in_order=False, seed=seed, persistent_workers=True
-    ) as loader:
+    with WorkerLoader(Ordered(12), 2, num_workers=2, in_order=False, seed=seed, persistent_workers=True) as loader:
         for epoch in range(3):
             batches = contents(loader)
             assert sorted(batches) == [[at, at + 1] for at in range(0, 12, 2)]
