@@ -7,7 +7,8 @@ import torch
 from every_loader import ordered
 from example_datasets import Augmented, Noisy, Numbers, contents, failing
 
-from loaders import CachedLoader, TorchLoader
+from loaders import TorchLoader
+from loaders.baselines import CachedLoader
 
 
 @pytest.fixture
