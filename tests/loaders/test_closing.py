@@ -10,9 +10,9 @@ from multiprocessing import util
 from pathlib import Path
 
 import pytest
-from example_datasets import Faulty, Numbers, Written, contents
+from example_datasets import Faulty, Numbers, contents
 
-from loaders import Preloader, WorkerLoader
+from loaders import WorkerLoader
 
 SEEDS = pytest.mark.parametrize("seed", [0, None])
 METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
@@ -34,25 +34,6 @@ def test_close_ends_older_independent_iterators_too(seed, method, bound):
         with pytest.raises(RuntimeError, match="closed"):
             next(iterator)
     assert contents(kept) == [[0, 1, 2, 3]] * 3
-
-
-class SlowBatches(Written):
-    """Each batch takes half a second, and cannot be left in its middle."""
-
-    def read_batch(self, indices, out, random) -> None:
-        threading.Event().wait(0.5)
-        super().read_batch(indices, out, random)
-
-
-@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
-def test_close_waits_for_threads_as_long_as_a_batch_takes_and_leaves_none_behind(over, caplog):
-    loader = over(WorkerLoader(SlowBatches(40), 4, num_workers=1, seed=0, worker_method="thread"))
-    before = set(threading.enumerate())
-    next(iter(loader))  # the thread goes on with the second batch
-    ours = set(threading.enumerate()) - before
-    loader.close()
-    assert not any(thread.is_alive() for thread in ours)
-    assert "left behind" not in caplog.text
 
 
 class Exiting(Numbers):

@@ -214,17 +214,6 @@ with WorkerLoader(WrittenImages(64), 8, num_workers=2, seed=0, persistent_worker
             flags.append(line.split())
     assert flags and all("dd" in names for names in flags), flags  # left out of core dumps
 """,
-    "a_full_machine_at_a_fork": """
-import resource
-limit("NPROC", 1)
-if os.getuid():
-    try:
-        list(WorkerLoader(Numbers(8), 4, num_workers=1, seed=0))
-    except MachineFull as error:
-        assert "process" in str(error), error
-    else:
-        raise AssertionError("not refused")
-""",
 }
 
 

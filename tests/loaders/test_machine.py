@@ -40,9 +40,7 @@ def machine(tmp_path, monkeypatch):
         ({**V2, f"{GROUPS}/cpu.max": "50000 100000\n"}, 1),  # in a container, which does not see the host's folders
     ],
 )
-def test_the_cores_are_those_of_affinity_and_quota_shared_by_the_ranks(
-    machine, files, quota, monkeypatch
-):
+def test_the_cores_are_those_of_affinity_and_quota_shared_by_the_ranks(machine, files, quota, monkeypatch):
     assert available_cores(machine(**files)) == min(CORES, quota)
     for ranks, share in (("2", max(1, min(CORES, quota) // 2)), ("1024", 1), ("0", min(CORES, quota))):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)

@@ -33,10 +33,6 @@ def test_every_key_gives_a_permutation(length, key):
     assert sorted(image(length, key)) == list(range(length))
 
 
-def test_different_keys_give_different_permutations():
-    assert len({tuple(image(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
-
-
 def test_every_permutation_of_a_few_is_about_as_frequent_and_every_sample_at_every_place():
     # 24 arrangements of 4 in 720 epochs: 30 each; chi-squared with 23 degrees of freedom is above 50 once in 1000.
     seen = [tuple(image(4, 0, epoch)) for epoch in range(720)]

@@ -1,8 +1,6 @@
 """What programs do beside reading batches: odd batches, names of their own, contexts, alarms, subclasses."""
 
-import copy
 import multiprocessing
-import pickle
 import signal
 import sqlite3
 import threading
@@ -107,14 +105,6 @@ def test_containers_that_cannot_be_rebuilt_stay_as_they_are(make, workers):
     with Preloader(inner, "cpu", 2) as loader:
         for batch in loader:
             assert type(batch) is type(make()) and batch == make()
-
-
-def test_thousands_of_small_tensors_arrive_whole():
-    with WorkerLoader(
-        Numbers(3000), 3000, num_workers=1, seed=0, collate_fn=lambda rows: [*map(torch.tensor, rows)]
-    ) as loader:
-        (batch,) = loader
-    assert contents(batch) == list(range(3000))
 
 
 def test_a_resident_loaders_sampler_may_count_from_the_end():
@@ -271,26 +261,6 @@ def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_i
 
 
 # What programs do to a loader
-
-
-@SEEDS
-def test_an_iterator_cannot_be_copied_as_under_torchs_class(seed):
-    with WorkerLoader(Numbers(10), 4, num_workers=1, seed=seed) as loader:
-        iterator = iter(loader)
-        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(NotImplementedError, match="cannot be"):
-                duplicate(iterator)
-        assert contents(iterator) == TENS
-
-
-@pytest.mark.slow  # importing the compiler takes seconds
-@SEEDS
-def test_a_compiled_function_may_contain_the_loop(seed):
-    def total() -> torch.Tensor:
-        return sum((batch.float().sum() for batch in loader), torch.zeros(()))
-
-    with WorkerLoader(Numbers(12), 4, num_workers=2, seed=seed) as loader:
-        assert torch.compile(total, backend="eager")() == sum(range(12))
 
 
 class Timeout(BaseException):

@@ -196,18 +196,6 @@ class Pairs:
         return index[0] if isinstance(index, list) else index
 
 
-def test_the_repeats_of_a_weighted_sampler_differ_and_can_be_had_again():
-    from example_datasets import Noisy
-
-    def noise() -> list:
-        with over(KINDS["processes"], WeightedRandomSampler([1.0, 1.0], 12), dataset=Noisy(2)) as loader:
-            return [row for batch in loader for row in batch["noise"].tolist()]
-
-    first = noise()
-    assert noise() == first
-    assert len(set(map(tuple, first))) == 12
-
-
 # Samplers that are not as torch's are
 
 
@@ -268,21 +256,6 @@ class Named:
 def test_getitems_gets_the_batch_as_the_sampler_made_it(batch, seed, workers):
     with WorkerLoader(Named(), batch_sampler=[batch], seed=seed, num_workers=workers) as loader:
         assert list(loader) == [[f"{type(batch).__name__} {sorted(batch)}"]]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_indices_may_be_tuples_or_names(workers):
-    class Cells:
-        def __getitem__(self, index: tuple) -> list:
-            return [str(index), random.random()]
-
-    cells: list = [(row, column) for row in range(3) for column in "ab"] + ["c", "d"]
-    epochs = []
-    for number in (workers, 0):
-        with over(partial(WorkerLoader, num_workers=number), cells, dataset=Cells()) as loader:
-            epochs.append([[list(names), draws.tolist()] for names, draws in loader])
-    assert [name for names, _ in epochs[0] for name in names] == list(map(str, cells))
-    assert epochs[0] == epochs[1] and len({draw for _, draws in epochs[0] for draw in draws}) == len(cells)
 
 
 def endless():

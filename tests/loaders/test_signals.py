@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
 from multiprocessing import connection
 
@@ -83,36 +82,6 @@ def test_the_parent_keeps_its_handlers_and_its_signal_mask(handlers):
     assert handlers.wakeups.recv(8) == bytes([signal.SIGTERM])
 
 
-NEVER_CLOSES = """
-import multiprocessing, signal, sys
-from loaders import Preloader, WorkerLoader
-
-signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
-
-loaders = [
-    WorkerLoader(range(400), 4, num_workers=2, seed=seed, persistent_workers=persistent)
-    for seed in (0, None) for persistent in (True, False)
-]
-epochs = [iter(Preloader(loader, "cpu", 2) if sys.argv[1] == "preloader" else loader) for loader in loaders]
-for batches in 3 * epochs:
-    next(batches)
-print(*[process.pid for process in multiprocessing.active_children()], flush=True)
-sys.stdin.read()  # until the test has noted the processes
-"""
-
-
-@pytest.mark.parametrize("over", ["loader", "preloader"])
-def test_a_program_that_handles_sigterm_and_closes_no_loader_exits_and_leaves_no_process(python, over, bound):
-    with python.start("-c", NEVER_CLOSES, over, stdin=subprocess.PIPE) as program:
-        pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
-        assert len(pidfds) == 8
-        _, errors = program.communicate(timeout=bound)
-        assert (program.returncode, errors) == (0, "")
-        for fd in pidfds:
-            assert select.select([fd], [], [], bound)[0], "a worker was left behind"
-            os.close(fd)
-
-
 class Watched(Numbers):
     """A sample takes a while, so that a worker is inside one when its parent ends."""
 
@@ -122,7 +91,7 @@ class Watched(Numbers):
 
 
 ORPHANS = """
-import os, sys
+import os, signal, sys
 sys.path.insert(0, "tests/loaders")
 from test_signals import Watched
 from loaders import Preloader, WorkerLoader
@@ -139,6 +108,9 @@ for iterator in iterators:
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 if sys.argv[1] == "raises":
     raise KeyError("mine")
+if sys.argv[1] == "handles SIGTERM":  # as Lightning does
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.exit(3)
 if sys.argv[1] == "exits":
     os._exit(3)
 for iterator in iterators:
@@ -147,7 +119,7 @@ for iterator in iterators:
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "raises", "exits"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "raises", "exits", "handles SIGTERM"])
 def test_workers_end_after_their_sample_when_their_program_ends(end, python, bound):
     with python.start("-c", ORPHANS, end) as program:
         pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
@@ -155,6 +127,7 @@ def test_workers_end_after_their_sample_when_their_program_ends(end, python, bou
         if not isinstance(end, str):
             program.send_signal(end)
         program.communicate(timeout=bound)
+        assert program.returncode == (3 if end in ("exits", "handles SIGTERM") else program.returncode)
         for fd in pidfds:
             assert select.select([fd], [], [], bound)[0], "a worker has outlived its program"
             os.close(fd)

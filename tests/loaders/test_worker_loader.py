@@ -133,7 +133,7 @@ class Ordered(Numbers):
     def __getitem__(self, index: int) -> int:
         if index == 0:
             assert self.has_begun.wait(30)
-        if index == 4:
+        if index == 6:  # in the other worker's second batch
             self.has_begun.set()
         return index
 
