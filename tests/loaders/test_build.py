@@ -3,7 +3,7 @@
 import pytest
 import torch
 from every_loader import Streamed, ordered
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, rows
 
 from loaders import LoaderConfig, LoaderConfigError, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
 
@@ -65,7 +65,7 @@ def test_cached_repeats_training_batches_and_an_evaluation_has_every_sample(buil
     training, evaluation = build("cached", Numbers(50), batch_size=2, shuffle=True), build("cached", Numbers(50))
     assert len(training) == len(batches := contents(training)) == 25
     assert len({row for batch in batches for row in batch}) <= 2 * 8
-    assert sorted(sum(contents(evaluation), [])) == list(range(50))
+    assert sorted(rows(evaluation)) == list(range(50))
 
 
 class Stream(Streamed):

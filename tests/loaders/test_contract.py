@@ -215,8 +215,8 @@ def test_random_numbers_depend_on_nothing_but_seed_epoch_and_place(name, case, b
 
 
 def test_a_preloaders_transform_runs_once_a_batch_with_numbers_of_the_batchs_place(name, case, closed_later):
-    if name == "streams_inline":
-        pytest.skip("a stream cannot be read in a thread, and the error says so")
+    if name == "streams_inline" or "preloader" in name:
+        pytest.skip("a stream cannot be read in a thread, and one preloader over another makes no sense")
     calls: list[tuple] = []
 
     def transform(batch, random):

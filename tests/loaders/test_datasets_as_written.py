@@ -192,7 +192,7 @@ def test_stop_iteration_is_an_error_of_the_stock_loader_and_of_a_set_that_is_rea
         with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, seed=0, **settings) as loader:
             iterator = iter(loader)
             assert next(iterator).tolist() == [0, 1, 2, 3]
-            with pytest.raises(RuntimeError, match="stopped|StopIteration"):
+            with pytest.raises(RuntimeError, match=r"stopped|StopIteration"):
                 next(iterator)
     with ResidentLoader(Numbers(LENGTH), BATCH_SIZE, augment=stops_in_augment) as loader:
         assert "StopIteration" in outcomes(loader)[1]

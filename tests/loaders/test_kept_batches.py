@@ -58,7 +58,7 @@ def test_keeping_the_labels_does_not_keep_the_images(make, kind):
 
 
 @EVERY
-@pytest.mark.parametrize(("held", "copies"), [(6, False), (20, True)])
+@pytest.mark.parametrize(("held", "copies"), [(3, False), (20, True)])
 def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(make, held, copies):
     kept: list[dict] = []
     with make(WrittenImages(320), 4) as loader:
