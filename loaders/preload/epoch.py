@@ -90,7 +90,8 @@ class PreloadedEpoch:
         copier.used(received.ready)
         item = self._get(received.number + 1)
         batch, error = copier.hand_over(item.batch, item.ready), item.error
-        copier.count_delivery(began, item.error is None and not item.is_end, self.queued)
+        copier.figures["wait_seconds"] += time.perf_counter() - began
+        copier.figures["batches"] += error is None and not item.is_end
         if copier.timeline is not None:
             copier.timeline.delivered = self.epoch, item.of_epoch
         self.received = item  # no call from here on

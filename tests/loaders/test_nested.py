@@ -218,21 +218,6 @@ def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
 
 
 @pytest.mark.parametrize(
-    ("cache", "fill"),
-    [
-        ({0: torch.zeros(1), 1: torch.zeros(1)}, lambda cache: cache.update({2: torch.zeros(1)})),
-        (deque([torch.zeros(1), torch.zeros(1)]), lambda cache: cache.append(torch.zeros(1))),
-    ],
-    ids=["dict", "deque"],
-)
-def test_an_object_may_be_filled_by_another_thread_while_it_is_walked(cache, fill):
-    walk = tensors(cache)
-    next(walk)
-    fill(cache)
-    assert len([*walk]) == 1
-
-
-@pytest.mark.parametrize(
     ("tensor", "dense"),
     [
         (torch.zeros(2, 3, 4), True),

@@ -174,25 +174,18 @@ def test_what_follows_an_ended_step_belongs_to_no_step(clock, timer):
 
 
 @pytest.mark.cuda
-def test_on_the_device_a_slow_step_is_no_waiting_though_the_host_runs_ahead():
-    timer = StepTimer(torch.device("cuda"), warmup_steps=1)
-    for _ in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", depth=2)):
-        torch.cuda._sleep(20_000_000)
-    window = timer.run()
-    assert (window.steps, window.images) == (9, 72)
-    assert window.data_wait_fraction < 0.5
-
-
-@pytest.mark.cuda
-def test_on_the_device_a_batch_that_comes_late_is_waiting():
-    def slow(batch, _):
+@pytest.mark.parametrize("late", [False, True])
+def test_on_the_device_a_batch_that_comes_late_is_waiting_and_a_slow_step_is_not(late):
+    def sleep(batch, _=None):
         torch.cuda._sleep(20_000_000)
         return batch
 
     timer = StepTimer(torch.device("cuda"), warmup_steps=1)
-    for batch in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", depth=2, transform=slow)):
-        batch += 1
-    assert timer.run().data_wait_fraction > 0.5
+    for batch in timer.batches(Preloader([torch.zeros(8)] * 10, "cuda", 2, sleep if late else None)):
+        batch += 1 if late else sleep(batch)  # though the host runs ahead
+    window = timer.run()
+    assert (window.steps, window.images) == (9, 72)
+    assert (window.data_wait_fraction > 0.5) == late
 
 
 def test_the_windows_of_several_processes_are_one_window_with_the_worst_share():

@@ -3,7 +3,6 @@
 import gc
 import itertools
 import logging
-import pickle
 import threading
 import traceback
 import weakref
@@ -16,7 +15,7 @@ from example_datasets import Numbers, contents
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import loaders.preload.epoch
-from loaders import Preloader, Random, TorchLoader, WorkerLoader
+from loaders import Preloader, Random, SeededLoader, TorchLoader, WorkerLoader
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
@@ -125,22 +124,12 @@ def test_the_stock_dataloader_is_a_loader(make, depth, num_workers, persistent):
     assert next(loader).tolist() == [0, 1, 2]
 
 
-def distributed() -> DistributedSampler:
-    return DistributedSampler(Numbers(12), num_replicas=2, rank=0, shuffle=True, seed=3)
-
-
-STOCK = {
-    "its sampler": lambda: DataLoader(Numbers(12), batch_size=3, sampler=distributed()),
-    "within its batch sampler": lambda: DataLoader(
-        Numbers(12), batch_sampler=BatchSampler(distributed(), 3, drop_last=False)
-    ),
-}
-
-
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("place", STOCK)
-def test_set_epoch_reaches_the_sampler_of_a_stock_dataloader(make, depth, place):
-    loader = make(STOCK[place](), depth)
+def test_set_epoch_reaches_the_sampler_within_a_stock_dataloaders_batch_sampler(make, depth):
+    def distributed() -> DistributedSampler:
+        return DistributedSampler(Numbers(12), num_replicas=2, rank=0, shuffle=True, seed=3)
+
+    loader = make(DataLoader(Numbers(12), batch_sampler=BatchSampler(distributed(), 3, drop_last=False)), depth)
     for epoch in (0, 4, 1):
         loader.set_epoch(epoch)
         sampler = distributed()
@@ -148,10 +137,13 @@ def test_set_epoch_reaches_the_sampler_of_a_stock_dataloader(make, depth, place)
         assert [index for batch in contents(loader) for index in batch] == list(sampler)
 
 
-@pytest.mark.parametrize("depth", [-1, 1.5, "2", None, True])
-def test_a_depth_that_makes_no_sense_is_refused_in_words(make, depth):
-    with pytest.raises(ValueError, match="give the number of batches to prepare ahead"):
-        make([], depth)
+def test_a_depth_and_a_device_that_make_no_sense_are_refused_in_words(make):
+    for depth in (-1, 1.5, "2", None, True):
+        with pytest.raises(ValueError, match="give the number of batches to prepare ahead"):
+            make([], depth)
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(RuntimeError, match=f"device='{device}'.*use.*'cpu'|use a number below"):
+            make([], 2, device)
 
 
 class Foreign(Batches):
@@ -201,32 +193,7 @@ def test_an_object_is_moved_by_its_own_method_whatever_that_returns(make):
     assert (batch[0].device, batch[1]["a"].device, batch[2]) == ("meta", "meta", "text")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused_in_words(device):
-    with pytest.raises(RuntimeError, match=f"device='{device}'.*use.*'cpu'|use a number below"):
-        Preloader([], device)
-
-
 # Errors
-
-
-class Failing:
-    """Batches 0 to 2, but 1 raises instead; iterating goes on after an error."""
-
-    def __iter__(self):
-        self._number = -1
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        self._number += 1
-        if self._number == 1:
-            self.raise_deep_inside()
-        if self._number == 3:
-            raise StopIteration
-        return torch.tensor([self._number])
-
-    def raise_deep_inside(self) -> None:
-        raise LookupError("batch 1 is bad")
 
 
 def raising(error: BaseException):
@@ -264,30 +231,24 @@ def test_a_transforms_error_comes_in_its_place_with_its_traceback_and_the_epoch_
 
 @DEPTHS
 def test_a_loaders_error_comes_in_its_place_with_its_traceback_and_the_epoch_goes_on(make, depth):
+    class Failing:
+        number = -1
+
+        def __iter__(self):
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            self.number += 1
+            if self.number == 1:
+                raise LookupError("batch 1 is bad")
+            if self.number == 3:
+                raise StopIteration
+            return torch.tensor([self.number])
+
     iterator = iter(make(Failing(), depth))
     first, error, last, end = (outcome(iterator) for _ in range(4))
     assert (first, str(error), last, end) == (0, "batch 1 is bad", 2, None)
-    assert "in raise_deep_inside" in "".join(traceback.format_exception(error))
-
-
-@DEPTHS
-def test_a_batch_whose_transform_raised_counts_in_the_state(make, depth):
-    loader = make(TorchLoader(Numbers(4), 1, seed=0), depth, transform=raising(LookupError("odd")))
-    assert outcome(loader) == 0
-    assert isinstance(outcome(loader), LookupError)
-    resumed = make(TorchLoader(Numbers(4), 1, seed=0), depth)
-    resumed.load_state_dict(loader.state_dict())
-    assert contents(resumed) == [[2], [3]]
-
-
-@DEPTHS
-def test_an_error_at_the_epochs_beginning_comes_out_of_iter(make, depth):
-    class Unstartable:
-        def __iter__(self):
-            raise OSError("no such file")
-
-    with pytest.raises(OSError, match="no such file"):
-        iter(make(Unstartable(), depth))
+    assert "in __next__" in "".join(traceback.format_exception(error))
 
 
 @DEPTHS
@@ -351,19 +312,26 @@ def seeded() -> WorkerLoader:
     return WorkerLoader(Numbers(20), 2, shuffle=True, seed=5)
 
 
+class Generator(SeededLoader):
+    """A subclass whose iterator is not ours."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
 @DEPTHS
-def test_the_state_is_what_its_consumer_received_after_a_break_and_after_close_too(make, depth):
-    loader, expected = make(seeded(), depth), contents(seeded())
+@pytest.mark.parametrize("kind", [WorkerLoader, Generator])
+def test_the_state_is_what_its_consumer_received_after_a_break_too(make, depth, kind):
+    loader, expected = make(kind(Numbers(20), 2, shuffle=True, seed=5), depth), contents(seeded())
     states = [loader.state_dict()]
     for number, batch in enumerate(loader):
         assert batch.tolist() == expected[number]
         states.append(loader.state_dict())
         if number == 3:
             break
-    states.append(loader.state_dict())
     loader.close()
-    states += [loader.state_dict(), loader.loader.state_dict()]
-    assert [state["samples"] for state in states] == [0, 2, 4, 6, 8, 8, 8, 8]
+    states.append(loader.state_dict())
+    assert [state["samples"] for state in states] == [0, 2, 4, 6, 8, 8]
     resumed = make(seeded(), depth)
     resumed.load_state_dict(states[-1])
     assert contents(resumed) == expected[4:]
@@ -525,36 +493,18 @@ def test_a_preloader_in_a_cycle_is_collected_in_any_thread(make, in_thread, boun
     assert not thread.is_alive()
 
 
-@THREADED
-def test_only_one_thread_uses_the_loader_at_a_time(make, in_thread, bound, depth):
-    class OneAtATime(Counting):
-        """next() takes until `go` is set; what else is called meanwhile is noted."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.entered, self.go = threading.Event(), threading.Event()
-            self.calls: list[str] = []
-
-        def __next__(self) -> torch.Tensor:
-            self.calls.append("next")
-            self.entered.set()
-            assert self.go.wait(60)
-            self.calls.append("returned")
-            return torch.zeros(1)
-
-        def set_epoch(self, epoch: int) -> None:
-            self.calls.append("set_epoch")
-
-    source = OneAtATime()
-    loader = make(source, depth)
+def test_set_epoch_waits_until_no_thread_uses_the_loader(make, blocking, in_thread, bound):
+    named = []
+    blocking.set_epoch = lambda epoch: named.append((epoch, blocking.release.is_set()))
+    loader = make(blocking)
     iter(loader)
-    assert source.entered.wait(bound)
+    assert blocking.reached.wait(bound)
     loader.set_epoch(7)
     again = in_thread(iter, loader)
-    assert "set_epoch" not in source.calls
-    source.go.set()
+    assert named == []
+    blocking.release.set()
     again.result(bound)
-    assert source.calls[source.calls.index("set_epoch") - 1] == "returned"
+    assert named == [(7, True)]
 
 
 # Closing
@@ -610,10 +560,3 @@ started.wait()
 def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_closed(python):
     done = python.run("-c", NEVER_CLOSED, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@DEPTHS
-def test_a_preloader_can_be_pickled(make, depth):
-    twin = pickle.loads(pickle.dumps(make(DataLoader(Numbers(6), 4), depth)))
-    assert contents(twin) == [[0, 1, 2, 3], [4, 5]]
-    twin.close()

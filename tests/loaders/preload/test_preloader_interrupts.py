@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -67,49 +67,24 @@ def is_in_loaders(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def at_moments(do: Callable[[], None]) -> Iterator[None]:
-    """Calls `do` whenever, in code of loaders/ or called from there, a signal handler might run."""
-    this = os.getpid()
+def struck(moment: int, number: int) -> Iterator[list[None]]:
+    """Raises the signal at the given moment, counted from 1, if it comes; yields a list of as many items as came."""
+    this, moments = os.getpid(), list[None]()
 
     def profile(frame: FrameType, event: str, _) -> None:
         if os.getpid() != this:
             sys.setprofile(None)  # a worker that was started meanwhile
         elif event in ("call", "c_return") and frame.f_code.co_filename not in PYTHONS and is_in_loaders(frame):
-            do()
+            moments.append(None)
+            if len(moments) == moment:
+                sys.setprofile(None)
+                signal.raise_signal(number)
 
     sys.setprofile(profile)
     try:
-        yield
+        yield moments
     finally:
         sys.setprofile(None)
-
-
-@contextmanager
-def struck(moment: int, number: int) -> Iterator[None]:
-    """Raises the signal at the given moment, counted from 1, if it comes."""
-
-    def strike() -> None:
-        nonlocal moment
-        moment -= 1
-        if moment == 0:
-            sys.setprofile(None)
-            signal.raise_signal(number)
-
-    with at_moments(strike):
-        yield
-
-
-def moments_of(loader: Preloader) -> int:
-    """How many such moments an epoch has."""
-    count = 0
-
-    def add() -> None:
-        nonlocal count
-        count += 1
-
-    with at_moments(add):
-        list(loader)
-    return count
 
 
 def epoch_of(loader: Preloader, moment: int, number: int) -> list:
@@ -137,11 +112,12 @@ def test_an_interrupt_at_any_moment_loses_no_batch_and_changes_none(num_workers,
     with loader(0, 0) as calm:
         expected = [[batch.tolist() for batch in calm] for _ in range(count + 1)]
     with loader(depth, num_workers) as tried:
-        most = moments_of(tried)
+        with struck(0, number) as moments:
+            list(tried)
         draw = random.Random(f"{depth} {number}")
         for epoch in range(count):
-            moment = 1 + int((epoch + draw.random()) * most / count)
-            assert epoch_of(tried, moment, number) == expected[epoch + 1], f"struck at moment {moment} of {most}"
+            moment = 1 + int((epoch + draw.random()) * len(moments) / count)
+            assert epoch_of(tried, moment, number) == expected[epoch + 1], f"struck at moment {moment}"
 
 
 @pytest.mark.parametrize("number", SIGNALS)

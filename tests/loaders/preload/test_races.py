@@ -6,7 +6,6 @@ while slots and device memory are used again and again; the mismatches are count
 
 import itertools
 import shutil
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -119,27 +118,17 @@ def test_a_users_own_non_blocking_copy_is_whole_though_the_batch_is_dropped_at_o
             assert torch.equal(copy, images_of(torch.arange(number * ROWS, (number + 1) * ROWS, device="cuda")))
 
 
-def nested() -> dict:
-    values = torch.arange(1.0, 7.0).reshape(2, 3)
-    return {
-        "complex": values.to(torch.complex64),
-        "coo": values.to_sparse(),
-        "csr": values.to_sparse_csr(),
-        "csc": values.to_sparse_csc(),
-        "jagged": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        "packed": pack_sequence([torch.ones(3), torch.ones(1)]).data,
-    }
-
-
 def test_tensors_of_odd_layouts_arrive_whole():
-    batch = nested()
-    (arrived,) = Preloader([nested()], "cuda", 2)
-    for name, leaf in batch.items():
-        there = arrived[name]
-        assert (there.is_cuda, there.dtype, there.layout) == (True, leaf.dtype, leaf.layout), name
-        here, there = (part.values() if part.is_nested else part for part in (leaf, there))
-        here, there = (part if part.layout == torch.strided else part.to_dense() for part in (here, there))
-        assert torch.equal(there.cpu(), here), name
+    values = torch.arange(1.0, 7.0).reshape(2, 3)
+    batch = [values.to(torch.complex64), values.to_sparse(), values.to_sparse_csr(), values.to_sparse_csc()]
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    packed = pack_sequence([torch.ones(3), torch.ones(1)])
+    ((*arrived, nest, pack),) = Preloader([[*batch, jagged, packed]], "cuda", 2)
+    for there, here in zip(arrived, batch, strict=True):
+        assert (there.is_cuda, there.dtype, there.layout) == (True, here.dtype, here.layout)
+        assert torch.equal(there.to_dense().cpu(), here.to_dense())
+    assert torch.equal(nest.values().cpu(), jagged.values())
+    assert torch.equal(pack.data.cpu(), packed.data)
 
 
 def digest(image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -147,17 +136,13 @@ def digest(image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (image.to(torch.int64) * torch.arange(SIZE, device=image.device)).sum(dim=1) + label
 
 
-def compiled() -> Callable[..., torch.Tensor]:
-    pytest.importorskip("triton")
-    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        pytest.skip("torch.compile needs a C compiler")
-    return torch.compile(digest, mode="reduce-overhead")
-
-
 def test_a_compiled_consumer_gets_the_same_batches(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # a pool of compilers would be left behind
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # and so would the thread of their progress bar
-    consume = compiled()
+    pytest.importorskip("triton")
+    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        pytest.skip("torch.compile needs a C compiler")
+    consume = torch.compile(digest, mode="reduce-overhead")
     with make(2) as loader:
         for _ in range(2):
             digests = [consume(batch["image"], batch["label"]).clone() for batch in loader]

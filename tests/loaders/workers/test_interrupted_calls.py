@@ -51,7 +51,11 @@ class Injection:
         raise self.error("injected")
 
     def _trace(self, frame, event, arg):
-        if os.getpid() != self.owner or not frame.f_code.co_filename.startswith(FOLDER) or frame.f_code.co_name == "__del__":
+        if (
+            os.getpid() != self.owner
+            or not frame.f_code.co_filename.startswith(FOLDER)
+            or frame.f_code.co_name == "__del__"
+        ):
             return None
         if event == "line":
             self.left -= 1
@@ -75,7 +79,9 @@ def delivered(loader, injection: Injection, in_iter: bool) -> list:
 
 
 def check(settings: dict, error: type[BaseException], line: int, in_iter: bool) -> bool:
-    with WorkerLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=0, persistent_workers=True, **settings) as loader:
+    with WorkerLoader(
+        Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=0, persistent_workers=True, **settings
+    ) as loader:
         expected = contents(WorkerLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=0))
         injection = Injection(error, line)
         assert contents(delivered(loader, injection, in_iter)) == expected, (error, line, in_iter)
@@ -99,7 +105,11 @@ def test_500_exceptions_that_escape_lose_and_repeat_no_batch():
     draw = random.Random(0)
     for number in range(500):
         method = draw.choice(["multiprocessing", "multiprocessing", "thread"])
-        settings = {"num_workers": draw.choice([1, 2]), "worker_method": method, "prefetch_factor": draw.choice([1, 3])}
+        settings = {
+            "num_workers": draw.choice([1, 2]),
+            "worker_method": method,
+            "prefetch_factor": draw.choice([1, 3]),
+        }
         check(settings, draw.choice(ERRORS), draw.randint(1, 900), in_iter=number % 3 == 0)
 
 
