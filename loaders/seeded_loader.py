@@ -64,7 +64,8 @@ class SeededLoader(WorkerLoader[T_co]):
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
         if self._current is None:
-            self._current = iter(self)
+            newest = self._newest()
+            self._current = newest if newest is not None and newest.is_running else iter(self)
         try:
             return next(self._current)
         except StopIteration:
