@@ -84,7 +84,8 @@ def test_next_starts_an_epoch_if_none_is_running(case, build):
         with pytest.raises(StopIteration):
             next(loader)
     state = saved(loader)
-    next(loader)
+    begun = iter(loader)
+    assert [plain(next(source)) for source in (begun, loader, begun)] == case.batches(2)[:3]
     loader.load_state_dict(state)
     assert plain(next(loader)) == case.batches(2)[0]
 

@@ -89,7 +89,7 @@ def rows() -> sqlite3.Row:
 
 CONTAINERS = {
     "a keyword-only constructor": lambda: Keyword(tensor=torch.arange(3)),
-    "a tuple with its own __new__": lambda: Own(torch.tensor(1), 2),
+    "a tuple with its own __new__": lambda: Own(1, 2),
     "UserString": lambda: [UserString("text"), torch.tensor(1)],
     "sqlite3.Row": rows,
 }
