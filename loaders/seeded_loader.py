@@ -122,8 +122,8 @@ class SeededLoader(WorkerLoader[T_co]):
         epoch, samples = state.get("epoch"), state.get("samples")
         if as_index(epoch) < 0 or as_index(samples) < 0:
             raise ValueError(
-                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0; use a state "
-                "that state_dict() returned"
+                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0; use a "
+                "state that state_dict() returned"
             )
 
     def _end_newest(self) -> None:

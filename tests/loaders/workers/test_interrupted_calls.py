@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, rows
 
 import loaders.workers
 from loaders import WorkerLoader
@@ -128,10 +127,10 @@ def test_close_can_be_called_again_after_an_exception_in_it(line):
 def test_with_in_order_false_an_exception_ends_the_epoch_and_no_sample_comes_twice():
     with WorkerLoader(Numbers(LENGTH), BATCH_SIZE, num_workers=2, seed=0, in_order=False) as loader:
         iterator = iter(loader)
-        samples = sum(contents(next(iterator) for _ in range(3)), [])
+        samples = rows(next(iterator) for _ in range(3))
         with pytest.raises(KeyboardInterrupt):
             Injection(KeyboardInterrupt, 60)(next, iterator)
         with pytest.raises(RuntimeError, match="an exception has interrupted this epoch"):
             next(iterator)
         assert len(set(samples)) == len(samples)
-        assert sorted(sum(contents(loader), [])) == list(range(LENGTH))
+        assert sorted(rows(loader)) == list(range(LENGTH))
