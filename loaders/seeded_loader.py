@@ -130,6 +130,7 @@ class SeededLoader(WorkerLoader[T_co]):
         """Ends the running epoch, because another position is loaded."""
         if self._persists and (newest := self._newest()) is not None:
             newest.end()
+        self._newest = lambda: None  # next(loader) shall not go on with it
         self._position = self._current = None
 
     def begin_again(self, before: Position | None) -> None:
