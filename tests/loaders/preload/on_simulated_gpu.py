@@ -140,12 +140,12 @@ def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
 def test_work_that_the_loader_queues_in_iter_is_waited_for():
     class OnDevice(Rows):
         def arrays(self):
-            x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
+            x, sim.kernel_seconds = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE), 0.1
             for _ in range(20):  # late, on the stream that is current in iter()
                 x += 1
+            sim.kernel_seconds = 0.001
             return {"x": x, "label": np.arange(ROWS)}
 
-    sim.kernel_seconds = 0.01
     for depth in (0, 2):
         with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
             seen = consumed(loader)
