@@ -81,6 +81,8 @@ class HangsOnce:
                 threading.Event().wait()
 
 
+@pytest.mark.slow  # a worker has a minute to start
+@pytest.mark.timeout(300)
 @SEEDS
 def test_a_restarted_worker_that_hangs_in_its_setup_is_restarted_again(seed, in_thread, bound):
     hangs_once = HangsOnce()
@@ -91,6 +93,6 @@ def test_a_restarted_worker_that_hangs_in_its_setup_is_restarted_again(seed, in_
         wait_until(lambda: hangs_once.starts.value == 1, bound)
         for worker in iterator._workers:
             worker.kill()
-        batches += in_thread(list, iterator).result(bound / 2)
+        batches += in_thread(list, iterator).result(4 * bound)
     assert contents(batches) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
     assert hangs_once.starts.value >= 3
