@@ -34,6 +34,7 @@ torch.utils.rename_privateuse1_backend("sim")
 
 copy_seconds = kernel_seconds = 0.0  # the longest random delay before each copy and each kernel
 errors: list[str] = []  # what would have been undefined behaviour
+blocking = 0  # copies to the device from memory that is not page-locked
 reserved = 0  # bytes that the allocator has taken from the device
 locked: dict[int, tuple[int, Any]] = {}  # page-locked host memory: address -> bytes, and what keeps them alive
 
@@ -219,22 +220,9 @@ class _Owner:
             _free[id(block.stream), block.size].append(block)
 
 
-def lock(address: int, size: int, _: int = 0) -> None:
-    """Page-locks host memory, as cudaHostRegister does."""
-    locked[address] = size, None
-
-
-def unlock(address: int) -> None:
-    del locked[address]
-
-
-def page_lock_with(monkeypatch: Any) -> None:
-    """Has the loaders page-lock their slots on this device."""
-    driver = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
-    monkeypatch.setattr("loaders.workers.engine.can_page_lock", lambda: True)
-    monkeypatch.setattr("loaders.workers.engine.can_pin_memory", lambda: True)
+def lock(array: Any) -> None:
+    """Page-locks a numpy array's memory for good, as cudaHostRegister does."""
+    locked[array.ctypes.data] = array.nbytes, array
 
 
 def _is_locked(address: int, size: int) -> bool:
@@ -344,6 +332,7 @@ class SimTensor(torch.Tensor):
 
 
 def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: Stream) -> torch.Tensor:
+    global blocking
     if not isinstance(target, SimTensor):  # to the host
         on.synchronize()
         return target.copy_(source.raw)  # type: ignore[attr-defined]
@@ -361,9 +350,11 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
 
         on.queue.add(copy, copy_seconds)
     elif size <= 65536:  # staged by the driver
+        blocking += size > 0
         staged = plain.clone()
         on.queue.add(lambda: raw.copy_(staged), copy_seconds)
     else:
+        blocking += 1
         on.queue.wait(on.queue.add(lambda: raw.copy_(plain), copy_seconds))
     return target
 

@@ -1,33 +1,30 @@
-"""An epoch of a preloader: a thread makes its items ahead, or the consumer's thread makes each when it asks for it.
+"""An epoch of a Preloader: a thread makes `depth` items ahead, or the consumer's thread makes each when it asks.
 
-An item is a batch on the device, or an error, with the loader's state after it: an idea from Grain.
-Invariant: at most `depth` items are queued, and none once the epoch is closed; closing wakes whoever waits. The queues
-are SimpleQueues, because an exception from a signal handler can leave a Condition locked, but not those.
+Items have numbers, and `received`, the last one that the consumer got, is all that says where the consumer is: one
+assignment moves it, and no call follows. So after whatever an exception from a signal handler (Ctrl-C) interrupts, the
+next call asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
+Invariant: at most `depth` items are ready besides the one that is asked for, and none once the epoch has ended; while
+the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception can leave no lock in them.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from itertools import starmap
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from ..background import check_owner, start_thread
-from ..base import ENDED, Delivery, EpochIterator, Position
+from ..background import check_owner, is_of_signal, start_thread
+from ..iterators import ENDED, EpochIterator, Position
 from ..nested import rows
 from ..randomness import Random
-from ..samplers import length_of
-from .device_copy import DeviceCopier
+from .device_copy import DeviceCopier, Ready
 
 # A thread may be inside the loader's next(). close() waits JOIN_SECONDS for it, then closes the loader, so that next()
 # raises, and waits for another GIVE_UP_SECONDS before it leaves the thread behind.
@@ -36,23 +33,24 @@ JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
 
 @dataclass
 class Item:
-    """A batch or an error, with its number in the epoch and the loader's state after it; or the epoch's end."""
+    """A batch, or the error in its place, or the epoch's end; and where the loader is after it."""
 
     number: int
-    after: int = 0  # the number of the next item
+    of_epoch: int = 0  # the batch's number in its epoch
     batch: Any = None
-    ready: Any = None  # an event of the device: completes when the batch is ready on the device
-    state: dict[str, Any] | None = None
+    ready: Ready | None = None
     error: BaseException | None = None
     is_end: bool = False
-    is_delivered: bool = False
+    position: Position | None = None  # after it, if `batches` is an EpochIterator that can go back
+    is_last: bool = False  # no batch is left there
+    state: Any = None  # the state after it of a loader that is not ours
 
 
 class PreloadedEpoch:
-    """The source of an epoch's batches, from `position` on; `depth` of them are made ahead in a thread.
+    """Prepares what the loader's iterator `batches` yields.
 
-    batches: the loader's iterator. state_of: returns the loader's state; `state` is the one at the position.
-    seed, rank: the loader's; with epoch and number they are the key of the transform's random numbers.
+    key: of the transform's random numbers: seed, epoch, the number of the epoch's first batch, and rank.
+    state_of: returns the state of a loader that is not ours.
     It must not refer to the preloader: else its thread would keep an abandoned preloader alive for ever.
     """
 
@@ -61,180 +59,201 @@ class PreloadedEpoch:
         batches: Iterator[Any],
         copier: DeviceCopier,
         depth: int,
-        position: Position,
-        state_of: Callable[[], dict[str, Any] | None],
-        state: dict[str, Any] | None,
-        seed: int,
-        rank: int,
+        key: tuple[int, int, int, int],
+        state_of: Callable[[], Any],
     ) -> None:
-        self.position = position
-        length = length_of(batches)
-        self.length = None if length == sys.maxsize else length  # in batches, if the loader's iterator knows it
-        self._batches, self._copier, self._depth, self._state_of = batches, copier, depth, state_of
-        self._key, self._rank = (seed, position.epoch), rank
-        self._number = position.batch  # of the next batch
-        self._fetched: list[Any] = []  # a batch that is not part of an item yet
-        self._items: SimpleQueue[Item | None] = SimpleQueue()  # None: the epoch is closed
-        self._room: SimpleQueue[None] = SimpleQueue()  # has an entry for each item that may still be queued
-        self._got: deque[Item | None] = deque()  # the consumer's item, until it is delivered
-        self._states = {position.batch: state}  # by the number of the next batch
-        self._newest: Delivery | None = None
-        self._ready: Any = None  # the event of its completion
-        self._owner, self._is_closed = os.getpid(), False
-        for _ in range(depth):
-            self._room.put(None)
-        if isinstance(batches, EpochIterator):
-            batches.reader = weakref.ref(self)
-        self._thread = start_thread("preloader", self._fill) if depth else None
+        self._seed, self.epoch, self._first, self._rank = key
+        self._copier, self._depth, self._state_of = copier, depth, state_of
+        self._batches = batches
+        # It can be set back to where the consumer is.
+        self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
+        self.received = self._placed(Item(-1))
+        self._asked = -1  # the number of the item that the consumer has asked for
+        self._made = 0  # how many items the thread has made
+        self._host: list[Any] = []  # the loader's batch, until its item is made
+        self._items: dict[int, Item] = {}
+        self._wake: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each new item
+        self._room: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each item that was asked for
+        self._thread: threading.Thread | None = None
+        self._owner, self._is_ended = os.getpid(), False
+
+    def start(self) -> None:
+        """Starts the thread, if there is to be one."""
+        if self._depth:
+            start_thread("preloader", self._fill)
+
+    def next(self) -> Any:
+        """Returns the consumer's next batch, or raises the error in its place, or StopIteration."""
+        received, copier, began = self.received, self._copier, time.perf_counter()
+        if received.is_end:
+            raise StopIteration
+        copier.used(received.ready)
+        item = self._get(received.number + 1)
+        batch, error = copier.hand_over(item.batch, item.ready), item.error
+        copier.figures["wait_seconds"] += time.perf_counter() - began
+        copier.figures["batches"] += error is None and not item.is_end
+        if copier.timeline is not None:
+            copier.timeline.delivered = self.epoch, item.of_epoch
+        self.received = item  # no call from here on
+        item.batch = item.error = None
+        if item.is_end:
+            raise StopIteration
+        if error is None:
+            return batch
+        try:
+            raise error
+        finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
+            del error
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # if it has one
 
     @property
     def queued(self) -> int:
-        """How many items are ready."""
-        return 0 if self._is_closed else self._items.qsize()
+        """How many items are ready that were not asked for."""
+        return max(0, self._made - self._asked - 1)
 
     @property
-    def state(self) -> dict[str, Any] | None:
-        """The loader's state after the last batch that the consumer received."""
-        return self._states.get(self.position.batch)
+    def is_running(self) -> bool:
+        return not (self._is_ended or self.received.is_end)
 
     def is_over(self) -> bool:
-        """Returns whether no batch is left. Once the loader's state names another epoch, it waits to see that."""
-        epoch = self.position.epoch
-        may_be = self.length == 0 or (self.state or {}).get("epoch", epoch) != epoch
-        return may_be and (self._is_closed or self._get().is_end)
+        """Returns whether no batch is left; if so, waits until the thread has seen it too."""
+        received = self.received
+        if received.is_last and not (received.is_end or self._is_ended):
+            self._get(received.number + 1)
+        return received.is_last or received.is_end
 
-    def next(self) -> Delivery | None:
-        """Waits for the next batch, and returns the same one again until it is taken; None at the end of the epoch."""
-        began = time.perf_counter()
-        if self._newest is not None:
-            if not self._newest.is_taken:
-                if self._newest.error is None:  # perhaps another thread takes it, on another stream
-                    self._copier.hand_over(self._newest.batch, self._ready)
-                return self._newest
-            self._copier.used()
-            self._newest = None
-        item, copier = self._get(), self._copier
-        copier.figures["wait_seconds"] += time.perf_counter() - began
-        if item.is_end:
-            return None
-        self._states = {item.number: self.state, item.after: item.state}
-        if item.error is not None:
-            delivery = Delivery(item.number if item.after > item.number else None, error=item.error)
-        else:
-            delivery, self._ready = Delivery(item.number, copier.hand_over(item.batch, item.ready)), item.ready
-            if copier.timeline is not None:
-                copier.timeline.delivered = self.position.epoch, item.number
-            copier.figures["batches"] += 1
-            copier.figures["queued"] += self.queued
-        self._newest = delivery
-        # The error's traceback refers to the item: if the item also held the error, both would stay alive.
-        item.batch = item.error = None
-        item.is_delivered = True
-        self._make_room()
-        return delivery
-
-    def close(self) -> None:
-        """Ends the epoch. May be called repeatedly."""
-        self.end()
-
-    def end(self, unblock: Callable[[], None] | None = None, seconds: float = GIVE_UP_SECONDS) -> bool:
+    def end(self, unblock: Callable[[], None] | None = None) -> bool:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise.
 
-        Returns False if the thread did not end within further `seconds`, and was left behind.
+        Returns False if the thread did not end, and was left behind. May be called repeatedly.
         """
-        self._is_closed = True
-        self._drop_all()
-        if (thread := self._thread) is None:
-            self._copier.release_copied(wait=True)
-        if thread is None or thread is threading.current_thread():
-            return True  # the garbage collector may have run a finaliser in the thread itself
-        thread.join(None if unblock is None else JOIN_SECONDS)
-        if unblock is not None and thread.is_alive():
-            unblock()
-            thread.join(seconds)
-        return not thread.is_alive()
-
-    def _get(self) -> Item:
-        """Waits for the next item, and returns it: the same one again until it is delivered."""
-        if self._thread is not None:
-            check_owner(self._owner, "batches")
-        item = next(iter(self._got), None)
-        if item is not None and item.is_delivered:  # an exception came before the call of _make_room
-            self._make_room()
-        if not self._is_closed and not self._got:
-            fetch: Callable[[], Item | None] = self._make if self._thread is None else self._items.get
-            self._got.extend(starmap(fetch, ((),)))  # one call, so that an exception cannot lose the item
-        item = next(iter(self._got), None)
-        if item is None or self._is_closed:
-            raise RuntimeError(ENDED)
-        return item
-
-    def _make_room(self) -> None:
-        """Drops the delivered item, so that the thread may queue another one."""
-        if self._got:
-            self._room.put(None)
-            self._got.clear()
-
-    def _drop_all(self) -> None:
-        """Drops all items of a closed epoch, and wakes both sides."""
-        self._got.clear()
-        with suppress(Empty):
-            while True:
-                self._items.get_nowait()
-        self._items.put(None)
+        self._is_ended = True
         self._room.put(None)
+        self._wake.put(None)  # a consumer that waits in another thread
+        thread = self._thread
+        if os.getpid() != self._owner or thread is threading.current_thread():
+            return True  # in a forked child, or the garbage collector has run a finaliser in the thread itself
+        if thread is not None:
+            thread.join(None if unblock is None else JOIN_SECONDS)
+            if unblock is not None and thread.is_alive():
+                unblock()
+                thread.join(GIVE_UP_SECONDS)
+            if thread.is_alive():
+                return False
+        self._go_back()
+        self._items.clear()
+        self._host = []
+        self._copier.release()
+        return True
+
+    def _get(self, number: int) -> Item:
+        """Waits for an item, and returns it: the same one again until the consumer asks for the next one."""
+        if self._depth:
+            check_owner(self._owner, "batches")
+        self._items.pop(number - 1, None)
+        self._asked = number
+        self._room.put(None)
+        while self._is_ended or number not in self._items:
+            if self._is_ended:
+                raise RuntimeError(ENDED)
+            if self._depth:
+                self._wake.get()
+            else:
+                self._go_back()
+                self._items[number] = self._make(number)
+                self._host = []
+        return self._items[number]
 
     def _fill(self) -> None:
-        """Runs in the thread: queues items until the epoch ends or is closed."""
+        """Runs in the thread: makes items until the epoch ends."""
+        self._thread = threading.current_thread()
+        is_end = False
         try:
             with self._copier.on_stream():
-                while self._put(self._make()):
-                    pass
+                while not (self._is_ended or is_end):
+                    if self._made > self._asked + self._depth:
+                        self._room.get()
+                    else:
+                        is_end = self._add(self._make(self._made))
         except BaseException as error:
-            self._put(Item(self._number, self._number + 1, error=error))
-            self._put(Item(self._number + 1, is_end=True))
+            self._add(Item(self._made, error=error))
+            self._add(Item(self._made, is_end=True))
         finally:
-            self._copier.release_copied(wait=True)
+            self._copier.release()
 
-    def _put(self, item: Item) -> bool:
-        """Waits until there is room for the item, and returns whether another one is wanted."""
-        if not self._is_closed:
-            self._room.get()
-            self._items.put(item)
-        if self._is_closed:  # perhaps just now
-            self._drop_all()
-        return not (item.is_end or self._is_closed)
+    def _add(self, item: Item) -> bool:
+        self._host = []
+        self._items[item.number] = item
+        self._made += 1
+        self._wake.put(None)
+        return item.is_end
 
-    def _make(self) -> Item:
-        """Makes the epoch's next item. If an exception from a signal handler interrupts it, the next call goes on."""
-        item, began = Item(self._number, self._number + 1), time.perf_counter()
+    def _make(self, number: int) -> Item:
+        """Returns the item after the loader's next batch, or after the one that an interrupted call has fetched."""
+        item, began = Item(number, self._first + number), time.perf_counter()
         try:
-            # One call fetches and keeps it, so that no exception can lose it.
-            if not self._fetched:
-                self._fetched.extend(map(next, (self._batches,)))  # not islice, which would call iter() again
-            item.is_end = not self._fetched
-        except Exception as error:
-            item.error = error
-        if item.is_end:
-            return item
-        # The loader's own count, where it has one: an error that belongs to no batch, such as a timeout, is not in it.
-        if (position := getattr(self._batches, "position", None)) is not None:
-            item.after = position.batch
-            item.number = max(self._number, item.after - 1)
-        batch_id = self.position.epoch, item.number
+            if not self._host:
+                self._host = [self._batches.__next__()]  # not next(): no signal handler runs before it is kept
+        except StopIteration:
+            item.is_end = True
+        except BaseException as error:
+            self._keep(item, error)
+        batch_id = self.epoch, self._placed(item).of_epoch
         self._copier.count_wait(began, batch_id)
         try:
-            item.state = self._state_of()
-            if item.error is None:
-                random = Random(*self._key, item.number, self._rank)
-                item.batch, item.ready = self._copier.prepare(self._fetched[0], random, batch_id)
-        except torch.OutOfMemoryError as error:
-            item.error = torch.OutOfMemoryError(
-                f"out of memory on {self._copier.device} while preparing a batch of {rows(self._fetched[0])} samples "
-                f"with depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
-            )
-            item.error.__cause__ = error
-        except Exception as error:
-            item.error = item.error or error
-        self._fetched, self._number = [], item.after  # no call from here on
+            if self._host:
+                random = Random(self._seed, *batch_id, self._rank)
+                item.batch, item.ready = self._copier.prepare(self._host[0], random, batch_id)
+        except BaseException as error:
+            self._keep(item, error)
         return item
+
+    def _keep(self, item: Item, error: BaseException) -> None:
+        """Makes it the item's error, or raises it if it belongs to no item: a signal handler's comes out as it is."""
+        if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
+            raise error
+        if isinstance(error, StopIteration):
+            item.error = RuntimeError("preparing a batch raised StopIteration, which would end the epoch")
+        elif isinstance(error, torch.OutOfMemoryError):
+            item.error = torch.OutOfMemoryError(
+                f"out of memory on {self._copier.device} while preparing a batch of {rows(self._host)} samples with "
+                f"depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
+            )
+        else:
+            item.error = item.error or error
+            return
+        item.error.__cause__ = error
+
+    def _placed(self, item: Item) -> Item:
+        """Notes where the loader is after the item; an error that belongs to no batch has not moved it."""
+        if self._source is None:
+            item.state = self._state_of()
+        else:
+            item.position, item.is_last = copy(self._source.position), self._source.is_over
+            item.of_epoch = item.position.batch - 1
+        return item
+
+    def _go_back(self) -> None:
+        """Sets the loader's iterator to where the consumer is; mostly it is there."""
+        source, here = self._source, self.received.position
+        if source is not None and here is not None and source.position.turn != here.turn:
+            source.go_back(here)
+            self._host = []
+
+
+class PreloaderIterator:
+    """What `iter(preloader)` returns. It keeps the preloader alive, which the epoch must not."""
+
+    def __init__(self, epoch: PreloadedEpoch, owner: Any) -> None:
+        self._epoch, self._owner = epoch, owner
+
+    def __iter__(self) -> PreloaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._epoch)
+
+    def __next__(self) -> Any:
+        return self._epoch.next()

@@ -1,1 +1,0 @@
-"""The engine behind WorkerLoader: tasks, the dispatcher, and pools of processes, threads, or the calling thread."""

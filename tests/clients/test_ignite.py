@@ -32,9 +32,7 @@ def test_an_engines_own_epoch_length_cuts_the_loaders_epochs_into_pieces():
 
 
 @pytest.mark.filterwarnings("ignore")  # what it says of torch's determinism
-@pytest.mark.parametrize(
-    "settings", [{}, {"prefetch_batches": 4}, {"num_workers": 0}, {"seed": None}, {"worker_method": "thread"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 0}, {"seed": None}, {"worker_method": "thread"}], ids=str)
 def test_a_deterministic_engine_gets_every_sample_once_an_epoch_and_the_same_again(settings):
     def epochs() -> list[list[list[int]]]:
         torch.manual_seed(4)

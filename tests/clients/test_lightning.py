@@ -56,9 +56,7 @@ def test_validation_between_epochs_leaves_the_training_order_alone():
     assert module.validated == [*range(BATCH_SIZE), *range(LENGTH), *range(LENGTH)]  # the first are the sanity check's
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"prefetch_batches": 4}, {"seed": None, "persistent_workers": False}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"seed": None, "persistent_workers": False}], ids=str)
 def test_predictions_come_for_every_sample_in_order(settings):
     # Lightning makes the loader anew for this, from its attributes, with a batch sampler that keeps the indices.
     with seeded(shuffle=False, **settings) as loader:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 import pytest
+from every_loader import LOADERS, Case, make
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 READERS = {
@@ -73,3 +74,21 @@ def torch_looks_often(monkeypatch):
 @pytest.fixture(autouse=True)
 def check_what_is_left(nothing_left_behind):
     """Runs that check after every test of this folder."""
+
+
+# For tests of every loader
+
+
+@pytest.fixture(params=LOADERS)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def case(name) -> Case:
+    return LOADERS[name]
+
+
+@pytest.fixture
+def build(name, closed_later):
+    return lambda dataset=None, *args, **settings: closed_later(make(name, dataset, *args, **settings))

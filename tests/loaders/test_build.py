@@ -1,11 +1,15 @@
+"""build_loader makes what a config names; settings that cannot work are refused with their value and the remedy."""
+
 import pytest
 import torch
-from example_datasets import Numbers, contents
-from torch.utils.data import IterableDataset
+from every_loader import Streamed, ordered
+from example_datasets import Numbers, contents, rows
 
-from loaders import LoaderConfig, LoaderConfigError, Preloader, build_loader
-from loaders.build import LOADERS
-from loaders.order import Order
+from loaders import LoaderConfig, LoaderConfigError, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
+
+NAMES = ("cached", "prefetch", "resident", "threads", "torch", "workers")
+EVERY = pytest.mark.parametrize("name", NAMES)
+WHOLE = pytest.mark.parametrize("name", NAMES[1:])  # those whose training has every sample
 
 
 @pytest.fixture
@@ -19,119 +23,115 @@ def build(closed_later):
     return build
 
 
-WHOLE = [name for name in LOADERS if name != "cached"]  # those whose training has every sample
-
-
-@pytest.mark.parametrize("name", WHOLE)
+@WHOLE
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_loader_gives_the_order_and_the_sampler_that_was_asked_for(build, name, num_workers):
     settings = {"batch_size": 2, "seed": 5, "shuffle": True, "rank": 1, "world_size": 2}
     for more in ({}, {"drop_last": True}, {"pad": False}):
-        order = Order(length=11, **settings, **more)
         loader = build(name, Numbers(11), num_workers=num_workers, **settings, **more)
-        assert contents(loader) == [order.indices(0, order.positions(number)).tolist() for number in range(len(order))]
+        assert contents(loader) == ordered(0, 11, **settings, **more)
     sampled = build(name, num_workers=num_workers, sampler=[5, 3, 9, 3, 1], batch_size=2)
     assert (len(sampled), contents(sampled)) == (3, [[5, 3], [9, 3], [1]])
     batches = build(name, num_workers=num_workers, batch_sampler=[[5], [3, 9], [1, 2, 4]])
     assert contents(batches) == [[5], [3, 9], [1, 2, 4]]
 
 
-def test_a_resident_loader_refuses_a_sampler_of_names(build):
-    with pytest.raises(TypeError, match="loader=resident gathers rows by integers, and the sampler gave"):
-        next(build("resident", sampler=["a", "b", "c", "d"]))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("torch", TorchLoader), ("resident", ResidentLoader), ("workers", WorkerLoader), ("threads", WorkerLoader)],
+)
+def test_each_name_makes_its_own_loader_and_preload_depth_adds_a_thread_to_any_of_them(build, name, kind):
+    for depth in (0, 3):
+        built = build(name, preload_depth=depth)
+        assert isinstance(built.loader, kind) and built.depth == depth
+        assert kind is not WorkerLoader or built.loader.persistent_workers is False  # there are no workers
+    if kind is not ResidentLoader:  # on a CPU with workers no thread competes with the step
+        assert build(name, num_workers=1, preload_depth=3).depth == 0
+        assert build(name, num_workers=1, preload_depth=3, device="meta", shuffle=False).depth == 3
+    if kind is WorkerLoader:
+        loader = build(name, num_workers=1).loader
+        assert loader.worker_method == ("thread" if name == "threads" else "multiprocessing")
+        assert loader.persistent_workers and not loader.pin_memory
 
 
-@pytest.mark.parametrize("name", sorted(set(LOADERS) - {"cached"}))
-@pytest.mark.parametrize("depth", [0, 3])
-def test_preload_depth_adds_a_preloaders_thread_to_any_loader(build, name, depth):
-    assert build(name, preload_depth=depth).depth == depth
+@EVERY
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_transform_runs_in_every_loader_on_its_device(build, name, device):
+    batches = list(build(name, transform=lambda batch, random: batch * 100, device=device))
+    assert contents(batches)[0] == [0, 100, 200, 300] and {batch.device.type for batch in batches} == {device}
 
 
-@pytest.mark.parametrize("name", ["cached", "prefetch", "threads", "torch", "workers"])
-@pytest.mark.parametrize("num_workers", [1, "auto"])
-def test_on_a_cpu_with_workers_no_thread_competes_with_the_step(build, name, num_workers):
-    assert build(name, num_workers=num_workers, preload_depth=3).depth == 0
-    assert build(name, num_workers=num_workers, preload_depth=3, device="meta", shuffle=False).depth == 3
+def test_cached_repeats_training_batches_and_an_evaluation_has_every_sample(build):
+    training, evaluation = build("cached", Numbers(50), batch_size=2, shuffle=True), build("cached", Numbers(50))
+    assert len(training) == len(batches := contents(training)) == 25
+    assert len({row for batch in batches for row in batch}) <= 2 * 8
+    assert sorted(rows(evaluation)) == list(range(50))
 
 
-def test_with_auto_the_stock_loader_takes_the_cores_that_there_are(build, monkeypatch):
-    monkeypatch.setattr("loaders.build.available_cores", lambda: 2)
-    loader = build("torch", num_workers="auto", prefetch_factor="auto")
-    assert next(loader).tolist() == [0, 1, 2, 3]
-    assert len(loader.loader._loader._iterator._workers) == 2
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_the_transform_runs_in_every_loader(build, name):
-    loader = build(name, transform=lambda batch, random: batch * 100)
-    assert contents(loader)[0] == [0, 100, 200, 300]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", LOADERS)
-def test_batches_are_on_the_cuda_device(build, name):
-    batches = list(build(name, device="cuda", num_workers=1))
-    assert [batch.device for batch in batches] == [torch.device("cuda", torch.cuda.current_device())] * 3
-    assert contents(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-class Stream(IterableDataset):
+class Stream(Streamed):
     def __iter__(self):
         return iter(range(3))
 
 
-class MeasuredStream(Stream):
-    def __len__(self) -> int:
-        return 3
-
-
-@pytest.mark.parametrize("dataset", [Stream(), MeasuredStream()], ids=["without a length", "with a length"])
-@pytest.mark.parametrize("name", LOADERS)
-def test_processes_read_an_iterable_dataset_and_other_loaders_refuse_it_in_words(build, name, dataset):
+@EVERY
+def test_processes_read_an_iterable_dataset_and_other_loaders_refuse_it_in_words(build, name):
     if name in ("workers", "prefetch", "torch"):
-        assert sorted(contents(build(name, dataset=dataset, num_workers=0, shuffle=False)))[0] == [0, 1, 2]
+        assert sorted(contents(build(name, dataset=Stream(None), shuffle=False)))[0] == [0, 1, 2]
         return
     with pytest.raises(LoaderConfigError, match=f"loader={name} needs a map-style dataset"):
-        build(name, dataset=dataset)
+        build(name, dataset=Stream(None))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_workers", -1),
-        ("num_workers", "many"),
-        ("prefetch_factor", 0),
-        ("prefetch_factor", "much"),
-        ("preload_depth", -1),
-        ("timeout", -0.5),
-        ("timeout", float("nan")),
-        ("timeout", float("inf")),
-        ("on_error", "shrug"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_named_with_its_value(key, value):
-    with pytest.raises(LoaderConfigError) as refusal:
-        LoaderConfig(**{key: value})
-    assert f"loader.{key}={value}:" in str(refusal.value)
+# One table for what is refused: the value, and the remedy.
+
+CONFIGS = [
+    ({"num_workers": -1}, "num_workers=-1", "from 0, or auto"),
+    ({"num_workers": "many"}, "num_workers=many", "from 0, or auto"),
+    ({"num_workers": 10**6}, "num_workers=1000000", "give at most"),
+    ({"prefetch_factor": 0}, "prefetch_factor=0", "from 1, or auto"),
+    ({"preload_depth": -1}, "preload_depth=-1", "from 0"),
+    ({"timeout": -0.5}, "timeout=-0.5", "from 0"),
+    ({"timeout": float("nan")}, "timeout=nan", "from 0"),
+    ({"on_error": "shrug"}, "on_error=shrug", "one of raise, skip"),
+    ({"name": "torch", "on_error": "skip"}, "loader=torch", "use loader=workers"),
+    ({"name": "resident", "on_error": "skip"}, "loader=resident", "use loader=workers"),
+    ({"name": "prefech"}, "prefech", "did you mean prefetch"),
+    ({"name": "xyz"}, "xyz", "one of cached"),
+]
+ARGUMENTS = [
+    ({"max_restarts": "3"}, "max_restarts='3'", "an integer from 0"),
+    ({"max_restarts": -1, "seed": 0}, "max_restarts=-1", "an integer from 0"),
+    ({"rank": 1, "world_size": 2}, "world_size=2", "need a seed"),
+    ({"rank": 2, "world_size": 2, "seed": 0}, "rank=2 and world_size=2", "from 0 to world_size - 1"),
+    ({"timeout": float("inf")}, "timeout=inf", "a number of seconds"),
+    ({"timeout": -1}, "timeout", "non-negative"),
+    ({"batch_size": 0}, "batch_size", "positive|from 1"),
+    ({"num_workers": -1}, "num_workers", "non-negative|from 0"),
+    ({"num_workers": "many"}, "num_workers='many'", "'auto'"),
+    ({"num_workers": 1, "prefetch_factor": "much"}, "prefetch_factor='much'", "'auto'"),
+    ({"seed": 1, "generator": torch.Generator()}, "seed=1", "leave out the generator"),
+    ({"seed": -1}, "seed=-1", r"from 0 to 2\^64 - 1"),
+    ({"seed": 1.5}, "seed=1.5", r"from 0 to 2\^64 - 1"),
+    ({"worker_method": "threads"}, "worker_method=threads", "did you mean thread"),
+    ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "thread", "leave out multipro"),
+    ({"on_error": "ignore"}, "on_error=ignore", "one of raise, skip"),
+    ({"last_batch": "rolover"}, "last_batch=rolover", "keep, drop"),
+    ({"last_batch": "keep", "drop_last": True}, "last_batch='keep'", "only one of them"),
+]
 
 
-def test_more_workers_than_could_ever_help_are_refused_with_the_most(monkeypatch):
-    monkeypatch.setattr("loaders.build.available_cores", lambda: 3)
-    assert LoaderConfig(num_workers=192).num_workers == 192
-    with pytest.raises(LoaderConfigError, match=r"loader\.num_workers=193: .* 3 cores, .*: give at most 192, or auto"):
-        LoaderConfig(num_workers=193)
+@pytest.mark.parametrize(("settings", "value", "remedy"), [*CONFIGS, *ARGUMENTS], ids=str)
+def test_a_setting_that_cannot_work_is_refused_with_its_value_and_the_remedy(settings, value, remedy):
+    is_config = (settings, value, remedy) in CONFIGS
+    with pytest.raises(LoaderConfigError if is_config else ValueError, match=remedy) as refusal:
+        if is_config:
+            LoaderConfig(**settings)
+        else:
+            WorkerLoader(Numbers(8), **{"batch_size": 2, **settings})
+    assert value in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["resident", "torch"])
-def test_some_loaders_cannot_leave_out_samples(name):
-    with pytest.raises(LoaderConfigError, match=f"loader={name} cannot leave out samples, use loader=workers"):
-        LoaderConfig(name=name, on_error="skip")
-
-
-def test_a_misspelt_loader_is_answered_with_the_nearest():
-    for name, meant in (("prefech", "prefetch"), ("residant", "resident")):
-        with pytest.raises(LoaderConfigError, match=f"did you mean {meant}"):
-            LoaderConfig(name=name)
-    with pytest.raises(LoaderConfigError, match=f"it is one of {', '.join(LOADERS)}") as refusal:
-        LoaderConfig(name="xyz")
-    assert "did you mean" not in str(refusal.value)
+def test_without_workers_arguments_that_concern_only_them_are_ignored():
+    given = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "fork", "timeout": 5}
+    with WorkerLoader(Numbers(8), 2, seed=0, **given) as loader:
+        assert len(list(loader)) == 4

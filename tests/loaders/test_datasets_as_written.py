@@ -5,21 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, contents, outcomes
 
 from loaders import ResidentLoader, TorchLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 12, 4
-
-
-def batches(dataset, **settings) -> list:
-    """An epoch in the dataset's order."""
-    with WorkerLoader(dataset, BATCH_SIZE, **{"seed": 0, "persistent_workers": True, **settings}) as loader:
-        return list(loader)
-
-
-def numbers(dataset, reader: dict) -> list[int]:
-    return torch.cat([batch["number"] for batch in batches(dataset, **reader)]).tolist()
 
 
 # Which methods count
@@ -27,9 +17,6 @@ def numbers(dataset, reader: dict) -> list[int]:
 
 class Written(Numbers):
     """Sample i is i, through each method that a dataset may have."""
-
-    def __init__(self, length: int = LENGTH) -> None:
-        super().__init__(length)
 
     def __getitem__(self, index: int) -> dict:
         return {"number": torch.tensor(index)}
@@ -75,31 +62,13 @@ class Wrapper:
 class OnTheInstance(Numbers):
     """Has the other methods as attributes of the object alone."""
 
-    def __init__(self) -> None:
-        super().__init__(LENGTH)
-        written = Written()
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        written = Written(length)
         self.sample_spec, self.read_batch, self.arrays = written.sample_spec, written.read_batch, written.arrays
 
     def __getitem__(self, index: int) -> dict:
         return {"number": torch.tensor(3 * index)}
-
-
-OVERRIDDEN = {
-    "a subclass": Tripled,
-    "a wrapper": lambda: Wrapper(Written()),
-    "attributes of the object": OnTheInstance,
-}
-
-
-@pytest.fixture(params=OVERRIDDEN.values(), ids=OVERRIDDEN)
-def overridden(request):
-    return request.param()
-
-
-def test_a_getitem_that_overrides_arrays_and_read_batch_is_what_is_read(overridden, reader):
-    assert numbers(overridden, reader) == [3 * index for index in range(LENGTH)]
-    with ResidentLoader(overridden, BATCH_SIZE) as loader:
-        assert torch.cat([batch["number"] for batch in loader]).tolist() == [3 * index for index in range(LENGTH)]
 
 
 class WrittenAnew(Tripled):
@@ -115,10 +84,59 @@ class WrittenAnew(Tripled):
         return {"number": 7 * np.arange(self.length)}
 
 
-def test_faster_methods_beside_the_getitem_are_used(reader):
-    assert numbers(WrittenAnew(), reader) == [7 * index for index in range(LENGTH)]
-    with ResidentLoader(WrittenAnew(), BATCH_SIZE) as loader:
-        assert torch.cat([batch["number"] for batch in loader]).tolist() == [7 * index for index in range(LENGTH)]
+KINDS = {
+    "a subclass": (Tripled, 3),
+    "a wrapper": (lambda length: Wrapper(Written(length)), 3),
+    "attributes of the object": (OnTheInstance, 3),
+    "faster methods beside": (WrittenAnew, 7),
+}
+
+
+@pytest.mark.parametrize(("kind", "factor"), KINDS.values(), ids=KINDS)
+def test_faster_methods_count_only_beside_the_getitem_that_is_in_force(kind, factor, reader):
+    expected = [factor * index for index in range(LENGTH)]
+    with WorkerLoader(kind(LENGTH), BATCH_SIZE, seed=0, **reader) as loader:
+        assert torch.cat([batch["number"] for batch in loader]).tolist() == expected
+    with ResidentLoader(kind(LENGTH), BATCH_SIZE) as loader:
+        assert torch.cat([batch["number"] for batch in loader]).tolist() == expected
+
+
+@pytest.mark.parametrize("spec", [{"number": 3}, {"number": ((), "int64")}, []])
+def test_a_sample_spec_that_is_no_spec_is_refused_with_what_it_returned(spec):
+    class Odd(WrittenAnew):
+        def sample_spec(self):
+            return spec
+
+    with pytest.raises(ValueError, match="sample_spec") as refusal:
+        list(WorkerLoader(Odd(4), 2, seed=0))
+    assert repr(spec) in str(refusal.value)
+
+
+class Replaced(Written):
+    def __getitem__(self, index: int):
+        return index
+
+    def read_batch(self, indices, out, random) -> None:
+        out["number"] = torch.from_numpy(indices)
+
+
+class Half(Written):
+    """Forgets the second half of its rows."""
+
+    def __getitem__(self, index: int):
+        return index
+
+    def read_batch(self, indices, out, random) -> None:
+        out["number"][: len(indices) // 2] = 0
+
+
+def test_read_batch_that_replaces_a_tensor_is_named_and_rows_that_it_forgets_are_under_debug(reader, monkeypatch):
+    with WorkerLoader(Replaced(4), 2, seed=0, **reader) as loader:
+        assert "number" in outcomes(loader)[0]
+    monkeypatch.setenv("LOADERS_DEBUG", "1")
+    with WorkerLoader(Half(4), 4, seed=0, **reader) as loader:
+        (said,) = outcomes(loader)
+        assert "number" in said and "2" in said
 
 
 # StopIteration
@@ -145,26 +163,6 @@ class StopsInBatch(Numbers):
         out["number"].copy_(torch.from_numpy(indices))
 
 
-def numbers_of(batch) -> list[int]:
-    return (batch["number"] if isinstance(batch, dict) else batch).tolist()
-
-
-def assert_only_the_middle_batch_fails(loader) -> None:
-    iterator = iter(loader)
-    assert numbers_of(next(iterator)) == [0, 1, 2, 3]
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        next(iterator)
-    assert numbers_of(next(iterator)) == [8, 9, 10, 11]
-    with pytest.raises(StopIteration):
-        next(iterator)
-
-
-def test_stop_iteration_in_read_batch_is_the_error_of_its_batch_and_the_epoch_goes_on(reader):
-    with WorkerLoader(StopsInBatch(LENGTH), BATCH_SIZE, seed=0, persistent_workers=True, **reader) as loader:
-        for _ in range(2):
-            assert_only_the_middle_batch_fails(loader)
-
-
 def stops_in_collate(samples: list) -> torch.Tensor:
     return stop() if 5 in samples else torch.tensor(samples)
 
@@ -173,16 +171,33 @@ def stops_in_augment(batch: torch.Tensor, random) -> torch.Tensor:
     return stop() if 5 in batch else batch
 
 
+WAYS = {
+    "an item": (StopsInItem, {}),
+    "a batch": (StopsInBatch, {}),
+    "collating": (Numbers, {"collate_fn": stops_in_collate}),
+}
+
+
+@pytest.mark.parametrize(("kind", "settings"), WAYS.values(), ids=WAYS)
+def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch(kind, settings, reader):
+    with WorkerLoader(kind(LENGTH), BATCH_SIZE, seed=0, persistent_workers=True, **settings, **reader) as loader:
+        for _ in range(2):
+            first, error, last = outcomes(loader)
+            assert "StopIteration" in error and first in ([0, 1, 2, 3], {"number": [0, 1, 2, 3]})
+            assert last in ([8, 9, 10, 11], {"number": [8, 9, 10, 11]})
+
+
 def test_stop_iteration_is_an_error_of_the_stock_loader_and_of_a_set_that_is_read_once():
-    for num_workers, reading in ((0, {}), (2, {}), (0, {"collate_fn": stops_in_collate})):
-        kind = Numbers if reading else StopsInItem
-        with TorchLoader(kind(LENGTH), BATCH_SIZE, num_workers=num_workers, **reading) as loader:
-            assert_only_the_middle_batch_fails(loader)
+    for settings in ({}, {"num_workers": 2}):
+        with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, seed=0, **settings) as loader:
+            iterator = iter(loader)
+            assert next(iterator).tolist() == [0, 1, 2, 3]
+            with pytest.raises(RuntimeError, match=r"stopped|StopIteration"):
+                next(iterator)
     with ResidentLoader(Numbers(LENGTH), BATCH_SIZE, augment=stops_in_augment) as loader:
-        assert_only_the_middle_batch_fails(loader)
-    for kind in (StopsInItem, StopsInBatch):
-        with ResidentLoader(kind(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
-            iter(loader)
+        assert "StopIteration" in outcomes(loader)[1]
+    with ResidentLoader(StopsInItem(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
+        iter(loader)
 
 
 # Datasets with __getitems__ only
@@ -200,5 +215,5 @@ class Together:
 
 @pytest.mark.parametrize("seed", [None, 0])
 def test_getitems_alone_is_enough(seed, reader):
-    read = batches(Together(), seed=seed, **{**reader, "persistent_workers": False})
-    assert contents(batch[0] for batch in read) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with WorkerLoader(Together(), BATCH_SIZE, seed=seed, **reader) as loader:
+        assert contents(batch[0] for batch in loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -7,35 +7,13 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from example_datasets import Numbers, contents
+import torch
+from every_loader import LOADERS, make
+from example_datasets import Numbers, WrittenImages, contents
 
 from loaders import Preloader, WorkerLoader
 
-
-def loader_over(**settings) -> WorkerLoader:
-    settings = {"num_workers": 2, "seed": 3, "shuffle": True, "persistent_workers": True, **settings}
-    return WorkerLoader(Numbers(80), 4, **settings)
-
-
-def preloader_over(depth: int = 2, **settings) -> Preloader:
-    return Preloader(loader_over(**settings), "cpu", depth)
-
-
-TORCHS = {"seed": None, "shuffle": False}
-INDEPENDENT = {
-    "seeded": lambda: loader_over(persistent_workers=False),
-    "unseeded": lambda: loader_over(**TORCHS, persistent_workers=False),
-    "unseeded threads": lambda: loader_over(**TORCHS, persistent_workers=False, worker_method="thread"),
-}
-PERSISTENT = {
-    "seeded persistent": loader_over,
-    "unseeded persistent": lambda: loader_over(**TORCHS),
-    "threads": lambda: loader_over(worker_method="thread"),
-    "preloader": preloader_over,
-    "preloader without a thread": lambda: preloader_over(depth=0),
-    "preloader over threads": lambda: preloader_over(worker_method="thread"),
-}
-LOADERS = {**INDEPENDENT, **PERSISTENT}
+FORKED = [name for name in LOADERS if "torch" not in name and "inline" not in name and "resident" not in name]
 
 
 def in_child(function: Callable[[], object], bound: float) -> str:
@@ -59,24 +37,15 @@ def in_child(function: Callable[[], object], bound: float) -> str:
         os.waitpid(pid, 0)
 
 
-def undisturbed(kind: str) -> list:
-    if "unseeded" in kind:
-        return [list(range(start, start + 4)) for start in range(0, 80, 4)]
-    with loader_over(num_workers=0) as loader:
-        return contents(loader)
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_child_gets_a_sentence_or_an_own_loaders_batches_and_the_parent_every_batch(kind, bound):
-    whole = undisturbed(kind)
-    with LOADERS[kind]() as loader, LOADERS[kind]() as not_started:
+@pytest.mark.parametrize("name", FORKED)
+def test_a_child_gets_a_sentence_or_its_own_loaders_batches_and_the_parent_every_batch(name, bound):
+    whole = LOADERS[name].batches(0, length=80)
+    with make(name, Numbers(80)) as loader, make(name, Numbers(80)) as not_started:
         iterator = iter(loader)
         seen = [next(iterator)]
         asks: list[Callable] = [lambda: next(iterator)]
-        if kind in PERSISTENT:
-            asks.append(lambda: next(iter(loader)))
-        if hasattr(loader, "__next__"):
-            asks.append(lambda: next(loader))
+        if not LOADERS[name].is_independent:
+            asks += [lambda: next(loader), lambda: next(iter(loader))]
         said = [in_child(ask, bound / 3) for ask in asks]
         assert in_child(loader.close, bound / 3) == "returned None"
 
@@ -87,11 +56,36 @@ def test_a_child_gets_a_sentence_or_an_own_loaders_batches_and_the_parent_every_
         assert in_child(epoch, bound) == f"returned {whole!r}"
         seen += iterator
         assert contents(seen) == whole
-        if "workers" in (stats := loader.stats()):
-            assert stats["workers"]["deaths"] == 0
+        assert loader.stats()["workers"]["deaths"] == 0
     for sentence in said:
-        assert sentence.startswith("RuntimeError: ") and "another process" in sentence
+        assert sentence.startswith("RuntimeError: ") and "process" in sentence
         assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
+def test_a_batch_that_a_child_can_see_is_never_rewritten_under_it(over):
+    """The parent drops its batches and goes on; the child, which still has them, looks at them at the end."""
+    receives, sends = os.pipe()
+    asks, answers = os.pipe()
+    with over(WorkerLoader(WrittenImages(800), 8, num_workers=2, seed=0, persistent_workers=True)) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(3)]
+        then = [batch["image"].clone() for batch in batches]
+        if (pid := os.fork()) == 0:
+            os.read(asks, 1)
+            same = all(torch.equal(batch["image"], image) for batch, image in zip(batches, then, strict=True))
+            os.write(sends, b"same" if same else b"changed")
+            os._exit(0)
+        batches.clear()
+        for _ in iterator:
+            pass
+        for _ in loader:
+            pass
+        os.write(answers, b"!")
+        assert os.read(receives, 10) == b"same"
+        os.waitpid(pid, 0)
+    for fd in (receives, sends, asks, answers):
+        os.close(fd)
 
 
 EXITING_CHILD = """

@@ -1,33 +1,28 @@
-"""Ctrl-C or a raising signal handler inside next(): the next epoch is right, and no batch is skipped in silence.
+"""Ctrl-C or a raising signal handler inside iter(), next() or close(): no batch is lost, and none is wrong.
 
-Python runs signal handlers when a function begins and when a call returns. `struck` raises at a given one of these
-moments, so that all kinds of them are tried in every run. Real signals, which also wake a waiting next(), are tried by
-test_like_torch.py (the consumer "alarm") and by clients/test_jupyter.py.
+strikes.py raises at chosen moments; they are spread over all of them, the same in each run. Real signals, which also
+wake a waiting next(), come at the end.
 """
 
-import multiprocessing
 import os
 import random
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
-from types import FrameType
 
 import pytest
+from every_loader import make
 from example_datasets import Numbers, contents
-from torch.utils.data import sampler
+from strikes import Interrupted, moments_of, struck
 
-import loaders
-from loaders import Preloader, WorkerLoader
+from loaders import WorkerLoader
 
-PACKAGE = str(Path(loaders.__file__).parent)
-SAMPLERS = sampler.__file__
 BATCHES = 12
+KINDS = (Interrupted, KeyboardInterrupt, TimeoutError)  # an alarm's TimeoutError is an Exception
 MANY = pytest.mark.parametrize("count", [6, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-
+LOADERS = ["inline", "processes", "threads", "streams", "resident", "preloader", "preloader_at_depth_0"]
+LOADERS += ["independent", "unseeded", "unseeded persistent", "preloader_over_streams"]
 # An interrupt that comes inside a finaliser is printed by Python, and goes no further.
 pytestmark = [
     pytest.mark.timeout(60),  # a lost batch may be waited for for ever
@@ -35,30 +30,15 @@ pytestmark = [
 ]
 
 
-class Interrupted(BaseException):
-    """What a program's own signal handler raises."""
+def loader_of(name: str):
+    if "unseeded" in name:
+        return WorkerLoader(Numbers(4 * BATCHES), 4, num_workers=2, persistent_workers="persistent" in name)
+    return make(name, Numbers(4 * BATCHES), shuffle=True)
 
 
-def loader_over(**settings) -> WorkerLoader:
-    settings = {"num_workers": 2, "seed": 3, "shuffle": True, "persistent_workers": True, **settings}
-    return WorkerLoader(Numbers(4 * BATCHES), 4, **settings)
-
-
-TORCHS = {"seed": None, "shuffle": False}
-LOADERS = {
-    "seeded": loader_over,
-    "unseeded": lambda: loader_over(**TORCHS, persistent_workers=False),
-    "unseeded persistent": lambda: loader_over(**TORCHS),
-    "threads": lambda: loader_over(worker_method="thread"),
-    "preloader": lambda: Preloader(loader_over(), "cpu", 2),
-}
-
-
-def epochs_of(kind: str, count: int) -> list[list]:
+def epochs_of(name: str, count: int) -> list[list]:
     """What undisturbed epochs bring."""
-    if "unseeded" in kind:
-        return [[list(range(start, start + 4)) for start in range(0, 4 * BATCHES, 4)]] * count
-    with loader_over(num_workers=0) as calm:
+    with loader_of(name) as calm:
         return [contents(calm) for _ in range(count)]
 
 
@@ -67,85 +47,24 @@ def name_epoch(loader, epoch: int) -> None:
         loader.set_epoch(epoch)
 
 
-def is_in_loaders(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def is_in_sampler(frame: FrameType | None) -> bool:
-    """Whether a generator of torch's samplers runs, which an exception would end, as under torch's own loader."""
-    return frame is not None and frame.f_code.co_filename == SAMPLERS
-
-
-@contextmanager
-def at_moments(do: Callable[[], None]) -> Iterator[None]:
-    """Calls `do` whenever, in code of loaders/ or called from there, a signal handler might run."""
-
-    this = os.getpid()
-
-    def profile(frame: FrameType, event: str, _) -> None:
-        if os.getpid() != this:
-            sys.setprofile(None)  # a worker that was started meanwhile
-        elif event in ("call", "c_return") and is_in_loaders(frame) and not is_in_sampler(frame):
-            do()
-
-    sys.setprofile(profile)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
-def moments_of(iterator: Iterator) -> int:
-    """How many such moments a call of next() has."""
-    count = 0
-
-    def add() -> None:
-        nonlocal count
-        count += 1
-
-    with at_moments(add):
-        next(iterator)
-    return count
-
-
-@contextmanager
-def struck(moment: int) -> Iterator[None]:
-    """Raises Interrupted at the given moment, counted from 1, if it comes."""
-
-    def strike() -> None:
-        nonlocal moment
-        moment -= 1
-        if moment == 0:
-            sys.setprofile(None)
-            raise Interrupted
-
-    with at_moments(strike):
-        yield
-
-
-def strikes(kind: str, count: int) -> Iterator[tuple[int, int]]:
-    """Which batch's next() is struck, and at which moment: spread over all of them, the same in each run."""
-    with LOADERS[kind]() as loader:
-        iterator = iter(loader)
-        most = max(moments_of(iterator) for _ in range(BATCHES - 1))
-    draw = random.Random(kind)
+def strikes(most: int, count: int, seed: str) -> Iterator[tuple[int, int, type[BaseException]]]:
+    """Which batch's next() is struck, at which moment, and by what."""
+    draw = random.Random(seed)
     for number in range(count):
-        yield draw.randrange(BATCHES), 1 + int((number + draw.random()) * most / count)
+        yield draw.randrange(BATCHES), 1 + int((number + draw.random()) * most / count), KINDS[number % 3]
 
 
 @MANY
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the same iterator", "a fresh one"])
-def test_after_an_interrupt_inside_next_an_iterator_loses_no_batch(kind, goes_on, count):
-    expected = epochs_of(kind, count + 1)
-    with LOADERS[kind]() as loader:
-        for epoch, (place, moment) in enumerate(strikes(kind, count)):
+def test_after_an_interrupt_inside_next_no_batch_is_lost(name, goes_on, count):
+    expected = epochs_of(name, count + 1)
+    with loader_of(name) as loader:
+        iterator = iter(loader)
+        most = max(moments_of(lambda: next(iterator)) for _ in range(BATCHES - 1))
+        for epoch, (place, moment, kind) in enumerate(strikes(most, count, name)):
             name_epoch(loader, epoch)
-            seen = go_on(iter(loader), place, moment)
+            seen = go_on(iter(loader), place, moment, kind)
             if goes_on:
                 assert contents(seen) == expected[epoch]
             else:
@@ -154,50 +73,97 @@ def test_after_an_interrupt_inside_next_an_iterator_loses_no_batch(kind, goes_on
                 assert contents(loader) == expected[epoch + 1]
 
 
-def go_on(iterator: Iterator, place: int, moment: int) -> Iterator:
+def go_on(iterator: Iterator, place: int, moment: int, kind: type[BaseException]) -> Iterator:
     """The batches of an epoch whose next() is struck once; those after it are taken by who asks for them."""
     seen = [next(iterator) for _ in range(place)]
     try:
-        with struck(moment):
+        with struck(moment, kind):
             for batch in iterator:  # not next(): the strike may come after its return, when the batch is the test's
                 seen.append(batch)
                 break
-    except Interrupted:
+    except kind:
         pass
     return chain(seen, iterator)
 
 
-class Watched(ValueError):
-    """While it is made, the program's watchdog strikes."""
+@MANY
+@pytest.mark.parametrize("name", LOADERS)
+def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, count):
+    expected = epochs_of(name, 2)
+    with loader_of(name) as loader:
+        most = moments_of(lambda: iter(loader))  # starts the workers
+    for number, (_, moment, kind) in enumerate(strikes(most, count, name)):
+        with loader_of(name) as loader:
+            name_epoch(loader, 1)
+            if number % 2:
+                next(iter(loader))
+                name_epoch(loader, 1)
+            try:
+                with struck(moment, kind):
+                    iter(loader)
+            except kind:
+                pass
+            name_epoch(loader, 1)
+            assert contents(loader) == expected[1]
+            try:
+                with struck(1 + moment % 40, kind):
+                    loader.close()
+            except kind:
+                pass
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        signal.raise_signal(signal.SIGUSR1)
+
+@pytest.mark.parametrize("name", ["processes", "preloader", "preloader_at_depth_0", "streams"])
+def test_a_state_after_an_interrupt_goes_on_at_the_consumers_position(name):
+    (expected,) = epochs_of(name, 1)
+    with loader_of(name) as loader:
+        for moment in (3, 11, 29, 71):
+            name_epoch(loader, 0)
+            iterator = iter(loader)
+            assert contents(next(iterator) for _ in range(3)) == expected[:3]
+            received = 3
+            try:
+                with struck(moment):
+                    next(iterator)
+                    received += 1
+            except Interrupted:
+                pass
+            with loader_of(name) as resumed:
+                resumed.load_state_dict(loader.state_dict())
+                assert contents(resumed) == expected[received:]
+            assert contents(iterator) == expected[received:]
 
 
-class Broken(Numbers):
-    def __getitem__(self, index: int):
-        raise Watched(index)
+class Waiting(Numbers):
+    """Its worker sends the program a signal while next() waits for sample 6, which comes afterwards."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.program = os.getpid()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 6 and os.getpid() != self.program:
+            os.kill(self.program, signal.SIGUSR1)
+            threading.Event().wait(0.05)
+        return index
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("kind", [Interrupted, TimeoutError])
-def test_a_signal_while_a_workers_error_is_rebuilt_does_not_replace_it(kind, seed):
-    strikes = []
-
+def test_a_real_signal_that_wakes_a_waiting_next_loses_no_batch(kind, seed):
     def strike(*_: object) -> None:
-        if multiprocessing.parent_process() is None and len(strikes) < 3:
-            strikes.append(kind)
-            raise kind
+        raise kind
 
-    before, seen = signal.signal(signal.SIGUSR1, strike), []
+    before, seen, struck_by = signal.signal(signal.SIGUSR1, strike), [], []
     try:
-        with WorkerLoader(Broken(4), 2, num_workers=1, seed=seed) as loader:
-            batches = iter(loader)
-            while seen.count(Watched) < 2:
-                with pytest.raises(BaseException) as error:
-                    next(batches)
-                seen.append(error.type)
+        with WorkerLoader(Waiting(16), 2, num_workers=1, prefetch_factor=1, seed=seed) as loader:
+            iterator = iter(loader)
+            while len(seen) < 8:
+                try:
+                    seen.append(next(iterator))
+                except kind as error:
+                    if not struck_by:  # the batch may be read again, and so the signal come again
+                        struck_by.append(error)
+                        signal.signal(signal.SIGUSR1, lambda *_: None)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert seen == [kind] * 3 + [Watched] * 2
+    assert contents(seen) == [[at, at + 1] for at in range(0, 16, 2)] and struck_by

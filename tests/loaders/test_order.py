@@ -1,10 +1,18 @@
+"""The order: permutations that are computed, shares of ranks, a billion samples, and batches that roll over."""
+
 import itertools
+import json
+import tracemalloc
 from math import ceil
 
 import numpy as np
 import pytest
+from example_datasets import Numbers, contents
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from loaders.arguments import checked_seed
+from loaders import Preloader, RolloverBatches, TorchLoader, WorkerLoader
 from loaders.order import Order, permute
 from loaders.randomness import fold
 
@@ -17,177 +25,206 @@ def batches(order: Order, epoch: int = 0) -> list[list[int]]:
     return [order.indices(epoch, order.positions(number)).tolist() for number in range(len(order))]
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 1000, 4095, 4096, 4097])
-def test_every_key_gives_a_permutation(length):
-    for key in range(20):
-        assert sorted(image(length, key)) == list(range(length))
+# Permutations
 
 
-def test_different_keys_give_different_permutations():
-    assert len({tuple(image(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
+@given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
+def test_every_key_gives_a_permutation(length, key):
+    assert sorted(image(length, key)) == list(range(length))
 
 
-def test_every_permutation_of_a_few_is_about_as_frequent():
+def test_every_permutation_of_a_few_is_about_as_frequent_and_every_sample_at_every_place():
     # 24 arrangements of 4 in 720 epochs: 30 each; chi-squared with 23 degrees of freedom is above 50 once in 1000.
     seen = [tuple(image(4, 0, epoch)) for epoch in range(720)]
     counts = [seen.count(arrangement) for arrangement in itertools.permutations(range(4))]
     assert sum((count - 30) ** 2 / 30 for count in counts) < 50
-
-
-def test_every_sample_comes_about_as_often_at_every_place():
     # 37 is far from a power of two, so that most walks of the cycle take several rounds.
     epochs = np.array([image(37, 1, epoch) for epoch in range(1850)])
-    counts = np.array([np.bincount(column, minlength=37) for column in epochs.T])
-    assert np.square(counts - 50).sum() / 50 < 36 * 36 + 5 * (2 * 36 * 36) ** 0.5
+    table = np.array([np.bincount(column, minlength=37) for column in epochs.T])
+    assert np.square(table - 50).sum() / 50 < 36 * 36 + 5 * (2 * 36 * 36) ** 0.5
 
 
 def test_the_order_of_a_seed_never_changes():
     # A checkpoint of an older version goes on in the same order: these numbers may not change.
     assert batches(Order(length=10, batch_size=4, shuffle=True, seed=0)) == [[5, 6, 4, 0], [3, 7, 2, 8], [9, 1]]
-    assert batches(Order(length=10, batch_size=4, shuffle=True, seed=7), epoch=3) == [
-        [7, 2, 3, 8],
-        [6, 4, 1, 5],
-        [9, 0],
-    ]
+    assert batches(Order(10, 4, True, 7), epoch=3) == [[7, 2, 3, 8], [6, 4, 1, 5], [9, 0]]
     assert image(65, 5)[:6] == [59, 2, 1, 44, 3, 7]
     assert image(1025, 5)[:6] == [261, 334, 24, 552, 553, 231]
     assert image(4096, 5)[:6] == [2873, 1644, 4071, 4017, 2212, 1696]
     assert permute(np.arange(3), 10**12, fold(5)).tolist() == [123562960852, 367433517401, 788756492242]
 
 
-@pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(3)])
-def test_a_seed_may_be_any_integer_of_64_bits(seed):
-    assert type(checked_seed(seed)) is int
-    assert Order(1, 1, False, seed).seed == seed
-
-
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
-def test_any_other_seed_is_refused_with_its_value(seed):
-    with pytest.raises(ValueError, match=r"give an integer from 0 to 2\^64 - 1") as refusal:
+def test_a_seed_is_an_integer_of_64_bits_or_is_refused_with_its_value(seed):
+    with pytest.raises(ValueError, match=r"from 0 to 2\^64 - 1") as refusal:
         Order(1, 1, False, seed)
     assert f"seed={seed!r}" in str(refusal.value)
+    assert Order(1, 1, False, 2**64 - 1).seed == 2**64 - 1 and type(Order(1, 1, False, np.int64(3)).seed) is int
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_that_the_world_does_not_have_is_refused(rank, world_size):
-    with pytest.raises(ValueError, match=f"rank={rank} and world_size={world_size}: ranks are numbered from 0"):
-        Order(1, 1, False, 0, rank=rank, world_size=world_size)
+# Shares
 
-
-def test_without_shuffling_indices_are_positions():
-    assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
-    assert batches(Order(length=4, batch_size=2, shuffle=False, seed=3, drop_last=True)) == [[0, 1], [2, 3]]
-    assert [Order(5, 2, shuffle, 3).kind for shuffle in (False, True)] == ["sequential", "shuffled"]
-    assert batches(Order(length=5, batch_size=2, shuffle=False, seed=3), epoch=9) == [[0, 1], [2, 3], [4]]
-
-
-SHARINGS = list(itertools.product(range(18), (1, 3), (1, 2, 3, 5)))
+SIZES = {"length": st.integers(0, 40), "batch_size": st.integers(1, 4), "world_size": st.integers(1, 5)}
 
 
 def shares(length: int, batch_size: int, world_size: int, shuffle: bool = False, **settings) -> list[list[list[int]]]:
-    return [
-        batches(Order(length, batch_size, shuffle, seed=0, rank=rank, world_size=world_size, **settings))
-        for rank in range(world_size)
+    orders = [
+        Order(length, batch_size, shuffle, 0, rank=r, world_size=world_size, **settings) for r in range(world_size)
     ]
+    assert {order.global_batch_size for order in orders} == {batch_size * world_size}
+    assert [orders[0].samples_before(number) for number in range(3)] == [
+        min(length, number * batch_size * world_size) for number in range(3)
+    ]
+    return [batches(order) for order in orders]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_full_global_batches_are_those_of_a_single_rank(drop_last):
-    for length, batch_size, world_size in SHARINGS:
+@given(**SIZES)
+def test_full_global_batches_are_those_of_a_single_rank(length, batch_size, world_size):
+    for drop_last in (False, True):
         whole = batches(Order(length, batch_size * world_size, shuffle=True, seed=0, drop_last=drop_last))
         parts = shares(length, batch_size, world_size, shuffle=True, drop_last=drop_last)
         together = [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
         full = length // (batch_size * world_size)
         assert together[:full] == whole[:full]
-        if drop_last:
-            assert len(together) == len(whole) == full
-        elif length % world_size == 0:
-            assert together == whole, "what divides by the number of ranks is not padded"
+        if drop_last or length % world_size == 0:  # what divides by the number of ranks is not padded
+            assert together == whole
 
 
-def test_padding_gives_all_ranks_as_many_batches_of_as_many_rows_and_repeats_as_little_as_possible():
-    for length, batch_size, world_size in SHARINGS:
-        parts = shares(length, batch_size, world_size)
-        assert len({tuple(len(batch) for batch in part) for part in parts}) == 1
-        rows = [row for part in parts for batch in part for row in batch]
-        assert set(rows) == set(range(length))
-        rest = length % (batch_size * world_size)
-        assert len(rows) == length - rest + world_size * ceil(rest / world_size)
+@given(**SIZES)
+def test_padding_gives_all_ranks_as_many_rows_and_repeats_as_few_as_possible(length, batch_size, world_size):
+    parts = shares(length, batch_size, world_size)
+    assert len({tuple(len(batch) for batch in part) for part in parts}) == 1
+    rows = [row for part in parts for batch in part for row in batch]
+    assert set(rows) == set(range(length))
+    rest = length % (batch_size * world_size)
+    assert len(rows) == length - rest + world_size * ceil(rest / world_size)
 
 
-def test_without_padding_each_sample_goes_to_exactly_one_rank_as_evenly_as_possible():
-    for length, batch_size, world_size in SHARINGS:
-        parts = shares(length, batch_size, world_size, pad=False)
-        counts = [sum(len(batch) for batch in part) for part in parts]
-        assert sorted(row for part in parts for batch in part for row in batch) == list(range(length))
-        assert max(counts) - min(counts) <= 1
-        assert all(batch for part in parts for batch in part), "no batch is empty"
+@given(**SIZES)
+def test_without_padding_each_sample_goes_to_exactly_one_rank_as_evenly_as_possible(length, batch_size, world_size):
+    parts = shares(length, batch_size, world_size, pad=False)
+    counts = [sum(len(batch) for batch in part) for part in parts]
+    assert sorted(row for part in parts for batch in part for row in batch) == list(range(length))
+    assert max(counts) - min(counts) <= 1
+    assert all(batch for part in parts for batch in part), "no batch is empty"
 
 
-def test_samples_before_a_batch_are_those_of_all_ranks():
-    order = Order(length=10, batch_size=2, shuffle=True, seed=0, rank=1, world_size=2)
-    assert order.global_batch_size == 4
-    assert [order.samples_before(number) for number in range(4)] == [0, 4, 8, 10]
+# A large job without the machines: 1,024 ranks that share 1,000,000,000 samples
+
+LENGTH, GLOBAL_BATCH = 10**9, 3072  # three samples for each of 1,024 ranks, four for each of 768
 
 
-# Rollover: what is left over of an epoch begins the next one's first batch.
+@pytest.mark.parametrize("way", [{"drop_last": True}, {"pad": False}], ids=["drop", "keep"])
+@pytest.mark.parametrize("world_size", [1024, 768])
+def test_a_thousand_ranks_rows_follow_each_other_without_a_gap_or_an_overlap(world_size, way):
+    size = GLOBAL_BATCH // world_size
+    orders = [Order(LENGTH, size, True, 9, rank=rank, world_size=world_size, **way) for rank in range(world_size)]
+    count = len(orders[0])
+    assert {len(order) for order in orders} == {count}
+    for number in (0, 1, 123_456, count - 2, count - 1):
+        rows = np.concatenate([order.positions(number) for order in orders]).tolist()
+        end = LENGTH if number == count - 1 and "pad" in way else (number + 1) * GLOBAL_BATCH
+        assert rows == list(range(number * GLOBAL_BATCH, end))
 
 
-def rollover(length: int, batch_size: int, **settings) -> Order:
-    return Order(**{"shuffle": True, "seed": 5, **settings}, length=length, batch_size=batch_size, rollover=True)
+@pytest.mark.parametrize("kind", ["torch", "inline", "preloader"])
+def test_a_rank_starts_and_resumes_anywhere_in_a_billion_samples_at_the_cost_of_a_few_batches(kind):
+    settings = {"shuffle": True, "seed": 9, "rank": 517, "world_size": 1024, "persistent_workers": kind != "inline"}
+
+    def loader():
+        if kind == "torch":
+            return TorchLoader(Numbers(LENGTH), 3, num_workers=1, **settings)
+        inner = WorkerLoader(Numbers(LENGTH), 3, num_workers=2 if kind == "preloader" else 0, **settings)
+        return Preloader(inner, "cpu", 2) if kind == "preloader" else inner
+
+    def expected(epoch: int, first: int) -> list[list[int]]:
+        order = Order(LENGTH, 3, True, 9, rank=517, world_size=1024)
+        return [order.indices(epoch, order.positions(number)).tolist() for number in (first, first + 1)]
+
+    tracemalloc.start()
+    try:
+        with loader() as first:
+            assert contents(itertools.islice(iter(first), 2)) == expected(0, 0)
+            state = {**first.state_dict(), "epoch": 7, "samples": 123_456 * GLOBAL_BATCH}
+        with loader() as resumed:
+            resumed.load_state_dict(json.loads(json.dumps(state)))
+            assert contents(itertools.islice(iter(resumed), 2)) == expected(7, 123_456)
+            assert resumed.state_dict() == {**state, "samples": 123_458 * GLOBAL_BATCH}
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20, "bytes; the permutation alone would need 8 GB"
+    finally:
+        tracemalloc.stop()
 
 
-def endless(length: int, shuffle: bool, seed: int, epochs: int) -> list[tuple[int, int, int]]:
-    """The concatenation of the epochs: the epoch, position and index of each row."""
-    return [
-        (epoch, position, index)
-        for epoch in range(epochs)
-        for position, index in enumerate(image(length, seed, epoch) if shuffle else range(length))
-    ]
+class Endless:
+    """A sampler of 20 million, which counts what was drawn."""
+
+    drawn = 0
+
+    def __len__(self) -> int:
+        return 20_000_000
+
+    def __iter__(self):
+        for index in range(len(self)):
+            self.drawn += 1
+            yield index
 
 
-def cut(rows: list, size: int) -> dict[int, list[list]]:
-    """Full batches of the rows, by the epoch of each one's last row."""
-    epochs: dict[int, list[list]] = {}
-    for start in range(0, len(rows) - size + 1, size):
-        batch = rows[start : start + size]
-        epochs.setdefault(batch[-1][0], []).append(batch)
-    return epochs
+def test_a_sampler_of_20_million_starts_at_once_and_is_drawn_as_it_is_needed():
+    sampler = Endless()
+    with WorkerLoader(Numbers(20_000_000), 4, sampler=sampler, num_workers=2, seed=0) as loader:
+        assert contents(itertools.islice(iter(loader), 3)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert len(loader) == 5_000_000
+    assert sampler.drawn < 100_000
 
 
-def delivered(order: Order, epoch: int, first: int = 0) -> list[list[tuple[int, int, int]]]:
-    """The epoch, position and index of each row of this rank's batches."""
-    batches = []
-    for at, (number, relative, indices) in enumerate(order.batches(epoch, first), first):
-        assert number == at
-        assert relative.tolist() == order.positions(number, epoch).tolist()
-        epochs, positions = order.origins(epoch, relative)
-        epochs = np.broadcast_to(epochs, positions.shape)
-        batches.append(list(zip(epochs.tolist(), positions.tolist(), indices.tolist(), strict=True)))
-    return batches
+# Batches that roll over to the next epoch
 
 
-@pytest.mark.parametrize("case", range(40))
-def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches(case, monkeypatch):
-    dice = np.random.default_rng(case)
-    monkeypatch.setattr("loaders.order.BLOCK", int(dice.integers(1, 20)))
-    length, batch_size, world_size = (int(dice.integers(1, most)) for most in (40, 8, 6))
-    shuffle, seed, epochs = bool(dice.integers(2)), int(dice.integers(100)), 12
-    expected = cut(endless(length, shuffle, seed, epochs), batch_size * world_size)
+@given(
+    length=st.integers(1, 40),
+    batch_size=st.integers(1, 8),
+    world_size=st.integers(1, 4),
+    seed=st.integers(0, 3),
+    first=st.integers(0, 5),
+)
+def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches(
+    length, batch_size, world_size, seed, first
+):
+    size, epochs = batch_size * world_size, 8
+    samplers = [RolloverBatches(length, batch_size, seed, rank, world_size) for rank in range(world_size)]
+    together: list[list[int]] = []
     for epoch in range(epochs):
-        batches = expected.get(epoch, [])
-        shares = []
-        for rank in range(world_size):
-            order = rollover(length, batch_size, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
-            assert order.batches_in(epoch) == len(batches)
-            first = int(dice.integers(len(batches) + 1))
-            shares.append(delivered(order, epoch))
-            assert delivered(order, epoch, first) == shares[-1][first:], "an epoch can be begun at any batch"
-            assert all(len(batch) == batch_size for batch in shares[-1])
-        together = [list(itertools.chain(*rows)) for rows in zip(*shares, strict=True)]
-        assert together == batches
+        parts = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            parts.append(list(map(list, sampler)))
+            assert len(sampler) == len(parts[-1])
+        together += [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
+    rows = [row for batch in together for row in batch]
+    assert all(len(batch) == size for batch in together)
+    assert len(rows) == epochs * length // size * size
+    for epoch in range(len(rows) // length):
+        assert sorted(rows[epoch * length : (epoch + 1) * length]) == list(range(length))
+    samplers[0].set_epoch(first)  # a function of the epoch alone
+    again = list(map(list, samplers[0]))
+    samplers[0].set_epoch(first)
+    assert list(map(list, samplers[0])) == again
 
 
-def test_under_rollover_an_order_has_no_length():
-    with pytest.raises(TypeError, match="depends on the epoch"):
-        len(rollover(10, 4))
+def test_any_loader_takes_rollover_batches_and_resumes_in_them():
+    def loader() -> WorkerLoader:
+        return WorkerLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4, 3), num_workers=1, seed=0)
+
+    with loader() as whole, loader() as resumed:
+        stock = DataLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4, 3))
+        epochs = []
+        for epoch in range(3):
+            for each in (whole, stock.batch_sampler):
+                each.set_epoch(epoch)
+            epochs.append(contents(stock))
+            assert contents(whole) == epochs[-1]
+        assert [len(epoch) for epoch in epochs] == [2, 3, 2]
+        whole.set_epoch(1)
+        next(whole)
+        resumed.load_state_dict(whole.state_dict())
+        assert contents(resumed) == epochs[1][1:]

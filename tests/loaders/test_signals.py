@@ -1,33 +1,20 @@
-"""A program's signal handlers and wakeup descriptor are its own: no worker uses them, and no exit hangs on them."""
+"""A program's signal handlers and wakeup descriptor are its own, and no worker outlives it, however it ends."""
 
 import multiprocessing
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
+import threading
 from multiprocessing import connection
-from pathlib import Path
 
 import pytest
 from example_datasets import Numbers, contents
 
 from loaders import WorkerLoader
 
-ROOT = Path(__file__).parents[2]
 KINDS = {"seeded": {"seed": 0, "persistent_workers": True}, "unseeded": {"seed": None}}
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGURG)
-
-raises_in_forks = False
-
-
-def raise_in_child() -> None:
-    if raises_in_forks:
-        signal.raise_signal(signal.SIGURG)
-
-
-os.register_at_fork(after_in_child=raise_in_child)  # before any other code runs in the child; cannot be taken back
 
 
 class Handlers:
@@ -66,12 +53,12 @@ def assert_untouched(handlers: Handlers) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_that_the_program_handles_does_nothing_to_a_worker_but_sigterm_which_kills_it(kind, handlers, bound):
+def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_programs_handlers(kind, handlers, bound):
     with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
         iterator = iter(loader)
         seen = [next(iterator)]
         for worker in iterator._workers:
-            os.kill(worker.pid, signal.SIGUSR1)
+            os.kill(worker.pid, signal.SIGINT)
         seen += [next(iterator) for _ in range(20)]
         assert loader.stats()["workers"]["deaths"] == 0
         worker = iterator._workers[0]
@@ -81,26 +68,6 @@ def test_a_signal_that_the_program_handles_does_nothing_to_a_worker_but_sigterm_
         assert worker.sentinel in happened, "the worker outlived the signal"
         seen += iterator
     assert contents(seen) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
-    assert_untouched(handlers)
-
-
-class Ignored(Numbers):
-    """Sample i is the set of signals that a program which the dataset starts ignores."""
-
-    def __getitem__(self, index: int) -> str:
-        return subprocess.check_output(["grep", "SigIgn", "/proc/self/status"], text=True)
-
-
-def test_a_program_that_the_dataset_starts_ignores_no_signal_that_the_consumers_program_handles(handlers):
-    (here,), (there,) = (next(iter(WorkerLoader(Ignored(1), num_workers=workers))) for workers in (0, 1))
-    assert here == there
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_at_the_moment_of_the_fork_does_not_run_the_parents_handler(kind, handlers, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "raises_in_forks", True)
-    with WorkerLoader(Numbers(40), 4, num_workers=2, **KINDS[kind]) as loader:
-        assert contents(loader) == [list(range(start, start + 4)) for start in range(0, 40, 4)]
     assert_untouched(handlers)
 
 
@@ -115,33 +82,54 @@ def test_the_parent_keeps_its_handlers_and_its_signal_mask(handlers):
     assert handlers.wakeups.recv(8) == bytes([signal.SIGTERM])
 
 
-NEVER_CLOSES = """
-import multiprocessing, signal, sys
-from loaders import Preloader, WorkerLoader
+class Watched(Numbers):
+    """A sample takes a while, so that a worker is inside one when its parent ends."""
 
-signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
+    def __getitem__(self, index: int) -> int:
+        threading.Event().wait(0.02)
+        return index
+
+
+ORPHANS = """
+import os, signal, sys
+sys.path.insert(0, "tests/loaders")
+from test_signals import Watched
+from loaders import Preloader, WorkerLoader
+import multiprocessing
 
 loaders = [
-    WorkerLoader(range(400), 4, num_workers=2, seed=seed, persistent_workers=persistent)
-    for seed in (0, None) for persistent in (True, False)
+    WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True),
+    Preloader(WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True), "cpu", 2),
+    WorkerLoader(Watched(4000), 4, num_workers=2, prefetch_factor=8),
 ]
-epochs = [iter(Preloader(loader, "cpu", 2) if sys.argv[1] == "preloader" else loader) for loader in loaders]
-for batches in 3 * epochs:
-    next(batches)
+iterators = [iter(loader) for loader in loaders]
+for iterator in iterators:
+    next(iterator)
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
-sys.stdin.read()  # until the test has noted the processes
+if sys.argv[1] == "raises":
+    raise KeyError("mine")
+if sys.argv[1] == "handles SIGTERM":  # as Lightning does
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.exit(3)
+if sys.argv[1] == "exits":
+    os._exit(3)
+for iterator in iterators:
+    for _ in iterator:
+        pass
 """
 
 
-@pytest.mark.parametrize("over", ["loader", "preloader"])
-def test_a_program_that_handles_sigterm_and_closes_no_loader_exits_and_leaves_no_process(python, over, bound):
-    with python.start("-c", NEVER_CLOSES, over, stdin=subprocess.PIPE) as program:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "raises", "exits", "handles SIGTERM"])
+def test_workers_end_after_their_sample_when_their_program_ends(end, python, bound):
+    with python.start("-c", ORPHANS, end) as program:
         pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
-        assert len(pidfds) == 8
-        _, errors = program.communicate(timeout=bound)
-        assert (program.returncode, errors) == (0, "")
+        assert len(pidfds) == 6
+        if not isinstance(end, str):
+            program.send_signal(end)
+        program.communicate(timeout=bound)
+        assert program.returncode == (3 if end in ("exits", "handles SIGTERM") else program.returncode)
         for fd in pidfds:
-            assert select.select([fd], [], [], bound)[0], "a worker was left behind"
+            assert select.select([fd], [], [], bound)[0], "a worker has outlived its program"
             os.close(fd)
 
 
@@ -157,23 +145,14 @@ def reap(*_):
         pass
 
 signal.signal(signal.SIGCHLD, {handler})
-loader = WorkerLoader(range(8), 4, seed=0, num_workers=2, persistent_workers=True)
-assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-import loaders.workers.process_pool as pool
-pool.EXIT_SECONDS = 10_000
-loader.close()
-del loader
-descriptors = len(os.listdir("/proc/self/fd"))
-with WorkerLoader(range(8), 4, seed=0, num_workers=2) as loader:
-    list(loader)
-del loader
-assert len(os.listdir("/proc/self/fd")) == descriptors, "the workers' pipes are closed"
+for persistent in (True, False):
+    with WorkerLoader(range(8), 4, seed=0, num_workers=2, persistent_workers=persistent) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 print("closed")
 """
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_IGN", "reap"])
-def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(python, handler):
-    code = REAPER.format(handler=handler)
-    run = python.run("-c", code, timeout=60)
-    assert run.stdout == "closed\n", run.stderr
+def test_close_sees_the_exit_of_workers_that_the_program_reaps_itself(python, handler, bound):
+    done = python.run("-c", REAPER.format(handler=handler), timeout=bound)
+    assert done.stdout == "closed\n", done.stderr

@@ -1,75 +1,39 @@
-"""What is particular to TorchLoader; what all loaders promise is in test_contract.py."""
-
-import logging
-import multiprocessing
-import os
-import sys
-from functools import partial
-from multiprocessing.synchronize import Event
+"""What is particular to TorchLoader and CachedLoader; what all loaders promise is in test_contract.py."""
 
 import pytest
 import torch
-from example_datasets import Augmented, Noisy, Numbers, failing
+from every_loader import ordered
+from example_datasets import Augmented, Noisy, Numbers, contents, failing
 
 from loaders import TorchLoader
-from loaders.workers.reader import warn_of_unseeded_reading
+from loaders.baselines import CachedLoader
 
 
 @pytest.fixture
 def make(closed_later):
     def make(dataset, batch_size: int = 2, **settings) -> TorchLoader:
-        return closed_later(TorchLoader(dataset, batch_size, **settings))
+        return closed_later(TorchLoader(dataset, batch_size, **{"seed": 0, **settings}))
 
     return make
 
 
-@pytest.mark.timeout(60)
-def test_a_worker_that_hangs_is_an_error_after_the_timeout(torch_looks_often, make):
-    loader = make(failing(Noisy, "hang", (0,)), num_workers=1, timeout=1)
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
-        next(loader)
+FAULTS = {
+    "hangs": ("hang", {"timeout": 1}, "timed out after 1 seconds"),
+    "is killed": ("SIGKILL", {}, r"is killed by signal|exited unexpectedly"),
+}
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_is_killed_is_an_error_and_not_the_end_of_the_epoch(torch_looks_often, make):
-    iterator = iter(loader := make(failing(Noisy, "SIGKILL", (0,)), num_workers=1))
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)"):
+@pytest.mark.parametrize(("how", "settings", "said"), FAULTS.values(), ids=FAULTS)
+def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(torch_looks_often, make, how, settings, said):
+    loader = make(failing(Noisy, how, (0,)), num_workers=1, **settings)
+    iterator = iter(loader)
+    with pytest.raises(RuntimeError, match=said):
         next(iterator)
-    for _ in range(3):
-        with pytest.raises((RuntimeError, OSError), match=r"exited unexpectedly|stopped early|reset by peer"):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="ended this epoch"):
             next(iterator)
-    state = loader.state_dict()
-    assert (state["epoch"], state["samples"]) == (0, 0)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.skipif(sys.platform != "linux", reason="workers must be forked to inherit the slow is_set")
-def test_close_does_not_kill_a_worker_that_holds_a_lock(make, monkeypatch, bound):
-    # Torch's workers and close() share an event. Whoever is killed inside it leaves it locked, and close() waits.
-    # Here the worker, when it looks for the second time, holds the lock until close() asks for it.
-    holding, asking = multiprocessing.Semaphore(0), multiprocessing.Semaphore(0)
-    parent, is_set, set_event, looks = os.getpid(), Event.is_set, Event.set, []
-
-    def is_set_slowly(event: Event) -> bool:
-        if os.getpid() != parent:
-            with event._cond:
-                looks.append(event)
-                holding.release()
-                if len(looks) == 2:
-                    asking.acquire(timeout=bound / 4)
-        return is_set(event)
-
-    def ask_and_set(event: Event) -> None:
-        asking.release()
-        set_event(event)
-
-    monkeypatch.setattr(Event, "is_set", is_set_slowly)
-    monkeypatch.setattr(Event, "set", ask_and_set)
-    loader = make(Numbers(8), num_workers=1)
-    next(loader)
-    assert all(holding.acquire(timeout=bound) for _ in range(2))
     loader.close()
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -78,28 +42,12 @@ def test_ranks_augment_differently(make, num_workers):
     assert not any(torch.equal(one, other) for one, other in zip(*(batch[1:] for batch in ranks), strict=True))
 
 
-def test_a_thread_that_reads_a_plain_dataset_leaves_the_global_generators_unseeded_and_says_so_once(
-    make, in_thread, bound, caplog
-):
-    warn_of_unseeded_reading.cache_clear()
-    torch.manual_seed(3)
-    expected = torch.rand(())
-    torch.manual_seed(3)
-    with caplog.at_level(logging.WARNING, logger="loaders"):
-        for _ in range(2):
-            in_thread(list, iter(make(Numbers(4)))).result(bound)
-    assert len(caplog.records) == 1
-    assert "samples are read in a thread" in caplog.text
-    assert torch.equal(torch.rand(()), expected)
-
-
 def test_invalid_arguments_are_refused_with_a_message(make):
-    with pytest.raises(TypeError, match="needs a map-style dataset, and generator has no __len__"):
+    with pytest.raises(TypeError, match="len"):
         make(number for number in range(3))
-    with pytest.raises(ValueError, match="batch_size=0: give a number from 1"):
-        make(Numbers(3), batch_size=0)
-    with pytest.raises(ValueError, match="num_workers"):
-        make(Numbers(3), num_workers=-1)
+    for settings in ({"batch_size": 0}, {"num_workers": -1}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            make(Numbers(3), **settings)
 
 
 @pytest.mark.cuda
@@ -107,33 +55,20 @@ def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
 
 
-class Unpicklable(ValueError):
-    """An error that no process can send as it is."""
-
-    def __reduce__(self):
-        raise TypeError("not to be pickled")
+# CachedLoader repeats the first full batches
 
 
-def fails_in_the_first_batch(error: type[Exception], samples: list[int]) -> list[int]:
-    if 0 in samples:
-        raise error("sample 0 is bad")
-    return samples
+@pytest.mark.parametrize("length", [50, 7])
+def test_the_first_full_batches_come_again_and_again_and_the_dataset_is_read_for_them_only(length, closed_later):
+    reads: list[int] = []
 
+    class Counted(Numbers):
+        def __getitem__(self, index: int) -> int:
+            reads.append(index)
+            return index
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("error", [ValueError, Unpicklable])
-def test_an_error_takes_its_batchs_place_in_the_state(make, num_workers, error):
-    loader = make(Numbers(6), num_workers=num_workers, collate_fn=partial(fails_in_the_first_batch, error))
-    with pytest.raises((ValueError, RuntimeError), match="sample 0 is bad"):
-        next(loader)
-    assert loader.state_dict()["samples"] == 2
-    assert next(loader) == [2, 3]
-
-
-def with_a_draw(samples: list[int]) -> tuple[list[int], float]:
-    return samples, torch.rand(()).item()
-
-
-def test_what_collate_fn_draws_is_the_same_without_workers(make):
-    inline, workers = (list(make(Numbers(6), num_workers=n, collate_fn=with_a_draw)) for n in (0, 2))
-    assert inline == workers
+    loader = closed_later(CachedLoader(TorchLoader(Counted(length), 2, shuffle=True, seed=0), 2))
+    first = [batch for batch in ordered(0, length, 2)[:8] if len(batch) == 2]
+    for _ in range(2):
+        assert contents(loader) == [first[number % len(first)] for number in range(len(loader))]
+    assert len(reads) <= 2 * 8 and len(loader) == -(-length // 2)

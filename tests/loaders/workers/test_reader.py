@@ -6,7 +6,6 @@ import torch
 from example_datasets import Noisy, Written
 
 from loaders import Random, WorkerLoader
-from loaders.workers.reader import batch_bytes, spec_of
 
 
 class Partly(Written):
@@ -30,16 +29,6 @@ def read(dataset, *indices: int, **settings) -> dict:
     """The batch of these samples."""
     with WorkerLoader(dataset, batch_sampler=[indices], seed=1, **settings) as loader:
         return next(loader)
-
-
-def test_a_spec_has_integers_for_shapes_and_its_fields_are_aligned():
-    class Listed(Written):
-        def sample_spec(self):
-            return {"image": ([np.int64(3), 5], torch.uint8), "label": ((), torch.int64)}
-
-    spec = spec_of(Listed(1))
-    assert spec == {"image": ((3, 5), torch.uint8), "label": ((), torch.int64)}
-    assert batch_bytes(spec, 9) == 192 + 128
 
 
 @pytest.mark.parametrize("wrong", ["no spec", None, {"a": 3}, {"a": ((2,), "uint8")}, {"a": (("x",), torch.int8)}])

@@ -1,0 +1,192 @@
+"""A WorkerLoader with a seed: order and random numbers are pure functions of (seed, epoch, position, index).
+
+So batches have the same bytes with any number of workers, a resume is exact, and nothing but a position is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .arguments import as_index
+from .iterators import Position
+from .order import Order
+from .plans import OrderPlan, Plan, SamplerError, SamplerPlan, length_of
+from .randomness import fold
+from .samplers import OrderSampler, check_resumable, pass_on_epoch
+from .worker_loader import WorkerLoader
+
+log = logging.getLogger(__name__)
+
+VERSION = 3  # of the state
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SeededLoader(WorkerLoader[T_co]):
+    """Batches in our own order, or that of a sampler, which is iterated once an epoch; arguments as WorkerLoader's.
+
+    `iter()` runs the epoch that `set_epoch` named, else the next one, from 0. With persistent_workers=True it ends the
+    epoch before, and the next epoch's first batches are loaded ahead. A dataset may offer `sample_spec()` and
+    `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor (len(indices), *shape)
+    for each field of the spec, `random` is a loaders.Random with a stream per row.
+    """
+
+    _position: Position | None = None  # of the newest epoch
+    _upcoming: Position | None = None  # that set_epoch or load_state_dict named
+    _plan: Plan | None = None  # of the newest epoch
+    _current: Iterator[Any] | None = None  # the iterator behind next(loader)
+    _length = 0  # of the dataset, when the workers got it
+
+    def __iter__(self) -> Any:
+        self._check_open()
+        position, length = self._next_position(), length_of(self.dataset)
+        if self._engine is not None and self._length != length:
+            log.warning(
+                "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
+                *(type(self.dataset).__name__, self._length, length),
+            )
+            self._engine.close()
+            self._engine = None
+        self._length = length
+        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
+        plan = self._plan_of(position)
+        iterator = self._start(plan, position, int(fold(self.seed or 0, self.rank) >> np.uint64(2)))
+        self._plan, self._position, self._upcoming, self._current = plan, position, None, None
+        return iterator
+
+    def __next__(self) -> Any:
+        """Returns the next batch of the running epoch, or of a new one if none is running."""
+        if self._current is None:
+            newest = self._newest()
+            self._current = newest if newest is not None and newest.is_running else iter(self)
+        try:
+            return next(self._current)
+        except StopIteration:
+            self._current = None
+            raise
+
+    def __len__(self) -> int:
+        """Batches of the epoch that the next `iter()` runs, on this rank."""
+        order = self._order()
+        if order.length == sys.maxsize:
+            raise TypeError("the sampler has no length, so the loader has none either")
+        return len(order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
+        number = as_index(epoch)
+        if number < 0:
+            raise ValueError(f"set_epoch({epoch!r}): an epoch is an integer from 0")
+        if self._upcoming is None or self._upcoming.epoch != number:
+            self._upcoming = Position(number)
+        pass_on_epoch(number, self.batch_sampler, self.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
+
+        Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
+        """
+        return self.state_at(self._here())
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """Returns the state at a position, which may be an earlier one of the newest epoch."""
+        if not self.in_order:
+            raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
+        check_resumable(self.batch_sampler, self.sampler)
+        samples = position.batch * self._order().global_batch_size
+        return {"version": VERSION, "epoch": position.epoch, "samples": samples, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
+        self._check_state(state)
+        batch = state["samples"] // self._order().global_batch_size
+        self._end_newest()
+        self._upcoming = Position(state["epoch"], batch, batch)
+        pass_on_epoch(state["epoch"], self.batch_sampler, self.sampler)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if the state is another loader's, or none."""
+        for key, ours in {"version": VERSION, **self._identity()}.items():
+            if state.get(key) != ours:
+                raise ValueError(
+                    f"this state has {key}={state.get(key)!r}, but the loader has {key}={ours!r}: "
+                    f"resume with the {key} of the state, or start afresh"
+                )
+        epoch, samples = state.get("epoch"), state.get("samples")
+        if as_index(epoch) < 0 or as_index(samples) < 0:
+            raise ValueError(
+                f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0; use a "
+                "state that state_dict() returned"
+            )
+
+    def _end_newest(self) -> None:
+        """Ends the running epoch, because another position is loaded."""
+        if self._persists and (newest := self._newest()) is not None:
+            newest.end()
+        self._newest = lambda: None  # next(loader) shall not go on with it
+        self._position = self._current = None
+
+    def begin_again(self, before: Position | None) -> None:
+        """Has the next `iter()` run the newest epoch once more, unless `before` is the position in it.
+
+        A Preloader's `iter()` was interrupted, perhaps after ours.
+        """
+        if self._position is not before and self._upcoming is None:
+            self._upcoming = copy(self._position)
+
+    def _next_position(self) -> Position:
+        """Returns where the next `iter()` begins."""
+        return copy(self._upcoming) or Position(0 if self._position is None else self._position.epoch + 1)
+
+    def _here(self) -> Position:
+        """Returns where the newest epoch is, or where the next one begins if no batch is left in it."""
+        position, plan = self._position, self._plan
+        if position is None or plan is None:
+            return self._next_position()
+        try:
+            is_over = position.batch == self.batches_at_most or not plan.has(position.turn)
+        except SamplerError:  # comes next
+            is_over = False
+        return self._next_position() if is_over else position
+
+    def _order(self) -> Order:
+        """Returns the order, with the length that the dataset or the sampler has now."""
+        if isinstance(self.sampler, OrderSampler):
+            dataset: Any = self.dataset
+            self.sampler.order = replace(self.sampler.order, length=len(dataset))
+            return self.sampler.order
+        assert self.seed is not None
+        split = self.drop_last, self.rank, self.world_size, self.pad
+        sampler = self._index_sampler if self.batch_size is None else self.sampler
+        return Order(length_of(sampler), self.batch_size or 1, False, self.seed, *split)
+
+    def _plan_of(self, position: Position) -> Plan:
+        order, batched, epoch = self._order(), self._auto_collation, position.epoch
+        if isinstance(self.sampler, OrderSampler):
+            return OrderPlan(order, epoch, batched)
+        if self.batch_size is None:
+            return SamplerPlan(self._index_sampler, None, order.seed, epoch, batched)
+        return SamplerPlan(self.sampler, order, order.seed, epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        order = self._order()
+        kind = "sampler" if self.batch_size is not None else "batch_sampler"
+        return {
+            "seed": order.seed,
+            "dataset_length": length_of(self.dataset),
+            "global_batch_size": order.global_batch_size,
+            "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_position": copy(self._position), "_plan": None, "_current": None}
+
+
+WorkerLoader.with_seed[False] = SeededLoader

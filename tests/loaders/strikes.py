@@ -1,0 +1,83 @@
+"""Raises an exception at any moment at which a signal handler might: when a function begins, and when a call returns.
+
+Python runs signal handlers between two instructions; these moments are those before and after each call, a send to a
+worker among them. Only code of loaders/, and what it calls, is struck, and only in the thread that calls `struck`.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import heap, process
+from pathlib import Path
+from types import FrameType
+
+from torch.utils.data import sampler
+
+import loaders
+
+PACKAGE = str(Path(loaders.__file__).parent)
+# A generator of torch's samplers has ended after an exception, as under torch's own loader; multiprocessing loses its
+# own count of memory or of children.
+FRAGILE = {sampler.__file__, heap.__file__, process.__file__}
+
+
+class Interrupted(BaseException):
+    """What a program's own signal handler raises."""
+
+
+def is_moment(frame: FrameType | None) -> bool:
+    """Whether a handler may run here, in code of loaders/ or called from there, and the loader can go on after it."""
+    if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGE):
+            return True
+        if file in FRAGILE:
+            return False
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def at_moments(do: Callable[[], None]) -> Iterator[None]:
+    """Calls `do` at each moment."""
+    this = os.getpid()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if os.getpid() != this:
+            sys.setprofile(None)  # a worker that was started meanwhile
+        elif event in ("call", "c_return") and is_moment(frame):
+            do()
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def moments_of(call: Callable[[], object]) -> int:
+    """How many moments a call has."""
+    moments: list[None] = []
+    with at_moments(lambda: moments.append(None)):
+        call()
+    return len(moments)
+
+
+@contextmanager
+def struck(moment: int, kind: type[BaseException] = Interrupted) -> Iterator[None]:
+    """Raises `kind` at the given moment, counted from 1, if it comes."""
+    left = moment
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            raise kind
+
+    with at_moments(strike):
+        yield

@@ -1,0 +1,18 @@
+"""The snippets of loaders/README.md run, in their order, as one program."""
+
+import re
+from pathlib import Path
+
+import loaders
+
+GUIDE = (Path(loaders.__file__).parent / "README.md").read_text()
+ROOT = Path(loaders.__file__).parents[1]
+
+
+def test_the_snippets_of_the_guide_run(python, tmp_path, bound):
+    snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (tmp_path / "program.py").write_text("\n".join(snippets))
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = python.run(tmp_path / "program.py", cwd=tmp_path, env=environment, timeout=3 * bound)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["torch.Size([256, 32, 32, 3])", "20"]

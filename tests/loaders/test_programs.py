@@ -1,0 +1,300 @@
+"""What programs do beside reading batches: odd batches, names of their own, contexts, alarms, subclasses."""
+
+import multiprocessing
+import signal
+import sqlite3
+import threading
+from collections import UserString
+from typing import Any
+
+import pytest
+import torch
+from example_datasets import Numbers, contents, outcomes
+from torch.utils.data import DataLoader, IterableDataset
+
+from loaders import Preloader, ResidentLoader, WorkerLoader
+
+SEEDS = pytest.mark.parametrize("seed", [None, 0])
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+TENS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+# Batches of all kinds
+
+
+class Unreadable:
+    """Cannot be unpickled."""
+
+    def __reduce__(self):
+        return _raise, ("not here",)
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+@SEEDS
+@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
+def test_a_batch_that_cannot_be_unpickled_is_one_error_in_its_place(seed, over):
+    def collate(samples: list) -> Any:
+        return Unreadable() if 4 in samples else torch.tensor(samples)
+
+    with over(WorkerLoader(Numbers(10), 4, num_workers=2, seed=seed, collate_fn=collate)) as loader:
+        first, error, last = outcomes(loader)
+    assert (first, last) == (TENS[0], TENS[2]) and "not here" in error
+
+
+class Unpicklable(ValueError):
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+@SEEDS
+def test_an_error_or_a_batch_that_cannot_be_pickled_is_one_error_in_its_place(seed):
+    def collate(samples: list) -> Any:
+        if 0 in samples:
+            raise Unpicklable("sample 0 is bad")
+        return (lambda: 0) if 4 in samples else torch.tensor(samples)
+
+    with WorkerLoader(Numbers(10), 4, num_workers=2, seed=seed, collate_fn=collate) as loader:
+        first, second, last = outcomes(loader)
+    assert "sample 0 is bad" in first and "pickle" in second and last == TENS[2]
+
+
+class Keyword:
+    """Can only be made with keywords."""
+
+    def __init__(self, *, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keyword) and torch.equal(self.tensor, other.tensor)
+
+
+class Own(tuple):
+    """Takes two arguments, where a tuple takes one."""
+
+    def __new__(cls, first: Any, second: Any):
+        return super().__new__(cls, (first, second))
+
+    def __getnewargs__(self) -> tuple:
+        return tuple(self)
+
+
+def rows() -> sqlite3.Row:
+    connection = sqlite3.connect(":memory:")
+    connection.row_factory = sqlite3.Row
+    return connection.execute("select 3 as three").fetchone()
+
+
+CONTAINERS = {
+    "a keyword-only constructor": lambda: Keyword(tensor=torch.arange(3)),
+    "a tuple with its own __new__": lambda: Own(1, 2),
+    "UserString": lambda: [UserString("text"), torch.tensor(1)],
+    "sqlite3.Row": rows,
+}
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_containers_that_cannot_be_rebuilt_stay_as_they_are(make, workers):
+    collate = lambda samples: make()  # noqa: E731
+    if workers and make is rows:
+        pytest.skip("cannot be pickled")
+    inner = WorkerLoader(Numbers(2), 1, seed=0, num_workers=workers, collate_fn=collate)
+    with Preloader(inner, "cpu", 2) as loader:
+        for batch in loader:
+            assert type(batch) is type(make()) and batch == make()
+
+
+def test_a_resident_loaders_sampler_may_count_from_the_end():
+    dataset = list(range(10))
+    with ResidentLoader(dataset, 2, sampler=[-1, 0, -10, 9]) as loader:
+        assert contents(loader) == [[9, 0], [0, 9]]
+    with ResidentLoader(dataset, 2, sampler=[0, 10, 1, 2]) as loader:
+        assert "10" in outcomes(loader)[0] and outcomes(loader)[1] == [1, 2]
+
+
+# Names that are not ours
+
+
+class Iterable:
+    """Batches from a program's own loader, whose names mean something else."""
+
+    def __init__(self, **names: Any) -> None:
+        vars(self).update(names)
+
+    def __iter__(self):
+        return iter([torch.tensor([1]), torch.tensor([2])])
+
+
+NAMES = {
+    "rank=None": {"rank": None, "seed": None},
+    "seed()": {"seed": lambda: 3, "rank": lambda: 0},
+    "set_epoch=None": {"set_epoch": None, "stats": None, "close": None},
+    "stats": {"stats": {"mean": 3}, "timeline": "mine"},
+    "state_dict=None": {"state_dict": None, "load_state_dict": None},
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_attributes_of_the_right_name_are_not_yet_ours(names, depth):
+    with Preloader(Iterable(**names), "cpu", depth) as loader:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            assert contents(loader) == [[1], [2]]
+        assert loader.stats()["preloader"]["batches"] == 4
+
+
+class WithArguments(IterableDataset):
+    """Has methods of the right names that take something else."""
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict:
+        raise AssertionError("not ours to call")
+
+    load_state_dict = state_dict
+
+
+@WORKERS
+def test_a_streams_state_dict_that_takes_arguments_is_its_own(workers):
+    def loader() -> WorkerLoader:
+        return WorkerLoader(WithArguments(), 2, seed=0, streams=1, num_workers=workers)
+
+    with loader() as whole, loader() as resumed:
+        next(whole)
+        resumed.load_state_dict(whole.state_dict())
+        assert contents(resumed) == [[2, 3]]
+
+
+class Sharded(WorkerLoader):
+    """A subclass with attributes of its own before and after ours."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.name = "mine"
+        super().__init__(*args, **settings)
+        self.tuner = self.plan = self.order = 5
+
+    def collate(self) -> int:
+        return -100
+
+
+@WORKERS
+def test_a_subclass_keeps_its_own_names_and_a_seed_needs_a_seeded_base(workers):
+    with Sharded(Numbers(10), 4, num_workers=workers) as loader:
+        assert contents(loader) == contents(loader) == TENS
+        assert (loader.name, loader.tuner, loader.collate()) == ("mine", 5, -100)
+    with pytest.raises((TypeError, ValueError), match="SeededLoader"):
+        Sharded(Numbers(10), 4, seed=0)
+
+
+class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+    """Its Process takes torch's arguments only."""
+
+    def Process(self, target: Any, args: tuple) -> Any:
+        return multiprocessing.get_context("fork").Process(target=target, args=args)
+
+
+@SEEDS
+def test_a_contexts_process_may_take_torchs_arguments_only(seed):
+    with WorkerLoader(Numbers(10), 4, num_workers=2, seed=seed, multiprocessing_context=Context()) as loader:
+        assert contents(loader) == TENS
+
+
+# What a worker may do
+
+
+class TimeLimit(Exception):
+    pass
+
+
+class Limited(Numbers):
+    """A sample that takes too long is replaced."""
+
+    def __getitem__(self, index: int) -> int:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        try:
+            threading.Event().wait(30)
+            return -1
+        except TimeLimit:
+            return index
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@SEEDS
+def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed):
+    def expire(*_: object) -> None:
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, expire)
+    try:
+        with WorkerLoader(Limited(4), 2, num_workers=1, seed=seed) as loader:
+            assert contents(loader) == [[0, 1], [2, 3]]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Opened(Numbers):
+    """Its samples can be read once it was opened."""
+
+    place = None
+
+    def open(self, worker: int) -> None:
+        self.place = 100
+
+    def __getitem__(self, index: int) -> int:
+        assert self.place is not None
+        return self.place + index
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@SEEDS
+def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_is_read(seed, method):
+    dataset = Opened(2)
+    settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}
+    with WorkerLoader(dataset, 2, worker_init_fn=dataset.open, **settings) as loader:
+        assert contents(loader) == [[100, 101]]
+
+
+# What programs do to a loader
+
+
+class Timeout(BaseException):
+    """As some libraries' time limits are."""
+
+
+class Late(Numbers):
+    """Reading sample 2 raises an error that is no Exception, the first time."""
+
+    raised = False
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2 and not self.raised:
+            self.raised = True
+            raise Timeout
+        return index
+
+
+def test_a_base_exception_of_a_dataset_inline_escapes_and_its_batch_is_read_again():
+    with WorkerLoader(Late(4), seed=0) as loader:
+        iterator, seen = iter(loader), []
+        while len(seen) < 5:
+            try:
+                seen.append(next(iterator).tolist())
+            except Timeout:
+                seen.append("timeout")
+        assert seen == [[0], [1], "timeout", [2], [3]]
+
+
+def test_a_stock_loader_takes_our_samplers(closed_later):
+    loader = closed_later(WorkerLoader(Numbers(10), 4, shuffle=True, seed=0, num_workers=1))
+    for given in ({"batch_sampler": loader.batch_sampler}, {"sampler": loader.sampler, "batch_size": 4}):
+        stock = DataLoader(loader.dataset, **given)
+        for epoch in (0, 1):
+            next(iter(given.values())).set_epoch(epoch)
+            loader.set_epoch(epoch)
+            assert contents(stock) == contents(loader)
