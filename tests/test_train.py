@@ -1,13 +1,18 @@
 """What train.py promises of every run. tests/training has the tests of its parts, of resumes and of the doors."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from data.synthetic import Synthetic
 from tests.configs import LINEAR, SMALL, checkpoint, composed, differences, metrics, steps, train
 from train import run
+from training.stopping import Stopped
 
 PROMISED = (
     *("loader", "num_workers", "batch_size", "device", "images_per_second", "data_wait_fraction", "step_ms_p50"),
@@ -111,6 +116,26 @@ def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
     for _ in range(2):
         train(tmp_path, "train.epochs=1", "train.resume=null", "train.log_interval=4")
         assert [line["step"] for line in steps(tmp_path)] == [1, 4, 8]
+
+
+class Silent(Synthetic):
+    """A store that does not answer any more, from a sample of the fourth batch on; then the run is stopped."""
+
+    read = 0
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        Silent.read += 1
+        if Silent.read == 110:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+def test_a_signal_while_no_batch_comes_ends_the_run_with_a_checkpoint_of_the_last_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.stopping.GRACE", 0.2)
+    with pytest.raises(Stopped, match="saved the checkpoint of step 3"):
+        train(tmp_path, f"data._target_={__name__}.Silent", "loader=workers")
+    assert checkpoint(tmp_path)["step"] == 3
 
 
 def test_no_process_or_thread_is_left_when_a_run_ends_or_fails(tmp_path, monkeypatch, nothing_left_behind):
