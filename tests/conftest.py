@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from tests.pages import use_huge_pages
 from tests.python_server import PythonServer
 
