@@ -118,9 +118,10 @@ ARGUMENTS = [
     ({"last_batch": "rolover"}, "last_batch=rolover", "keep, drop"),
     ({"last_batch": "keep", "drop_last": True}, "last_batch='keep'", "only one of them"),
 ]
+REFUSED = [*CONFIGS, *ARGUMENTS]
 
 
-@pytest.mark.parametrize(("settings", "value", "remedy"), [*CONFIGS, *ARGUMENTS], ids=str)
+@pytest.mark.parametrize(("settings", "value", "remedy"), REFUSED, ids=[value for _, value, _ in REFUSED])
 def test_a_setting_that_cannot_work_is_refused_with_its_value_and_the_remedy(settings, value, remedy):
     is_config = (settings, value, remedy) in CONFIGS
     with pytest.raises(LoaderConfigError if is_config else ValueError, match=remedy) as refusal:

@@ -1,23 +1,17 @@
 """What every loader promises, run over each of them (every_loader.py); a case says where a promise does not apply."""
 
 import inspect
-import json
 import random
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from every_loader import BATCH_SIZE, LENGTH, LOADERS, Streamed, make, ordered
+from every_loader import BATCH_SIZE, LENGTH, LOADERS, Streamed, make, ordered, saved
 from example_datasets import Noisy, Numbers, Written, contents, global_states, plain
 from torch.utils.data import DataLoader
 
 from loaders import Preloader, ResidentLoader, SeededLoader, StreamLoader, TorchLoader, WorkerLoader
-
-
-def saved(loader) -> dict:
-    """Its state, after a checkpoint."""
-    return json.loads(json.dumps(loader.state_dict()))
 
 
 def take(iterator, count: int) -> list:
