@@ -71,6 +71,12 @@ def torch_looks_often(monkeypatch):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
 
 
+@pytest.fixture
+def closes_soon(monkeypatch):
+    """A loader that is closed waits half a second for its workers' samples, not five."""
+    monkeypatch.setattr("loaders.workers.engine.CLOSE_SECONDS", 0.5)
+
+
 @pytest.fixture(autouse=True)
 def check_what_is_left(nothing_left_behind):
     """Runs that check after every test of this folder."""

@@ -7,7 +7,6 @@ import select
 import signal
 import threading
 from multiprocessing import util
-from pathlib import Path
 
 import pytest
 from example_datasets import Faulty, Numbers, contents
@@ -15,17 +14,16 @@ from example_datasets import Faulty, Numbers, contents
 from loaders import WorkerLoader
 
 SEEDS = pytest.mark.parametrize("seed", [0, None])
-METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 
 
-@METHODS
+@pytest.mark.parametrize(("method", "workers"), [("multiprocessing", 6), ("thread", 0)])
 @SEEDS
-def test_close_ends_older_independent_iterators_too(seed, method, bound):
+def test_close_ends_older_independent_iterators_too(seed, method, workers):
     loader = WorkerLoader(Numbers(400), 4, num_workers=2, seed=seed, worker_method=method)
     iterators = [iter(loader) for _ in range(3)]
     kept = [next(iterator) for iterator in iterators]
     pidfds = [os.pidfd_open(worker.pid) for worker in multiprocessing.active_children()]
-    assert len(pidfds) == (6 if method == "multiprocessing" else 0)
+    assert len(pidfds) == workers
     loader.close()
     for fd in pidfds:
         assert select.select([fd], [], [], 0)[0], "a worker still runs"
@@ -37,12 +35,9 @@ def test_close_ends_older_independent_iterators_too(seed, method, bound):
 
 
 class Exiting(Numbers):
-    """A worker's exit work takes most of a second, and then writes a file."""
+    """A worker's exit work takes a while, and then writes a file."""
 
-    def __init__(self, folder: Path, length: int) -> None:
-        super().__init__(length)
-        self.folder = folder
-        self.is_registered = False
+    folder, is_registered = None, False
 
     def __getitem__(self, index: int) -> int:
         if not self.is_registered:
@@ -57,21 +52,21 @@ class Exiting(Numbers):
 
 @pytest.mark.parametrize(("seed", "persistent"), [(0, True), (None, False)])
 def test_workers_finish_their_exit_work_at_the_end_of_their_epoch_or_of_their_loader(seed, persistent, tmp_path):
-    with WorkerLoader(Exiting(tmp_path, 40), 4, num_workers=2, seed=seed, persistent_workers=persistent) as loader:
+    dataset = Exiting(40)
+    dataset.folder = tmp_path
+    with WorkerLoader(dataset, 4, num_workers=2, seed=seed, persistent_workers=persistent) as loader:
         iterator = iter(loader)
         workers = {str(process.pid) for process in multiprocessing.active_children()}
         assert len(list(iterator)) == 10
-    assert {path.name for path in tmp_path.iterdir()} == workers
-    assert len(workers) == 2
+    assert {path.name for path in tmp_path.iterdir()} == workers and len(workers) == 2
 
 
 class Locking(Numbers):
     """Each sample but the first is read under a lock, and takes a while."""
 
-    def __init__(self, length: int, seconds: float) -> None:
-        super().__init__(length)
-        self.seconds = seconds
-        self.lock = multiprocessing.Lock()
+    def __init__(self, seconds: float) -> None:
+        super().__init__(40)
+        self.seconds, self.lock = seconds, multiprocessing.Lock()
         self.is_locked, self.has_begun = multiprocessing.Event(), multiprocessing.Event()
 
     def __getitem__(self, index: int) -> int:
@@ -86,16 +81,16 @@ class Locking(Numbers):
 
 
 @SEEDS
-@pytest.mark.parametrize(("seconds", "is_finished"), [(0.4, True), (60, False)])
-def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes_long(
-    seed, seconds, is_finished, bound
-):
-    with WorkerLoader(Locking(40, seconds), 1, num_workers=2, seed=seed) as loader:
+@pytest.mark.parametrize("seconds", [0.4, 60])
+def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes_long(seed, seconds, bound, request):
+    if seconds == 60:
+        request.getfixturevalue("closes_soon")
+    with WorkerLoader(Locking(seconds), 1, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         workers = multiprocessing.active_children()
         assert next(iterator).tolist() == [0]
         assert loader.dataset.is_locked.wait(bound)
-    if is_finished:
+    if seconds < 1:
         assert [worker.exitcode for worker in workers] == [0, 0]
         assert loader.dataset.lock.acquire(timeout=bound)
     else:
@@ -113,7 +108,6 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
 
     cycles = [cycle(), cycle()]  # the second one's worker inherits the connection of the first one's
     workers = multiprocessing.active_children()
-    assert len(workers) == 2
     del cycles
     gc.collect()
     for worker in workers:
@@ -124,10 +118,8 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
 def test_an_error_of_a_worker_keeps_no_loader_alive():
     gc.disable()
     try:
-        for _ in WorkerLoader(Faulty(40, 6), 4, num_workers=1):
-            pass
-    except ValueError:
-        pass
+        with pytest.raises(ValueError, match="bad"):
+            list(WorkerLoader(Faulty(40, 6), 4, num_workers=1))
     finally:
         gc.enable()
     assert not multiprocessing.active_children()

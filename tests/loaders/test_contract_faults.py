@@ -118,7 +118,7 @@ def test_close_ends_everything_in_any_state_and_says_so_to_later_calls(build):
         iter(loader)
 
 
-def test_a_loader_that_is_forgotten_ends_its_workers(name):
+def test_a_loader_that_is_forgotten_ends_its_workers(name, torch_looks_often):
     loader = make(name)
     next(loader)
     del loader

@@ -40,7 +40,7 @@ def distributed_order(epoch: int) -> list[int]:
 
 
 class Made(Numbers):
-    """A sampler that gives what a function makes for each epoch, and counts them; it has a length, whatever that is."""
+    """A sampler that gives what a function makes for each epoch, and counts epochs; its length may be wrong."""
 
     def __init__(self, make) -> None:
         super().__init__(LENGTH)

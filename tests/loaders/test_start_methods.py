@@ -77,7 +77,7 @@ def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwis
 )
 def test_a_program_that_cannot_spawn_fails_with_an_error_that_names_the_remedy(python, program, said, tmp_path, bound):
     script = tmp_path / "program.py"
-    settings = "seed=0, num_workers=1, multiprocessing_context='spawn'"
+    settings = "seed=0, num_workers=1, multiprocessing_context='spawn', max_restarts=0"
     script.write_text(f"from loaders import WorkerLoader\n{program.replace('SETTINGS', settings)}\n")
     done = python.run(script, env={"PYTHONPATH": str(ROOT)}, timeout=bound)
     assert done.returncode == 1 and said in done.stderr

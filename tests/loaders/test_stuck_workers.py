@@ -61,7 +61,7 @@ def test_a_stopped_worker_is_replaced_after_the_timeout_and_large_objects_arrive
 
 
 @SEEDS
-def test_close_does_not_wait_for_a_stopped_worker(seed, in_thread, bound):
+def test_close_does_not_wait_for_a_stopped_worker(seed, closes_soon, in_thread, bound):
     loader = WorkerLoader(Texts(16), 4, num_workers=1, prefetch_factor=1, seed=seed, collate_fn=list)
     _, _, worker = stopped(loader, bound)
     in_thread(loader.close).result(bound / 3)
