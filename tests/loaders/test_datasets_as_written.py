@@ -175,4 +175,9 @@ class Together:
 @pytest.mark.parametrize("seed", [None, 0])
 def test_getitems_alone_is_enough(seed, reader):
     with WorkerLoader(Together(), BATCH_SIZE, seed=seed, **reader) as loader:
-        assert contents(batch[0] for batch in loader) == [FIRST, [4, 5, 6, 7], LAST]
+        batches = contents(loader)
+    assert [indices for indices, _ in batches] == [FIRST, [4, 5, 6, 7], LAST]
+    if seed is not None and reader.get("worker_method") != "thread":
+        with WorkerLoader(Together(), BATCH_SIZE, seed=seed) as inline:
+            assert contents(inline) == batches
+        assert len({draw for _, draws in batches for draw in draws}) == LENGTH

@@ -375,8 +375,8 @@ def test_a_generator_that_is_left_early_runs_its_finally_when_the_loader_is_clos
         (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=8, world_size=3), "streams=8 .* give a multiple of 3"),
         (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=0), "streams=0"),
         (lambda: WorkerLoader(Numbers(), 3, seed=0, worker_method="thread"), "'thread' needs a map-style dataset"),
-        (lambda: WorkerLoader(Numbers(), 3, shuffle_buffer=8), "need a seed"),
-        (lambda: WorkerLoader(Numbers(), 3, on_error="skip"), "need a seed"),
+        (lambda: WorkerLoader(Numbers(), 3, shuffle_buffer=8), "needs? a seed"),
+        (lambda: WorkerLoader(Numbers(), 3, on_error="skip"), "needs? a seed"),
         (lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2), "is split by rank already"),
         (
             lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
