@@ -42,14 +42,6 @@ def test_ranks_augment_differently(make, num_workers):
     assert not any(torch.equal(one, other) for one, other in zip(*(batch[1:] for batch in ranks), strict=True))
 
 
-def test_invalid_arguments_are_refused_with_a_message(make):
-    with pytest.raises(TypeError, match="len"):
-        make(number for number in range(3))
-    for settings in ({"batch_size": 0}, {"num_workers": -1}):
-        with pytest.raises(ValueError, match=next(iter(settings))):
-            make(Numbers(3), **settings)
-
-
 @pytest.mark.cuda
 def test_pinned_batches_are_page_locked(make):
     assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
