@@ -69,15 +69,22 @@ def moments_of(call: Callable[[], object]) -> int:
 
 @contextmanager
 def struck(moment: int, kind: type[BaseException] = Interrupted) -> Iterator[None]:
-    """Raises `kind` at the given moment, counted from 1, if it comes."""
+    """Has a signal handler raise `kind` at the given moment, counted from 1, if it comes."""
     left = moment
+
+    def handle(*_: object) -> None:
+        raise kind
 
     def strike() -> None:
         nonlocal left
         left -= 1
         if left == 0:
             sys.setprofile(None)
-            raise kind
+            signal.raise_signal(signal.SIGUSR1)
 
-    with at_moments(strike):
-        yield
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with at_moments(strike):
+            yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)

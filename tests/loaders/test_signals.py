@@ -126,7 +126,8 @@ def test_workers_end_after_their_sample_when_their_program_ends(end, python, bou
         assert len(pidfds) == 6
         if not isinstance(end, str):
             program.send_signal(end)
-        program.communicate(timeout=bound)
+        _, errors = program.communicate(timeout=bound)
+        assert "process_main.py" not in errors and "Restarting" not in errors
         assert program.returncode == (3 if end in ("exits", "handles SIGTERM") else program.returncode)
         for fd in pidfds:
             assert select.select([fd], [], [], bound)[0], "a worker has outlived its program"

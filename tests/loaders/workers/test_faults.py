@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import resource
-import select
 import signal
 import subprocess
 from contextlib import suppress
@@ -13,7 +12,6 @@ from contextlib import suppress
 import pytest
 import torch
 from example_datasets import Noisy, Written, contents, failing, outcomes
-from python_server import Program, PythonServer
 
 from loaders import MachineFull, Preloader, WorkerFailure, WorkerLoader
 
@@ -137,65 +135,6 @@ def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
     os.kill(Forking.left_behind.value, signal.SIGKILL)
     assert "is killed by signal" in seen[1]
     assert seen[2] == [8, 9, 10, 11]
-
-
-# The parent
-
-
-PARENT = """
-import multiprocessing
-import signal
-import sys
-import time
-from loaders import Preloader, WorkerLoader
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it ignored
-
-class Slow(list):
-    def __getitem__(self, index):
-        time.sleep(0.05)
-        return index
-
-if __name__ == "__main__":
-    loader = WorkerLoader(Slow(range(100_000)), 2, num_workers=2, seed=0, persistent_workers=True)
-    batches = iter(Preloader(loader, "cpu", 2) if "preloader" in sys.argv else loader)
-    next(batches)
-    print(*[process.pid for process in multiprocessing.active_children()], flush=True)
-    for batch in batches:
-        pass
-"""
-
-
-def start_parent(python: PythonServer, *arguments: str) -> tuple[Program, list[int]]:
-    parent = python.start("-c", PARENT, *arguments)
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
-    return parent, [os.pidfd_open(pid) for pid in workers]
-
-
-def assert_gone(pidfds: list[int], bound: float) -> None:
-    for fd in pidfds:
-        assert select.select([fd], [], [], bound)[0], "a worker has outlived its parent"
-        os.close(fd)
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_after_their_sample_when_their_parent_is_gone(python, how, bound):
-    parent, workers = start_parent(python)
-    parent.send_signal(how)
-    parent.communicate(timeout=bound)
-    assert_gone(workers, bound)
-
-
-@pytest.mark.parametrize(("over", "times"), [("workers", 1), ("preloader", 2)])
-def test_ctrl_c_ends_everything_without_a_word_from_the_workers(python, over, times, bound):
-    parent, workers = start_parent(python, over)
-    for _ in range(times):
-        with suppress(ProcessLookupError):
-            parent.send_signal(signal.SIGINT)
-    _, errors = parent.communicate(timeout=bound)
-    assert_gone(workers, bound)
-    assert "loaders/workers/process_main.py" not in errors
-    assert times == 2 or "Restarting it" not in errors
 
 
 # Errors that belong to no batch
