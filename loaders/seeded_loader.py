@@ -133,14 +133,6 @@ class SeededLoader(WorkerLoader[T_co]):
         self._newest = lambda: None  # next(loader) shall not go on with it
         self._position = self._current = None
 
-    def begin_again(self, before: Position | None) -> None:
-        """Has the next `iter()` run the newest epoch once more, unless `before` is the position in it.
-
-        A Preloader's `iter()` was interrupted, perhaps after ours.
-        """
-        if self._position is not before and self._upcoming is None:
-            self._upcoming = copy(self._position)
-
     def _next_position(self) -> Position:
         """Returns where the next `iter()` begins."""
         return copy(self._upcoming) or Position(0 if self._position is None else self._position.epoch + 1)

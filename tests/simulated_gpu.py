@@ -52,6 +52,7 @@ class _Queue:
         self.tasks: deque[tuple[Callable[[], Any], float]] = deque()
         self.changed = threading.Condition()
         self.put = self.done = 0
+        self.is_waiting = False  # for another queue
         threading.Thread(target=self._run, daemon=True).start()
 
     @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
@@ -83,6 +84,18 @@ class _Queue:
         with self.changed:
             while self.done < number:
                 self.changed.wait()
+
+    def wait_for(self, other: "_Queue", number: int) -> None:
+        with self.changed:
+            self.is_waiting = True
+            self.changed.notify_all()
+        other.wait(number)
+        self.is_waiting = False
+
+    def settle(self, bound: float = 60) -> None:
+        """Waits until it has run all its tasks, or waits for another queue."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.is_waiting or self.done == self.put, bound)
 
 
 class Event:
@@ -129,7 +142,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         if (queue := event.queue) is not None:
             number = event.number
-            self.queue.add(lambda: queue.wait(number))
+            self.queue.add(lambda: self.queue.wait_for(queue, number))
 
     def wait_stream(self, other: "Stream") -> None:
         self.wait_event(other.record_event())

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -36,21 +36,20 @@ class Item:
     """A batch, or the error in its place, or the epoch's end; and where the loader is after it."""
 
     number: int
-    of_epoch: int = 0  # the batch's number in its epoch
     batch: Any = None
     ready: Ready | None = None
     error: BaseException | None = None
     is_end: bool = False
-    position: Position | None = None  # after it, if `batches` is an EpochIterator that can go back
+    position: Position = field(default_factory=Position)  # of the loader after it
     is_last: bool = False  # no batch is left there
-    state: Any = None  # the state after it of a loader that is not ours
+    state: Any = None  # there, of a loader that cannot be set back to a position
 
 
 class PreloadedEpoch:
     """Prepares what the loader's iterator `batches` yields.
 
-    key: of the transform's random numbers: seed, epoch, the number of the epoch's first batch, and rank.
-    state_of: returns the state of a loader that is not ours.
+    key: of the transform's random numbers: seed, epoch, the number of the first batch in it, and rank.
+    state_of: returns the state of a loader that cannot be set back to a position.
     It must not refer to the preloader: else its thread would keep an abandoned preloader alive for ever.
     """
 
@@ -67,10 +66,11 @@ class PreloadedEpoch:
         self._batches = batches
         # It can be set back to where the consumer is.
         self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
-        self.received = self._placed(Item(-1))
+        self.received = Item(-1)
+        self._place(self.received)
         self._asked = -1  # the number of the item that the consumer has asked for
         self._made = 0  # how many items the thread has made
-        self._host: list[Any] = []  # the loader's batch, until its item is made
+        self._host: dict[int, Any] = {}  # the loader's batch, by its item's number, until that is made
         self._items: dict[int, Item] = {}
         self._wake: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each new item
         self._room: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each item that was asked for
@@ -93,7 +93,7 @@ class PreloadedEpoch:
         copier.figures["wait_seconds"] += time.perf_counter() - began
         copier.figures["batches"] += error is None and not item.is_end
         if copier.timeline is not None:
-            copier.timeline.delivered = self.epoch, item.of_epoch
+            copier.timeline.delivered = self.epoch, item.position.batch - 1
         self.received = item  # no call from here on
         item.batch = item.error = None
         if item.is_end:
@@ -119,10 +119,9 @@ class PreloadedEpoch:
 
     def is_over(self) -> bool:
         """Returns whether no batch is left; if so, waits until the thread has seen it too."""
-        received = self.received
-        if received.is_last and not (received.is_end or self._is_ended):
-            self._get(received.number + 1)
-        return received.is_last or received.is_end
+        if self.received.is_last and self.is_running:
+            self._get(self.received.number + 1)
+        return self.received.is_last or self.received.is_end
 
     def end(self, unblock: Callable[[], None] | None = None) -> bool:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise.
@@ -144,26 +143,25 @@ class PreloadedEpoch:
                 return False
         self._go_back()
         self._items.clear()
-        self._host = []
+        self._host.clear()
         self._copier.release()
         return True
 
     def _get(self, number: int) -> Item:
         """Waits for an item, and returns it: the same one again until the consumer asks for the next one."""
+        self._items.pop(number - 1, None)
         if self._depth:
             check_owner(self._owner, "batches")
-        self._items.pop(number - 1, None)
-        self._asked = number
-        self._room.put(None)
-        while self._is_ended or number not in self._items:
-            if self._is_ended:
-                raise RuntimeError(ENDED)
+            self._asked = number
+            self._room.put(None)
+        while number not in self._items and not self._is_ended:
             if self._depth:
                 self._wake.get()
             else:
                 self._go_back()
-                self._items[number] = self._make(number)
-                self._host = []
+                self._make(number)
+        if self._is_ended:
+            raise RuntimeError(ENDED)
         return self._items[number]
 
     def _fill(self) -> None:
@@ -175,72 +173,68 @@ class PreloadedEpoch:
                 while not (self._is_ended or is_end):
                     if self._made > self._asked + self._depth:
                         self._room.get()
-                    else:
-                        is_end = self._add(self._make(self._made))
-        except BaseException as error:
-            self._add(Item(self._made, error=error))
-            self._add(Item(self._made, is_end=True))
+                        continue
+                    is_end = self._make(self._made).is_end
+                    self._made += 1
+                    self._wake.put(None)
+        except BaseException as error:  # of the loader's state
+            self._items[self._made] = Item(self._made, error=error)
+            self._items[self._made + 1] = Item(self._made + 1, is_end=True)
+            self._wake.put(None)
         finally:
             self._copier.release()
 
-    def _add(self, item: Item) -> bool:
-        self._host = []
-        self._items[item.number] = item
-        self._made += 1
-        self._wake.put(None)
-        return item.is_end
-
     def _make(self, number: int) -> Item:
-        """Returns the item after the loader's next batch, or after the one that an interrupted call has fetched."""
-        item, began = Item(number, self._first + number), time.perf_counter()
+        """Makes an item of the loader's next batch, or of the one that an interrupted call has fetched for it."""
+        item, copier, began = Item(number), self._copier, time.perf_counter()
         try:
-            if not self._host:
-                self._host = [self._batches.__next__()]  # not next(): no signal handler runs before it is kept
+            if number not in self._host:
+                self._host[number] = self._batches.__next__()  # not next(): no signal handler runs before it is kept
         except StopIteration:
             item.is_end = True
         except BaseException as error:
             self._keep(item, error)
-        batch_id = self.epoch, self._placed(item).of_epoch
-        self._copier.count_wait(began, batch_id)
+        self._place(item)
+        batch_id = self.epoch, item.position.batch - 1
+        copier.count_wait(began, batch_id)
         try:
-            if self._host:
+            if number in self._host:
                 random = Random(self._seed, *batch_id, self._rank)
-                item.batch, item.ready = self._copier.prepare(self._host[0], random, batch_id)
+                item.batch, item.ready = copier.prepare(self._host[number], random, batch_id)
         except BaseException as error:
             self._keep(item, error)
+        self._items[number] = item
+        self._host.clear()
         return item
 
     def _keep(self, item: Item, error: BaseException) -> None:
         """Makes it the item's error, or raises it if it belongs to no item: a signal handler's comes out as it is."""
         if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
             raise error
+        item.error = error
         if isinstance(error, StopIteration):
             item.error = RuntimeError("preparing a batch raised StopIteration, which would end the epoch")
+            item.error.__cause__ = error
         elif isinstance(error, torch.OutOfMemoryError):
             item.error = torch.OutOfMemoryError(
                 f"out of memory on {self._copier.device} while preparing a batch of {rows(self._host)} samples with "
                 f"depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
             )
-        else:
-            item.error = item.error or error
-            return
-        item.error.__cause__ = error
+            item.error.__cause__ = error
 
-    def _placed(self, item: Item) -> Item:
+    def _place(self, item: Item) -> None:
         """Notes where the loader is after the item; an error that belongs to no batch has not moved it."""
         if self._source is None:
-            item.state = self._state_of()
+            item.position, item.state = Position(self.epoch, self._first + item.number + 1), self._state_of()
         else:
             item.position, item.is_last = copy(self._source.position), self._source.is_over
-            item.of_epoch = item.position.batch - 1
-        return item
 
     def _go_back(self) -> None:
         """Sets the loader's iterator to where the consumer is; mostly it is there."""
-        source, here = self._source, self.received.position
-        if source is not None and here is not None and source.position.turn != here.turn:
-            source.go_back(here)
-            self._host = []
+        here = self.received.position
+        if self._source is not None and self._source.position.turn != here.turn:
+            self._source.go_back(here)
+            self._host.clear()
 
 
 class PreloaderIterator:

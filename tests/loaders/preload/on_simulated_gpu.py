@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 import weakref
 from functools import cache
 from pathlib import Path
@@ -137,19 +138,29 @@ def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
         assert consumed(loader) == expected("seeded")
 
 
-def test_work_that_the_loader_queues_in_iter_is_waited_for():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_work_that_the_loader_queues_in_iter_is_waited_for(depth):
+    go, prepared, before = threading.Event(), threading.Event(), set(sim._streams)
+
     class OnDevice(Rows):
         def arrays(self):
-            x, sim.kernel_seconds = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE), 0.1
-            for _ in range(20):  # late, on the stream that is current in iter()
-                x += 1
-            sim.kernel_seconds = 0.001
+            x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
+            sim.current_stream().queue.add(lambda: go.wait(60))
+            x += 20  # late, on the stream that is current in iter()
             return {"x": x, "label": np.arange(ROWS)}
 
-    for depth in (0, 2):
-        with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, doubled) as loader:
-            seen = consumed(loader)
-        assert [low for low, _, _ in seen] == [[40] * BATCH] * (ROWS // BATCH)
+    def transform(batch, random):
+        batch = doubled(batch, random)
+        prepared.set()
+        return batch
+
+    with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, transform) as loader:
+        iterator = iter(loader)
+        for stream in set(sim._streams) - before:
+            assert prepared.wait(60)
+            stream.queue.settle()  # now a stream that does not wait has read too early
+        go.set()
+        assert [low for low, _, _ in consumed(iterator)] == [[40] * BATCH] * (ROWS // BATCH)
 
 
 def test_a_resident_set_is_freed_only_when_nothing_reads_it():
