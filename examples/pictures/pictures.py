@@ -1,0 +1,45 @@
+"""A callback that saves a grid of pictures after each evaluation, with the class that the network sees in each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from loaders import move
+from training.figure import new_figure, png
+from training.run import Run
+
+
+class Pictures:
+    """Writes pictures/epoch-01.png and so on into the run's folder: the first test images; wrong classes are red.
+
+    rows, columns: of the grid. For task=classification, and uint8 images with 1 or 3 channels.
+    """
+
+    def __init__(self, rows: int = 3, columns: int = 8) -> None:
+        self.rows, self.columns = rows, columns
+
+    def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
+        if not run.is_main:
+            return
+        trainer, test = run.trainer, run.data.test
+        samples = [test[index] for index in range(min(self.rows * self.columns, len(test)))]
+        batch = run.data.task.named((run.data.collate or default_collate)(samples))
+        images = batch[trainer.task.inputs[0]]
+        with torch.no_grad(), trainer.autocast:  # the network is evaluating, and draws no random numbers
+            on_device = move(batch, lambda tensor: tensor.to(trainer.device))
+            inputs, labels = trainer.inputs_and_labels(run.data.transform(on_device))
+            predicted = (trainer.evaluated or trainer.model)(*inputs).argmax(1)
+        (folder := run.folder / "pictures").mkdir(exist_ok=True)
+        grid = self.grid(images, labels.flatten().tolist(), predicted.tolist(), test.classes)
+        (folder / f"epoch-{trainer.epoch:02d}.png").write_bytes(grid)
+
+    def grid(self, images: Tensor, labels: list[int], predicted: list[int], classes: list[str]) -> bytes:
+        figure = new_figure("", 1.2 * self.columns, 1.4 * self.rows)
+        for place, (image, label, found) in enumerate(zip(images, labels, predicted, strict=True), 1):
+            axes = figure.add_subplot(self.rows, self.columns, place)
+            axes.imshow(image.numpy(), cmap="gray")
+            axes.set_title(classes[found], fontsize=7, color="black" if found == label else "#d62728")
+            axes.set_axis_off()
+        return png(figure)

@@ -1,0 +1,130 @@
+"""Segmentation by a U-Net. The mean IoU is a metric of a whole epoch; predict.py writes masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from data.array_dataset import resized_middle
+from models.small_cnn import convolution
+from training.tasks import Task
+
+
+class Shapes:
+    """Samples (image, mask): uint8 (size, size, 3) with a disc and a square, and int64 (size, size), pixels' classes.
+
+    train: training samples are mirrored at random, image and mask alike. length: samples. size: side in pixels.
+    """
+
+    classes = ("background", "disc", "square")
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+    def __init__(self, train: bool, length: int = 512, size: int = 32) -> None:
+        self.train, self.length, self.size = train, length if train else max(8, length // 4), size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        random = np.random.default_rng([index, self.train])
+        image = random.integers(60, 120, (self.size, self.size, 3), np.uint8)
+        mask = np.zeros((self.size, self.size), np.int64)
+        rows, columns = np.mgrid[: self.size, : self.size]
+        for number, colour in ((1, (220, 80, 40)), (2, (40, 90, 230))):
+            y, x = random.integers(6, self.size - 6, 2)
+            down, right = np.abs(rows - y), np.abs(columns - x)
+            inside = down**2 + right**2 < 25 if number == 1 else np.maximum(down, right) < 5
+            mask[inside] = number
+            image[inside] = colour
+        sample = torch.from_numpy(self.prepare(image)), torch.from_numpy(mask)
+        if self.train and torch.rand(()) < 0.5:  # the loader seeds torch for each sample
+            return sample[0].flip(1), sample[1].flip(1)
+        return sample
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        """Brings an image, uint8 (H, W, 3) of any size, to the size of the samples; predict.py does so with files."""
+        return resized_middle(image, self.size, self.size)
+
+
+class UNet(nn.Module):
+    """A small U-Net (Ronneberger et al., arXiv:1505.04597).
+
+    Takes images (B, in_channels, H, W) with sides divisible by 4, returns logits (B, num_classes, H, W).
+    """
+
+    def __init__(self, num_classes: int, in_channels: int, width: int = 16) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([block(in_channels, width), block(width, 2 * width)])
+        self.bottom = block(2 * width, 4 * width)
+        self.up = nn.ModuleList(
+            [nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)]
+        )
+        self.join = nn.ModuleList([block(4 * width, 2 * width), block(2 * width, width)])
+        self.head = nn.Conv2d(width, num_classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        kept = []
+        for down in self.down:
+            kept.append(down(images))
+            images = nn.functional.max_pool2d(kept[-1], 2)
+        images = self.bottom(images)
+        for up, join in zip(self.up, self.join, strict=True):
+            images = join(torch.cat([up(images), kept.pop()], dim=1))
+        return self.head(images)
+
+
+def block(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(convolution(channels, width), convolution(width, width))
+
+
+class Segmentation(Task):
+    """Outputs are logits (B, classes, H, W), labels int64 (B, H, W). Score: pixels, the share of right pixels."""
+
+    metric = "miou"
+    columns = ("mask",)  # of predictions.csv
+
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.num_outputs = len(dataset.classes)
+
+    def default_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels)
+
+    def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"pixels": outputs.argmax(1) == labels}
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(1)
+
+    def write_prediction(self, prediction: Tensor, name: str, folder: Path) -> list[str]:
+        """Writes a mask (H, W), whose values are the classes, as a PNG. Returns the cells of `columns`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{Path(name).stem}.png"
+        Image.fromarray(prediction.to("cpu", torch.uint8).numpy()).save(file)
+        return [str(file)]
+
+
+class MeanIoU:
+    """Intersection over union, the mean over the classes that occur. torchmetrics.JaccardIndex is a larger choice."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.reset()
+
+    def reset(self) -> None:
+        self.counts = torch.zeros(self.num_classes, self.num_classes)
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        pairs = (labels * self.num_classes + outputs.argmax(1)).flatten().cpu()
+        self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view_as(self.counts)
+
+    def compute(self) -> float:
+        right = self.counts.diagonal()
+        union = self.counts.sum(0) + self.counts.sum(1) - right
+        return float((right / union)[union > 0].mean())
