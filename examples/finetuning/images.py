@@ -23,7 +23,7 @@ def balanced(labels: np.ndarray) -> WeightedRandomSampler:
     """
     classes = torch.as_tensor(labels)
     weights = 1 / torch.bincount(classes).clamp(min=1)
-    return WeightedRandomSampler(weights[classes], len(classes))
+    return WeightedRandomSampler(weights[classes].tolist(), len(classes))
 
 
 def write(folder: Path, most: int = 200, classes: int = 4) -> None:
