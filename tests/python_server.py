@@ -43,7 +43,6 @@ class PythonServer:
         *arguments: object,
         cwd: Path = ROOT,
         env: dict[str, str] | None = None,
-        stdin: int = subprocess.DEVNULL,
         output: TextIO | None = None,
         quick_exit: bool = False,
     ) -> Program:
@@ -63,14 +62,11 @@ class PythonServer:
         ]
         status, their_status = os.pipe()
         theirs = [their_out, their_err, their_status]
-        if stdin == subprocess.PIPE:
-            reads, writes = os.pipe()
-        else:
-            reads, writes = os.open(os.devnull, os.O_RDONLY), None
-        socket.send_fds(self._control, [json.dumps(request).encode()], [reads, *theirs])
-        for fd in (reads, *theirs):
+        with open(os.devnull) as nothing:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [nothing.fileno(), *theirs])
+        for fd in theirs:
             os.close(fd)
-        return Program(arguments, writes, out, err, status)
+        return Program(arguments, out, err, status)
 
     def run(
         self, *arguments: object, timeout: float, check: bool = False, **options
@@ -90,11 +86,8 @@ class PythonServer:
 class Program:
     """A program that the server has started, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(
-        self, arguments: tuple, stdin: int | None, stdout: int | None, stderr: int | None, status: int
-    ) -> None:
+    def __init__(self, arguments: tuple, stdout: int | None, stderr: int | None, status: int) -> None:
         self.args, self.returncode = arguments, None
-        self.stdin: TextIO | None = None if stdin is None else os.fdopen(stdin, "w")
         self.stdout, self.stderr = (None if fd is None else os.fdopen(fd) for fd in (stdout, stderr))
         self._status = os.fdopen(status)
         self.pid = int(self._status.readline())
@@ -113,9 +106,7 @@ class Program:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Closes stdin, reads stdout and stderr to their ends, and waits for the program to exit."""
-        if self.stdin is not None:
-            self.stdin.close()
+        """Reads stdout and stderr to their ends, and waits for the program to exit."""
         texts = ["", ""]
 
         def read(number: int, file: TextIO) -> None:

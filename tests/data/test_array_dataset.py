@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.errors import DataError
 from tests.data.reading import Given, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
@@ -33,20 +32,6 @@ def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_ima
     torch.manual_seed(0)
     mirrored = sum(np.array_equal(make(flip=True)[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
     assert 150 < mirrored < 250
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"images": IMAGES.astype(np.float32)}, "uint8 of shape"),
-        ({"labels": LABELS[:1]}, r"2 images need labels of shape \(2,\)"),
-        ({"labels": np.array([0, 2])}, "number them from 0 to 1"),
-        ({"pad": 4}, "data.pad=4 must be 0 to 3"),
-    ],
-)
-def test_arguments_that_do_not_fit_together_are_refused_with_a_reason(arguments, words):
-    with pytest.raises(DataError, match=words):
-        make(**arguments)
 
 
 def gathered(dataset, indices):

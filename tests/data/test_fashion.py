@@ -1,7 +1,5 @@
 import gzip
 import lzma
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from data import fashion
 from data.errors import DataError
 from data.fashion import FashionMini, read_idx
-from tests.data.fakes import flip_a_byte, write_idx
+from tests.data.fakes import write_idx
 
 
 def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs():
@@ -19,15 +17,6 @@ def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs(
         assert dataset.images.mean() / 255 == pytest.approx(dataset.mean[0], abs=0.005)
         assert dataset.images.std() / 255 == pytest.approx(dataset.std[0], abs=0.005)
     assert sum(path.stat().st_size for path in fashion.EMBEDDED.iterdir()) <= 5_000_000
-
-
-@pytest.mark.parametrize("spoil", [flip_a_byte, Path.unlink])
-def test_a_damaged_or_missing_file_is_named_with_the_way_to_restore_it(tmp_path, spoil):
-    folder = shutil.copytree(fashion.EMBEDDED, tmp_path / "embedded")
-    spoil(folder / "train-images-idx3-ubyte.xz")
-    remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
-    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.xz cannot be read .*; {remedy}"):
-        FashionMini(train=True, root=folder)
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz", "a.xz"])

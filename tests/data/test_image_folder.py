@@ -78,20 +78,10 @@ def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
     assert largest <= 2 and mean < 0.1
 
 
-def test_settings_that_are_none_take_their_defaults_and_values_that_cannot_work_are_refused(one_image):
+def test_settings_that_are_none_take_their_defaults(one_image):
     given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
     samples = [one_image(noisy_image(90, 60), **crops)[0]["image"] for crops in (dict.fromkeys(given), given)]
     assert torch.equal(*samples)
-    for wrong, sentence in (
-        ({"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
-        ({"min_area": 0}, "data.min_area=0 must be a number above 0 and at most 1"),
-        ({"test_crop": 1.1}, "data.test_crop=1.1 must be a number above 0 and at most 1"),
-        ({"interpolation": "cubic"}, "data.interpolation=cubic: use one of bilinear, bicubic"),
-        ({"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
-        ({"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
-    ):
-        with pytest.raises(DataError, match=sentence):
-            ImageFolder(True, "anywhere", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -211,24 +201,6 @@ def test_file_names_need_not_be_utf_8(one_image):
     Path(dataset.path(0)).write_bytes(b"")
     with pytest.raises(DataError, match=r"b\\xff.png cannot be read"):  # which can be printed
         dataset[0]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "train", "words"),
-    [
-        (shutil.rmtree, True, "ROOT is not a folder; images must have the layout"),
-        (lambda root: [shutil.rmtree(folder) for folder in root.glob("train/*")], True, "no class folders"),
-        (lambda root: (root / "train" / "owl").mkdir(), True, "ROOT/train/owl has no images"),
-        (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),
-    ],
-)
-def test_a_wrong_folder_is_named(tmp_path, spoil, train, words):
-    root = write_images(tmp_path / "images")
-    spoil(root)
-    with pytest.raises(DataError, match=words.replace("ROOT", re.escape(str(root)))):
-        ImageFolder(train=train, root=root)
-    with pytest.raises(DataError, match=r"data.root is not set.*root/train/CLASS"):
-        ImageFolder(train=train)
 
 
 def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplog):

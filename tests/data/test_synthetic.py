@@ -3,7 +3,6 @@ import pickle
 import pytest
 import torch
 
-from data.errors import DataError
 from data.synthetic import COSTS, Synthetic
 
 
@@ -35,17 +34,3 @@ def test_a_sample_spends_its_cost_once_and_a_cost_of_zero_never(monkeypatch):
     Synthetic(train=True, cost="wait", cost_ms=0)[0]
     Synthetic(train=True, cost="wait", cost_ms=5)[0]
     assert paid == [0.005]
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
-        ({"cost_ms": -1}, "data.cost_ms=-1"),
-        ({"length": 1e8}, "data.length=100000000.0 must be a whole number"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_key(arguments, words):
-    with pytest.raises(DataError) as caught:
-        Synthetic(train=True, **arguments)
-    assert str(caught.value).startswith(words)

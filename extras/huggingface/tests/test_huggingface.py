@@ -48,7 +48,7 @@ def cat_or_dog():
 
 
 def save_images(folder, count=2):
-    """folder/images, and folder/saved, where the package datasets has saved them."""
+    """folder/images; folder/saved, where the package datasets has saved them; folder/parquet, two files a split."""
     write_images(folder / "images", count=count)
     splits = datasets.DatasetDict()
     for split, name in (("train", "train"), ("val", "test")):
@@ -56,16 +56,9 @@ def save_images(folder, count=2):
         columns = {"image": [{"bytes": images.encoded(index)[0], "path": None} for index in range(len(images))]}
         features = datasets.Features({"image": datasets.Image(), **cat_or_dog()})
         splits[name] = datasets.Dataset.from_dict(columns | {"label": images.labels.tolist()}, features)
+        for number in range(2):
+            splits[name].shard(2, number).to_parquet(folder / "parquet" / f"{name}-{number:05}-of-00002.parquet")
     splits.save_to_disk(folder / "saved")
-    return folder / "saved"
-
-
-def save_parquet(folder, count=2, files=1):
-    """The same in files of parquet."""
-    for split, rows in datasets.load_from_disk(save_images(folder, count)).items():
-        for number in range(files):
-            rows.shard(files, number).to_parquet(folder / "parquet" / f"{split}-{number:05}-of-{files:05}.parquet")
-    return folder / "parquet"
 
 
 class TestHuggingFace(ImageDataset):
@@ -73,18 +66,19 @@ class TestHuggingFace(ImageDataset):
 
     @pytest.fixture
     def make(self, tmp_path):
-        return partial(HuggingFace, path=save_images(tmp_path), image_size=32)
+        save_images(tmp_path)
+        return partial(HuggingFace, path=tmp_path / "saved", image_size=32)
 
 
 @pytest.mark.parametrize("form", ["saved", "parquet", "images"])
 def test_every_form_gives_the_batches_of_the_folder(tmp_path, form):
-    save_parquet(tmp_path)
+    save_images(tmp_path)
     assert_reads_as_the_folder(partial(HuggingFace, path=tmp_path / form), tmp_path / "images")
 
 
 @pytest.mark.parametrize("form", ["saved", "parquet"])
 def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path, form):
-    save_parquet(tmp_path, count=6, files=2)
+    save_images(tmp_path, count=6)
     make = partial(HuggingFaceStream, True, tmp_path / form, image_size=16, flip=False, min_area=1.0)
     assert_goes_on_where_its_state_was_taken(make, [0] * 6 + [1] * 6)
     with pytest.raises(DataError, match=r"data.train_split=train\[:50%\]: a stream is a whole split; set it"):
@@ -126,7 +120,7 @@ def test_a_split_may_be_a_part_of_one_or_several(save_rows):
         ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded ("),
     ],
 )
-def test_settings_that_cannot_work_are_refused(save_rows, tmp_path, arguments, words):
+def test_what_cannot_work_is_refused(save_rows, tmp_path, monkeypatch, arguments, words):
     values = {"note": datasets.Value("float64"), "gaps": datasets.Value("int64")}
     train = {"label": [0, 1], "note": [0.5, 1], "gaps": [0, None]}
     unlabelled = {"label": [-1], "note": [0.5], "gaps": [0]}
@@ -136,10 +130,7 @@ def test_settings_that_cannot_work_are_refused(save_rows, tmp_path, arguments, w
     datasets.load_from_disk(path)["train"].remove_columns("label").save_to_disk(tmp_path / "no label")
     with pytest.raises(DataError, match=r"data.label=None: 0 columns are of the kind ClassLabel; set it to"):
         HuggingFace(True, tmp_path / "no label")
-
-
-@pytest.mark.parametrize("package", [None, SimpleNamespace(__version__="3.9.0")])
-def test_without_the_package_or_with_an_old_one_the_error_says_what_to_install(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    with pytest.raises(DataError, match=r"data=huggingface needs the package datasets .*; pip install 'datasets>=4'"):
-        HuggingFace(True, "a/b")
+    for package in (None, SimpleNamespace(__version__="3.9.0")):
+        monkeypatch.setitem(sys.modules, "datasets", package)
+        with pytest.raises(DataError, match=r"data=huggingface needs .*; pip install 'datasets>=4'"):
+            HuggingFace(True, "a/b")

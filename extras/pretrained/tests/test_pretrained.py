@@ -1,0 +1,111 @@
+"""Networks of timm (its smallest) and torchvision; the weights are made up, as a download would take a network."""
+
+from urllib.error import URLError
+
+import pytest
+import torch
+
+from extras.pretrained.pretrained import Preprocessing
+from tests.later import Later
+
+timm, torchvision = Later("timm"), Later("torchvision")
+of_timm, of_torchvision = Later("extras.pretrained.from_timm"), Later("extras.pretrained.from_torchvision")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+
+
+@pytest.fixture(autouse=True)
+def needs_timm():
+    pytest.importorskip("timm")
+
+
+def build(name, pretrained=False, num_classes=7, in_channels=3, **options):
+    package = of_timm.from_timm if name.startswith(("test_", "local-dir:")) else of_torchvision.from_torchvision
+    return package(name, pretrained, num_classes, in_channels, **options)
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """A function that makes random weights of a network of torchvision, and gives them to whoever downloads them."""
+
+    def make(name):
+        weights = torchvision.models.get_model(name, weights=None).state_dict()
+        monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: weights)
+        return weights
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels"),
+    [
+        *[("test_resnet", 64, 4), ("test_vit3", 48, 1), ("squeezenet1_1", 64, 4), ("googlenet", 64, 1)],
+        *[("inception_v3", 96, 4), ("vit_b_16", 48, 1), ("maxvit_t", 448, 4)],
+    ],
+)
+def test_every_kind_of_network_gives_one_logit_per_class_in_training(name, size, channels):
+    options = {"drop_rate": 0.3} if name == "test_vit3" else {}
+    with torch.device("cpu" if name.startswith("test_") else "meta"):  # shapes without arithmetic
+        model = build(name, in_channels=channels, image_size=size, **options)
+        assert model.train()(torch.zeros(2, channels, size, size)).shape == (2, 7)
+    assert not any(name.startswith("aux") for name, _ in model.named_modules())
+    assert not options or model.head_drop.p == 0.3
+
+
+def test_timms_weights_are_loaded_but_for_the_last_layer_and_tell_how_images_are_prepared(tmp_path):
+    saved = timm.create_model("test_resnet", pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3), "crop_pct": 0.9})
+    timm.models.save_for_hf(saved, tmp_path)
+    name, weights = f"local-dir:{tmp_path}", saved.state_dict()
+    weights["conv1.0.weight"] = weights["conv1.0.weight"].sum(1, keepdim=True)
+    for key, tensor in build(name, True, in_channels=1).state_dict().items():
+        assert len(tensor) == 7 if key.startswith("fc.") else torch.allclose(tensor, weights[key], atol=1e-6), key
+    found = of_timm.preprocessing(name, True)
+    assert (found.image_size, found.test_crop, found.mean) == (160, 0.9, (0.1, 0.2, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "classes"),
+    [("squeezenet1_1", "classifier.1", 7), ("mobilenet_v3_small", "classifier.3", 7), ("squeezenet1_1", "none", 1000)],
+)
+def test_torchvisions_weights_are_loaded_but_for_the_last_layer_of_other_classes(name, head, classes, downloads):
+    weights = downloads(name)
+    for key, tensor in build(name, True, classes).state_dict().items():
+        assert len(tensor) == classes if key.startswith(head) else torch.equal(tensor, weights[key]), key
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_grey_images_give_the_same_logits_whatever_the_number_of_channels(channels, downloads):
+    downloads("squeezenet1_1")
+    in_three, in_others = (build("squeezenet1_1", True, 1000, count).eval() for count in (3, channels))
+    grey = torch.randn(2, 1, 64, 64)
+    with torch.no_grad():
+        ours, theirs = in_others(grey.expand(-1, channels, -1, -1)), in_three(grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_tell_how_images_are_prepared():
+    ours, theirs = of_timm.preprocessing, of_torchvision.preprocessing
+    assert ours("vit_base_patch16_224.augreg_in21k", True) == Preprocessing(224, "bicubic", 0.9, HALF, HALF)
+    assert ours("vit_base_patch16_224", False, img_size=96) == Preprocessing(96)
+    assert theirs("resnet50", True) == Preprocessing(224, "bilinear", 224 / 232, *IMAGENET)
+    assert theirs("swin_t", True).interpolation == "bicubic"
+    assert ours("inception_v3", False) == theirs("inception_v3", False) == Preprocessing(299)
+
+
+def test_what_cannot_be_loaded_is_named_with_the_remedy(monkeypatch):
+    def offline(*_, **__):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", offline)
+    for package, name, sentence in (
+        (of_timm, "resnt50", r"'resnt50': timm.list_models\(\)"),
+        (of_timm, "local-dir:/nowhere", "/nowhere cannot be loaded .*config.json.*model.pretrained=false"),
+        (of_torchvision, "resnt50", "'resnt50': torchvision.models"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            package.preprocessing(name, True)
+    with pytest.raises(ValueError, match=r"SqueezeNet.*cannot be loaded .*not known.*: put https://.* into .*"):
+        build("squeezenet1_1", True)
+    monkeypatch.setattr("timm.__version__", "1.0.25")
+    with pytest.raises(ValueError, match=r"timm 1\.0\.25 .* pip install -U timm"):
+        build("test_vit", True)

@@ -1,0 +1,84 @@
+"""What cannot work is refused in a sentence that has the value and the remedy."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.array_dataset import ArrayDataset
+from data.augment import Augment
+from data.errors import DataError
+from data.fashion import EMBEDDED, FashionMini
+from data.image_folder import ImageFolder
+from data.synthetic import Synthetic
+from data.transform import Normalize
+from tests.data.fakes import flip_a_byte, write_images
+
+THIRD = (0.5, 0.5, 0.5)
+
+
+def arrays(images=np.zeros((2, 5, 4, 3), np.uint8), labels=np.array([1, 0]), **augmentation):  # noqa: B008
+    return ArrayDataset(images, labels, classes="ab", mean=THIRD, std=THIRD, train=True, **augmentation)
+
+
+def normalize(**batch):
+    return Normalize(THIRD, THIRD)(batch, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "sentence"),
+    [
+        (arrays, {"images": np.zeros((2, 5, 4, 3))}, "uint8 of shape"),
+        (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
+        (arrays, {"labels": np.array([0, 2])}, "number them from 0 to 1"),
+        (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
+        (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
+        (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
+        (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
+        (ImageFolder, {}, "data.root is not set"),
+        (ImageFolder, {"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
+        (ImageFolder, {"min_area": 0}, "data.min_area=0 must be a number above 0 and at most 1"),
+        (ImageFolder, {"test_crop": 1.1}, "data.test_crop=1.1 must be a number above 0 and at most 1"),
+        (ImageFolder, {"interpolation": "cubic"}, "data.interpolation=cubic: use one of bilinear, bicubic"),
+        (ImageFolder, {"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
+        (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
+        (normalize, {"image": torch.zeros(2, 4, 4, 1, dtype=torch.uint8)}, "needs uint8 images of shape (B, H, W, 3)"),
+        (normalize, {"image": torch.zeros(4, 4, 3, dtype=torch.uint8)}, "needs uint8 images of shape (B, H, W, 3)"),
+        (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
+        (Augment, {"erase": -0.1}, "augment.erase=-0.1"),
+        (Augment, {"mixup": -1}, "augment.mixup=-1"),
+        (Augment, {"cutmix": float("inf")}, "augment.cutmix=inf"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
+    first = {Synthetic: [True], ImageFolder: [True], Augment: [Normalize(THIRD, THIRD), 5]}.get(make, [])
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        make(*first, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "train", "sentence"),
+    [
+        (shutil.rmtree, True, "ROOT is not a folder; images must have the layout"),
+        (lambda root: [shutil.rmtree(folder) for folder in root.glob("train/*")], True, "no class folders"),
+        (lambda root: (root / "train" / "owl").mkdir(), True, "ROOT/train/owl has no images"),
+        (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),
+    ],
+)
+def test_a_wrong_folder_is_named(tmp_path, spoil, train, sentence):
+    root = write_images(tmp_path / "images")
+    spoil(root)
+    with pytest.raises(DataError, match=sentence.replace("ROOT", re.escape(str(root)))):
+        ImageFolder(train=train, root=root)
+
+
+@pytest.mark.parametrize("spoil", [flip_a_byte, Path.unlink])
+def test_a_damaged_or_missing_file_of_the_shipped_images_is_named_with_the_way_to_restore_it(tmp_path, spoil):
+    folder = shutil.copytree(EMBEDDED, tmp_path / "embedded")
+    spoil(folder / "train-images-idx3-ubyte.xz")
+    remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
+    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.xz cannot be read .*; {remedy}"):
+        FashionMini(train=True, root=folder)
