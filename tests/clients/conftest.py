@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Hugging Face's packages are imported
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-
 ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 100.0  # only ever spent by a script that hangs
 

@@ -1,4 +1,3 @@
-import os
 import re
 import sys
 from functools import partial
@@ -15,8 +14,6 @@ from tests.data.contract import ImageDataset, assert_goes_on_where_its_state_was
 from tests.data.fakes import write_images
 from tests.later import Later
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Hugging Face's packages are imported
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 datasets = Later("datasets")
 pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 
