@@ -177,6 +177,24 @@ def test_a_batch_sampler_may_fill_the_same_batch_again(kind, batch):
         assert rows(loader) == list(range(LENGTH))
 
 
+class Restarting(BatchSampler):
+    """Is its own iterator, and iter() makes it begin anew, as in Lightning's wrapper."""
+
+    def __iter__(self):
+        self.items = super().__iter__()
+        return self
+
+    def __next__(self):
+        return next(self.items)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_an_iterator_of_a_batch_sampler_is_not_iterated_again(seed):
+    batches = Restarting(range(400), 1, False)
+    with WorkerLoader(Numbers(400), batch_sampler=batches, num_workers=1, seed=seed) as loader:
+        assert rows(loader) == list(range(400))
+
+
 WAYS = {
     "map": lambda: [map(int, batch) for batch in ((3, 1), (2,))],
     "generators": lambda: [(index for index in batch) for batch in ((3, 1), (2,))],
