@@ -1,8 +1,8 @@
 """extras/benchmarks/bench_peers.py without its peers: what it writes, and which rows it leaves out."""
 
 import pytest
-from PIL import Image
 
+from tests.data.fakes import write_images
 from tests.later import Later
 
 bench = Later("extras.benchmarks.bench_peers")
@@ -11,10 +11,6 @@ bench = Later("extras.benchmarks.bench_peers")
 @pytest.fixture
 def images(tmp_path, monkeypatch, python):
     """A folder of 64 images, and a bench of one round that reads no packs."""
-    for split, count in (("train", 64), ("val", 1)):
-        (tmp_path / "images" / split / "cat").mkdir(parents=True)
-        for number in range(count):
-            Image.new("RGB", (60, 40), (200, 100, 50)).save(tmp_path / "images" / split / "cat" / f"{number}.jpg")
 
     def start_quickly(command, **_):
         return python.run(*command[1:], cwd=tmp_path, timeout=100, quick_exit=True)
@@ -23,7 +19,7 @@ def images(tmp_path, monkeypatch, python):
     monkeypatch.setattr("extras.benchmarks.bench_peers.ROUNDS", 1)
     monkeypatch.setattr("extras.benchmarks.bench_peers.PACKS", {})
     monkeypatch.setattr("extras.benchmarks.bench_peers.ENVIRONMENTS", tmp_path / "nothing")
-    return tmp_path / "images"
+    return write_images(tmp_path / "images", ("cat",), count=64)
 
 
 def compared(images, monkeypatch, *rows) -> str:

@@ -89,17 +89,16 @@ def test_an_incomplete_or_damaged_pack_is_refused_with_the_file(tmp_path, file, 
 
 
 @pytest.mark.parametrize("form", ["raw", "jpeg"])
-def test_an_image_that_was_changed_is_named_when_it_is_read(tmp_path, form):
+def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path, form, capsys):
     folder = write_pack(tmp_path, "--format", form)
-    pack, shard = Packed(True, folder), folder / "train-00000.bin"
-    pack[0]  # maps the shard
+    pack_images.main(["--verify", str(folder)])
+    assert "the checksums of all 8 images are correct" in capsys.readouterr().out
+    shard = folder / "train-00000.bin"
     flip_a_byte(shard)
-    bad = re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")
-    with pytest.raises(DataError, match=bad):
-        Packed(True, folder)[1]
-    with pytest.raises(DataError, match=bad):
-        read_batch(Packed(True, folder), 3)
     pack = Packed(True, folder)
+    for read in (lambda: pack[1], lambda: read_batch(pack, 3), lambda: pack_images.main(["--verify", str(folder)])):
+        with pytest.raises(DataError, match=re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")):
+            read()
     assert pack[3]["label"] == 1  # the other images can still be read
     shard.unlink()
     assert pack[3]["label"] == 1  # it is mapped
