@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Sampler, WeightedRandomSampler, default_collate
+from torch.utils.data import BatchSampler, WeightedRandomSampler, default_collate
 
 LENGTH, ERROR_AT = 9, 4  # samples of a dataset, and the one that raises
 GAPPED = "gapped"  # in the place of a tensor's strides, if it does not fill its memory
@@ -136,18 +136,12 @@ class Bank:
         return batch, same
 
 
-class Own(Sampler[int]):
-    """Draws when it is iterated, as samplers do that shuffle there. Raises TypeError for None in its indices."""
-
-    def __init__(self, indices: list[Any]) -> None:
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
+class Own(list):
+    """A sampler that draws when it is iterated, as samplers do that shuffle there. TypeError for None in its indices."""
 
     def __iter__(self) -> Iterator[int]:
         torch.rand(())
-        return (int(index) for index in self.indices)
+        return map(int, super().__iter__())
 
 
 SIZED = [index * 4 % LENGTH for index in range(LENGTH)]

@@ -2,9 +2,7 @@
 
 import multiprocessing
 import signal
-import sqlite3
 import threading
-from collections import UserString
 from typing import Any
 
 import pytest
@@ -49,49 +47,6 @@ def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
     assert last == [12, 13]
 
 
-class Keyword:
-    """Can only be made with keywords."""
-
-    def __init__(self, *, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Keyword) and torch.equal(self.tensor, other.tensor)
-
-
-class Own(tuple):
-    """Takes two arguments, where a tuple takes one."""
-
-    def __new__(cls, first: Any, second: Any):
-        return super().__new__(cls, (first, second))
-
-    def __getnewargs__(self) -> tuple:
-        return tuple(self)
-
-
-def row() -> sqlite3.Row:
-    connection = sqlite3.connect(":memory:")
-    connection.row_factory = sqlite3.Row
-    return connection.execute("select 3 as three").fetchone()
-
-
-CONTAINERS = {
-    "a keyword-only constructor": lambda: Keyword(tensor=torch.arange(3)),
-    "a tuple with its own __new__": lambda: Own(1, 2),
-    "UserString": lambda: [UserString("text"), torch.tensor(1)],
-    "sqlite3.Row": row,  # cannot be pickled
-}
-
-
-@pytest.mark.parametrize(("name", "workers"), [(name, count) for name in CONTAINERS for count in (0, 2)][:-1])
-def test_containers_that_cannot_be_rebuilt_stay_as_they_are(name, workers):
-    make = CONTAINERS[name]
-    inner = WorkerLoader(Numbers(2), 1, seed=0, num_workers=workers, collate_fn=lambda samples: make())
-    with Preloader(inner, "cpu", 2) as loader:
-        for batch in loader:
-            assert type(batch) is type(make()) and batch == make()
-
-
 def test_a_resident_loaders_sampler_may_count_from_the_end():
     dataset = list(range(10))
     with ResidentLoader(dataset, 2, sampler=[-1, 0, -10, 9]) as loader:
@@ -101,35 +56,6 @@ def test_a_resident_loaders_sampler_may_count_from_the_end():
 
 
 # Names that are not ours
-
-
-class Iterable:
-    """Batches from a program's own loader, whose names mean something else."""
-
-    def __init__(self, **names: Any) -> None:
-        vars(self).update(names)
-
-    def __iter__(self):
-        return iter([torch.tensor([1]), torch.tensor([2])])
-
-
-NAMES = {
-    "rank=None": {"rank": None, "seed": None},
-    "seed()": {"seed": lambda: 3, "rank": lambda: 0},
-    "set_epoch=None": {"set_epoch": None, "stats": None, "close": None},
-    "stats": {"stats": {"mean": 3}, "timeline": "mine"},
-    "state_dict=None": {"state_dict": None, "load_state_dict": None},
-}
-
-
-@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_attributes_of_the_right_name_are_not_yet_ours(names, depth):
-    with Preloader(Iterable(**names), "cpu", depth) as loader:
-        for epoch in range(2):
-            loader.set_epoch(epoch)
-            assert contents(loader) == [[1], [2]]
-        assert loader.stats()["preloader"]["batches"] == 4
 
 
 class WithArguments(IterableDataset):
