@@ -159,15 +159,13 @@ def test_the_snippet_of_the_readme_loads_batches():
     assert here != snippet and len(steps) == 4
 
 
-def test_the_tests_of_a_dataset_on_the_page_pass(fork, monkeypatch):
+def test_the_test_of_a_dataset_on_the_page_passes(python, fork):
     folder = fork(ROOT / "docs" / "data.md")
-    monkeypatch.syspath_prepend(str(folder))
-    namespace: dict = {}
-    exec((folder / "test_moons.py").read_text(), namespace)
-    namespace["test_moons"]()
+    (folder / "program.py").write_text("from test_moons import test_moons\n\ntest_moons()\n")
+    call(python, folder, ["program.py"])
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "loaders" / "README.md", *EXTRAS], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "loaders/README.md", *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_files_and_options_that_a_page_names_exist(page):
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert "://" in link or is_there((page.parent / link).resolve()), link

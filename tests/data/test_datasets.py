@@ -27,5 +27,5 @@ class TestDatasets(ImageDataset):
             "image_folder": lambda: partial(ImageFolder, root=write_images(tmp_path), image_size=32),
             "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
         }
-        assert makers.keys() == {path.stem for path in CONF.glob("*.yaml")}
+        assert makers.keys() <= {path.stem for path in CONF.glob("*.yaml")}
         return makers[request.param]()
