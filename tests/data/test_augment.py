@@ -1,4 +1,5 @@
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,12 +121,13 @@ def image(channels=3):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """A function that makes torch.randint and torch.rand return given numbers, for torchvision's policies."""
+    """A function that lets torchvision's policies draw given numbers."""
 
     def script(integers, signs):
         integers, signs = iter(integers), iter(signs)
-        monkeypatch.setattr(torch, "randint", lambda *_: torch.tensor(next(integers)))
-        monkeypatch.setattr(torch, "rand", lambda *_: torch.tensor(next(signs)))
+        draws = {"randint": lambda *_: torch.tensor(next(integers)), "rand": lambda *_: torch.tensor(next(signs))}
+        scripted = SimpleNamespace(**{**vars(torch), **draws})
+        monkeypatch.setattr("torchvision.transforms.v2._auto_augment.torch", scripted)
 
     return script
 

@@ -57,8 +57,8 @@ def test_urls_are_lists_with_braces_and_wildcards(tmp_path, urls, names):
     for name in ("a", "b"):
         for number in (8, 9, 10):
             (tmp_path / f"{name}-{number:03}.tar").touch()
-    urls = [url.replace("FOLDER", str(tmp_path)) for url in ([urls] if isinstance(urls, str) else urls)]
-    assert find_shards("data.urls", urls) == [f"{tmp_path}/{name}.tar" for name in names]
+    found = find_shards("data.urls", [urls.replace("FOLDER", str(tmp_path))])
+    assert found == [f"{tmp_path}/{name}.tar" for name in names]
 
 
 @pytest.mark.parametrize(
