@@ -4,9 +4,11 @@ Python runs signal handlers between two instructions; these moments are those be
 worker among them. Only code of loaders/, and what it calls, is struck, and only in the thread that calls `struck`.
 """
 
+import _weakrefset
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import heap, process
@@ -19,8 +21,8 @@ import loaders
 
 PACKAGE = str(Path(loaders.__file__).parent)
 # A generator of torch's samplers has ended after an exception, as under torch's own loader; multiprocessing loses its
-# own count of memory or of children.
-FRAGILE = {sampler.__file__, heap.__file__, process.__file__}
+# own count of memory or of children, threading its locks.
+FRAGILE = {sampler.__file__, heap.__file__, process.__file__, threading.__file__, _weakrefset.__file__}
 
 
 class Interrupted(BaseException):
