@@ -22,7 +22,7 @@ class Subset:
                 setattr(self, name, None)  # a loader then reads the subset without it, as it reads the dataset
 
     def __getattr__(self, name: str) -> Any:
-        """The dataset's own attributes, such as `labels`; of one value for each of its samples, those of this part."""
+        """The dataset's own attributes, such as `labels`; of those with a value per sample, those of this part."""
         if name.startswith("_") or name in ("dataset", "indices") or ismethod(value := getattr(self.dataset, name)):
             raise AttributeError(f"{type(self).__name__} has no {name}")
         if hasattr(value, "iloc"):  # of pandas, which would look for its own labels

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def rehearse(trainer: Trainer, data: Datasets) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
-    Raises ConfigError with what failed, or if there is no score of the name task.metric.
+    Raises ConfigError with what failed, or if no score is called task.metric.
     """
     task, kind = trainer.task, type(trainer)
     with no_trace(trainer):

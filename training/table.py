@@ -23,6 +23,6 @@ def table(columns: Iterable[list[str]]) -> list[str]:
 
 
 def shorten(text: str, longest: int) -> str:
-    """Returns `text`; of one with more than `longest` characters, its two ends with … between them."""
+    """Returns `text`; if it is longer than `longest` characters, its middle is replaced by …."""
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"

@@ -34,7 +34,7 @@ SPLITS = ("test", "val", "train")
 class FinishedRun:
     """The trained network of a run, on its device.
 
-    given: a checkpoint file, or the run's folder: then its best checkpoint, or if there is none its newest.
+    given: a checkpoint file, or the run's folder: then its best checkpoint, or its newest if it has no best one.
     overrides: replace settings of the run, such as data=image_folder, data.root=DIR or device=cpu.
     Raises ConfigError if there is no checkpoint, or it does not fit the network.
     """

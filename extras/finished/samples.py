@@ -24,7 +24,7 @@ Sample = tuple[str, dict[str, Any], str]  # its name, its inputs by name, and wh
 
 
 class Samples:
-    """Of each sample its name, its inputs, and if it cannot be read why. names: of the samples."""
+    """For each sample its name, its inputs and, if it cannot be read, the reason. names: of the samples."""
 
     def __init__(self, names: Sequence[str], read: Callable[[int], dict[str, Any]]) -> None:
         self._names, self._read = np.array([os.fsencode(name) for name in names]), read  # forked workers share arrays

@@ -102,7 +102,7 @@ def name_in(entry: np.void) -> str:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The content of pack.json. Raises DataError if there is none or it cannot be read."""
+    """The content of pack.json. Raises DataError if it does not exist or cannot be read."""
     path = folder / "pack.json"
     if not path.exists():
         if (folder / "unfinished.json").exists():

@@ -19,7 +19,7 @@ def from_torchvision(
     """A network that takes float images (B, in_channels, H, W) and returns logits (B, num_classes).
 
     name: such as resnet50, convnext_tiny or vit_b_16.
-    pretrained: loads torchvision's best weights but those of the last layer, which is new unless the number of classes
+    pretrained: loads torchvision's best weights, except for the last layer, which is new unless the number of classes
         is theirs, 1,000. If there are not three channels, `with_channels` converts the weights of the first layer.
     image_size: for the networks that need it, vit_* and maxvit_t.
     googlenet and inception_v3 are trained without their auxiliary outputs, and do not normalise images themselves.

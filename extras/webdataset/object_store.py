@@ -157,7 +157,7 @@ def find_version(url: str) -> Version:
 
 
 def read_object(url: str) -> bytes | None:
-    """The whole object; None if there is none."""
+    """The whole object; None if it does not exist."""
     found = request("get", url)
     with store_errors(url):
         return found and bytes(found.bytes())
