@@ -244,16 +244,6 @@ def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
     assert loader.stats() == {"resident": {"bytes": dataset.images.nbytes + 30 * 8}}
 
 
-def test_arrays_stay_on_the_host_whatever_the_default_device_is(make):
-    loader = make(Arrays(6), augment=False, shuffle=False)
-    torch.set_default_device("meta")
-    try:
-        batches = list(loader)
-    finally:
-        torch.set_default_device(None)
-    assert [batch["value"].tolist() for batch in batches] == [[0, 10, 20, 30], [40, 50]]
-
-
 def test_stats_include_the_bytes_that_the_dataset_takes(make):
     loader = make(Counted(10))
     assert loader.stats() == {"resident": {"bytes": 0}}
