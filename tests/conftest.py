@@ -17,6 +17,11 @@ from tests.python_server import PythonServer
 # The tests' tensors are so small that a second thread would only slow them down.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that the tests start
+# What the user has set for jobs, accounts and proxies is not for the runs and servers of the tests.
+for variable in list(os.environ):
+    if variable.startswith(("AWS_", "MLFLOW_", "SLURM_", "TORCHELASTIC_", "WANDB_")):
+        del os.environ[variable]
+os.environ.update(NO_PROXY="localhost,127.0.0.1", no_proxy="localhost,127.0.0.1")
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read when Hugging Face's packages are imported
 BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 

@@ -30,10 +30,8 @@ SECRET = "sesame"
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(tmp_path, monkeypatch):
-    """The user's cache is empty, and no credentials are set. A test uses obstore only in processes that it forks."""
+    """The user's cache is empty. A test uses obstore only in processes that it forks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
     yield
     assert object_store._user is None
 
