@@ -129,11 +129,12 @@ PRESENT = [name for name in ("extras/report", "extras/sweep", "extras/webdataset
 @pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("without", ["extras", *(pytest.param(one, marks=pytest.mark.slow) for one in PRESENT)])
-def test_a_copy_without_an_extra_or_all_of_them_trains_and_sweeps(tmp_path, without):
+def test_a_copy_without_an_extra_or_all_of_them_trains_and_sweeps(tmp_path, python, without):
     folder = copy(tmp_path, without)
-    call(folder, "train.py", *SMALL, *SHORT, "hydra.run.dir=run")
+    options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": ""}, "quick_exit": True, "timeout": 100}
+    python.run("train.py", *SMALL, *SHORT, "hydra.run.dir=run", check=True, **options)
     assert json.loads((folder / "run" / "summary.json").read_text())["verdict"]
-    call(folder, "train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep")
+    python.run("train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep", check=True, **options)
     assert all((folder / "sweep" / job / "summary.json").exists() for job in ("0", "1"))
     assert (folder / "sweep" / "sweep.md").exists() == (folder / "extras" / "sweep").exists()
 
