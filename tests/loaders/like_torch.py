@@ -137,7 +137,7 @@ class Bank:
 
 
 class Own(list):
-    """A sampler that draws when it is iterated, as samplers do that shuffle there. TypeError for None in its indices."""
+    """A sampler that draws when it is iterated, as those do that shuffle there. TypeError for None in it."""
 
     def __iter__(self) -> Iterator[int]:
         torch.rand(())

@@ -56,7 +56,7 @@ def assert_untouched(handlers: Handlers) -> None:
 def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_programs_handlers(kind, handlers, bound):
     with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
         iterator = iter(loader)
-        seen = [next(iterator)]
+        seen = [next(iterator) for _ in range(2)]  # one of each worker: both have started
         for worker in iterator._workers:
             os.kill(worker.pid, signal.SIGINT)
         seen += [next(iterator) for _ in range(20)]
