@@ -151,6 +151,21 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global
 
 
 @AS_BATCHES
+def test_a_long_epoch_is_drawn_in_blocks_which_the_loops_own_draws_do_not_disturb(as_batches):
+    length = 150 if as_batches else 4200  # more than a block
+
+    def indices(draws: bool) -> list[int]:
+        made = ([int(np.random.randint(9))] for _ in range(length))
+        given = {"batch_sampler": made} if as_batches else {"sampler": (row for (row,) in made), "batch_size": 50}
+        with WorkerLoader(Numbers(9), seed=0, **given) as loader:
+            return rows(batch for batch in loader if not draws or draw_globals())
+
+    calm = indices(draws=False)
+    assert indices(draws=True) == calm and len(calm) == length
+    assert calm[:64] != calm[64:128]
+
+
+@AS_BATCHES
 @every("processes", "preloader")
 def test_a_sampler_with_a_generator_of_its_own_has_no_state_and_the_error_says_why(kind, as_batches):
     with over(kind, RandomSampler(range(LENGTH), generator=torch.Generator()), as_batches) as loader:
