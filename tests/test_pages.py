@@ -17,6 +17,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = {"doors.md": pytest.mark.slow}  # many runs; tests/training/test_doors.py goes through each door
 EXTRAS = sorted(path for path in ROOT.glob("extras/*/README.md"))
 SMALL = [
     *("train.max_steps=2", "train.batch_size=16", "train.epochs=1", "train.eval_steps=2", "loader.num_workers=1"),
@@ -127,7 +128,7 @@ def call(python, fork: Path, *lines: list[str]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [pytest.param(p, marks=SLOW.get(p.name, ()), id=p.name) for p in PAGES])
 def test_the_commands_of_a_page_run_in_a_fork_with_its_snippets(python, fork, page):
     lines = [line for words in commands(page) if (line := runs(words)) and line[0] == "train.py"]
     if not lines:
