@@ -36,7 +36,9 @@ class PythonServer:
         with servers:
             command = [sys.executable, __file__, str(servers.fileno())]
             # A new session, so that Ctrl-C in the terminal does not reach the server, which would print a traceback.
-            self._process = subprocess.Popen(command, pass_fds=[servers.fileno()], start_new_session=True)
+            options = {"pass_fds": [servers.fileno()], "start_new_session": True}
+            # Python's own choice of warnings, whatever the user's is: tests look at what programs print.
+            self._process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": ""}, **options)
 
     def start(
         self,
