@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .arguments import as_index
-from .iterators import Position
+from .iterators import Position, is_over
 from .order import Order
-from .plans import OrderPlan, Plan, SamplerError, SamplerPlan, length_of
+from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
 from .samplers import OrderSampler, check_resumable, pass_on_epoch
 from .worker_loader import WorkerLoader
@@ -35,7 +35,8 @@ class SeededLoader(WorkerLoader[T_co]):
     `iter()` runs the epoch that `set_epoch` named, else the next one, from 0. With persistent_workers=True it ends the
     epoch before, and the next epoch's first batches are loaded ahead. A dataset may offer `sample_spec()` and
     `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor (len(indices), *shape)
-    for each field of the spec, `random` is a loaders.Random with a stream per row.
+    for each field of the spec, `random` is a loaders.Random with a stream per row. A collate_fn of your own gets what
+    `__getitem__` returns instead.
     """
 
     _position: Position | None = None  # of the newest epoch
@@ -140,13 +141,9 @@ class SeededLoader(WorkerLoader[T_co]):
     def _here(self) -> Position:
         """Returns where the newest epoch is, or where the next one begins if no batch is left in it."""
         position, plan = self._position, self._plan
-        if position is None or plan is None:
+        if position is None or plan is None or is_over(plan, position, self.batches_at_most):
             return self._next_position()
-        try:
-            is_over = position.batch == self.batches_at_most or not plan.has(position.turn)
-        except SamplerError:  # comes next
-            is_over = False
-        return self._next_position() if is_over else position
+        return position
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""

@@ -99,7 +99,7 @@ def test_a_worker_without_descriptors_gets_an_error_in_words():
 
     with (
         WorkerLoader(Written(4), 2, num_workers=1, seed=0, worker_init_fn=leave_none) as loader,
-        pytest.raises(RuntimeError, match="receiving a slot failed: too many open files"),
+        pytest.raises(RuntimeError, match="receiving the memory for batches failed: too many open files"),
     ):
         next(loader)
 
