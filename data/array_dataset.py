@@ -14,18 +14,17 @@ from data.errors import DataError
 class ArrayDataset:
     """Images in memory. A training sample is a random crop of the padded image, mirrored half of the time.
 
-    images: uint8 (N, H, W, C); labels: integers (N,), indices into `classes`.
+    images: uint8 (N, H, W, C); labels: integers (N,) or (N, 1), indices into `classes`.
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
     flip: whether samples are mirrored. policy: "trivial" or "rand" (data.augment.Policy), or None.
-    With train=False samples are not augmented: the attributes `pad`, `flip` and `policy` are then 0, False and None.
-    The attribute `images` has the padded images. Raises DataError if the arguments do not fit together.
+    With train=False samples are not augmented. The attribute `images` has the padded images.
     """
 
     def __init__(
         self,
         images: np.ndarray,
-        labels: np.ndarray,
+        labels: Any,
         *,
         classes: Sequence[str],
         mean: Sequence[float],
@@ -37,24 +36,22 @@ class ArrayDataset:
     ) -> None:
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
-        if labels.shape != images.shape[:1]:
-            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), not {labels.shape}")
+        labels = np.asarray(labels)  # also of lists and pandas
+        if labels.shape not in (images.shape[:1], (len(images), 1)) or labels.dtype.kind not in "biu":
+            found = f"{labels.dtype} {labels.shape}"
+            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), integers, not {found}")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
-            raise DataError(
-                f"labels go from {labels.min()} to {labels.max()}; number them from 0 to {len(classes) - 1}, "
-                f"as there are {len(classes)} classes"
-            )
+            raise DataError(f"labels go from {labels.min()} to {labels.max()}, number them 0 to {len(classes) - 1}")
         self.image_shape = images.shape[1:]
         largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
         if not 0 <= pad <= largest:
             raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
-        chosen = None if policy is None else Policy(policy)
+        chosen = None if policy is None else Policy(policy, channels=self.image_shape[2])
         self.pad, self.flip, self.policy = (pad, flip, chosen) if train else (0, False, None)
-        # The random numbers that a sample needs: for the crop's place, for mirroring, and for the policy.
         self._draws = 3 + (self.policy.draws if self.policy else 0) if self.pad or self.flip or self.policy else 0
         self.images = np.pad(images, ((0, 0), (self.pad, self.pad), (self.pad, self.pad), (0, 0)), mode="reflect")
-        self.labels = labels.astype(np.int64)
+        self.labels = labels.astype(np.int64).reshape(-1)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -69,17 +66,11 @@ class ArrayDataset:
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
 
     def prepare(self, image: np.ndarray) -> np.ndarray:
-        """Cuts the largest part of the right aspect ratio out of the middle, and resizes it to `image_shape`.
-
-        image: uint8 (H, W, C). Returns uint8 (height, width, C); an image of that size stays as it is.
-        """
+        """What `resized_middle` makes of an image of any size, uint8 (H, W, C), at a sample's height and width."""
         return resized_middle(image, *self.image_shape[:2])
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
-
-        Augments as `__getitem__` does, with numbers from `random.uniform`: float64 (B, 3), or more for a policy.
-        """
+        """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
         np.take(self.labels, indices, out=out["label"].numpy())  # raises IndexError if one is out of range
         images = out["image"].numpy()
         if self._draws:
@@ -89,7 +80,6 @@ class ArrayDataset:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
 
     def without_augmentation(self) -> "ArrayDataset":
-        """Returns a dataset of the same images and labels, as with train=False."""
         images = self._unpadded(self.images)
         return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
 
@@ -98,10 +88,7 @@ class ArrayDataset:
         return {"image": self.images, "label": self.labels}
 
     def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
-        """Makes samples (B, ...) from rows of `arrays()`, on any device. They are equal to those of `read_batch`.
-
-        Augments with `random.uniform(3)`, float64 (B, 3). If `random` is None, a sample is the unpadded image.
-        """
+        """Makes the samples of `read_batch` from rows of `arrays()`, on any device; without `random` not augmented."""
         if self.policy is not None and random is not None:
             raise DataError("data.policy augments single images, not whole batches: use loader=prefetch")
         if not (self.pad or self.flip):
@@ -130,7 +117,6 @@ class ArrayDataset:
         return images[:, self.pad : self.pad + height, self.pad : self.pad + width]
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
-        """Crops, mirrors and augments a padded image. The other arguments are random numbers in [0, 1)."""
         height, width, _ = self.image_shape
         top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
         image = image[top : top + height, left : left + width]
@@ -144,8 +130,7 @@ class ArrayDataset:
 def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Cuts the largest part of aspect ratio width:height out of the middle of `image`, and resizes it to that size.
 
-    image: uint8 (H, W, C), C at least 1. Returns uint8 (height, width, C): bilinear and antialiased, as in Pillow.
-    An image that has the size is returned as it is.
+    image: uint8 (H, W, C). Returns uint8 (height, width, C): bilinear and antialiased, as in Pillow.
     """
     if image.shape[:2] == (height, width):
         return image

@@ -19,16 +19,13 @@ class Augment:
     """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
 
     normalize: None for float images that are normalised already.
-
     erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
     0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
-
-    image, label: the names of the fields. In a mixed batch the label becomes float32 (B, num_classes), the share of
-    each class, which cross_entropy accepts.
-    The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for the device.
-    Raises DataError for a value out of range.
+    image, label: the names of the fields. In a mixed batch the label becomes the share of each class, float32 (B,
+    num_classes). The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for
+    the device. Raises DataError for a value out of range.
     """
 
     def __init__(
@@ -88,10 +85,9 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
 
 
 def random_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
-    """Draws the box to erase in each image, int64 (4, B): top, bottom, left, right.
+    """Draws the box to erase in a random `share` of the images, int64 (4, B): top, bottom, left, right; else empty.
 
-    Of ERASE_ATTEMPTS random boxes it takes the first one that is smaller than the image. Only a random `share` of the
-    images is erased; the boxes of the others are empty.
+    Of ERASE_ATTEMPTS random boxes it takes the first one that is smaller than the image.
     """
     count, (height, width) = len(images), images.shape[2:]
     draws = random.uniform(count * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)
@@ -121,15 +117,15 @@ def erase_boxes(images: torch.Tensor, boxes: torch.Tensor) -> None:
 class Policy:
     """torchvision's TrivialAugment or RandAugment, with random numbers from the caller: `data.policy`.
 
-    torchvision's own classes draw from torch's default generator. Threads share it, so the result would depend on
-    their timing. Here only the random numbers come from elsewhere: torchvision's classes apply the operations.
-
+    torchvision's own classes, which apply the operations, draw from torch's default generator, which threads share.
     `trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide");
     `rand`: two operations of strength 9 out of 31 (Cubuk et al., arXiv:1909.13719). Raises DataError for other names.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, channels: int = 3) -> None:
         check_choice("data.policy", name, ("trivial", "rand"))
+        if channels not in (1, 3):
+            raise DataError(f"data.policy={name} is for images of 1 or 3 channels, not {channels}: set it to null")
         # Imported here, because it takes a second in every worker that is spawned.
         from torchvision.transforms import InterpolationMode, v2
 

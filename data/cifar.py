@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
 
@@ -31,5 +29,4 @@ class CIFAR10(ArrayDataset):
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
         about = {"classes": source.classes, "mean": MEAN, "std": STD}
-        labels = np.array(source.targets)
-        super().__init__(source.data, labels, train=train, pad=pad, flip=flip, policy=policy, **about)
+        super().__init__(source.data, source.targets, train=train, pad=pad, flip=flip, policy=policy, **about)

@@ -2,27 +2,30 @@
 
 import logging
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.images.crops import CroppedDataset
 from data.images.decoding import image_errors
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg (or .jpeg, .png, .webp, .avif, .gif)"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".gif")  # .heic: an error, not silence
+LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other images, also in subfolders of CLASS"
+COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
+SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those of torchvision, webdataset, Pillow
+is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # whether any part of a relative path is; "./a" is not
 
 
 class ImageFolder(CroppedDataset):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
     For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
-    the EXIF orientation of photographs. It ignores hidden files, and files without one of SUFFIXES.
-    Raises DataError if the folders do not have that layout, and when it reads a file that is not an image.
+    the EXIF orientation of photographs. Raises DataError for another layout, and when a file is not an image.
     """
 
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
@@ -31,17 +34,20 @@ class ImageFolder(CroppedDataset):
             raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
-        for folder in (root, root / "train", self.folder):
-            if not folder.is_dir():
-                raise DataError(f"{folder} is not a folder; images must have the layout {LAYOUT}")
-        self.classes = class_names(root / "train")
+        self.classes, present = class_names(root / "train"), class_names(self.folder)
         if train and len(self.classes) == 1:
             log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
-        present = class_names(self.folder)
         if unknown := sorted(set(present) - set(self.classes)):
             raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
-        # Arrays, because forked workers share them but end up copying lists. Names are bytes, which any encoding fits.
-        files = [image_names(self.folder / name) for name in present]
+        files, others = [], sorted({*os.listdir(self.folder)} - {*present})
+        for name in present:
+            images, left = find_images(self.folder / name)
+            if not images:
+                raise DataError(f"{self.folder / name} has no images ({', '.join(SUFFIXES)}); add some or remove it")
+            # Arrays, because forked workers share them but end up copying lists. Bytes, which any encoding fits.
+            files.append(np.array([os.fsencode(image) for image in images]))
+            others += [f"{name}/{other}" for other in left]
+        say_left_out(self.folder, others)
         self.files = np.concatenate(files)
         self.labels = np.repeat([self.classes.index(name) for name in present], list(map(len, files)))
 
@@ -56,16 +62,35 @@ class ImageFolder(CroppedDataset):
 
 def class_names(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    for each in (folder.parent, folder):
+        if not each.is_dir():
+            raise DataError(f"{each} is not a folder; images must have the layout {LAYOUT}")
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
     if not names:
         raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")
     return tuple(names)
 
 
-def image_names(folder: Path) -> np.ndarray:
-    """The names of the images in `folder`, as sorted bytes, without hidden ones."""
-    names = [entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != "."]
-    names = sorted(name for name in names if name.lower().endswith(SUFFIXES))
-    if not names:
-        raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}); add some or remove the folder")
-    return np.array([os.fsencode(name) for name in names])
+def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
+    """The images in a folder and its subfolders, in torchvision's order, and the other files, as relative paths.
+
+    An image has one of SUFFIXES, in any case; no part of its path is hidden. Links are followed.
+    """
+    images, others, errors = list[str](), list[str](), list[OSError]()
+    for parent, _, names in sorted(os.walk(folder, onerror=errors.append, followlinks=True)):
+        below = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
+        for path in [below + name for name in sorted(names)]:
+            (images if path.lower().endswith(SUFFIXES) and not is_hidden(path) else others).append(path)
+    if errors:
+        raise DataError(f"{errors[0].filename} cannot be read ({errors[0].strerror}); allow it, or remove the folder")
+    return images, others
+
+
+def say_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:
+    """Warns in one line that these files of `where` are not read; count: how many, if `names` are examples."""
+    if names:
+        log.warning("%s: %d files are not read, such as %s", where, count or len(names), printable(example_of(names)))
+
+
+def example_of(names: Sequence[str]) -> str:
+    return min(names, key=lambda name: (bool(is_hidden(name)), name), default="")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from data.errors import DataError
 from loaders import offers
 
 
@@ -55,6 +56,8 @@ def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
 
     It is the same part each time. The part is not augmented if the dataset has a method `without_augmentation()`.
     """
+    if len(dataset) < 2:
+        raise DataError(f"data.val_fraction={fraction} needs two or more training samples, not {len(dataset)}")
     order = np.random.default_rng(0).permutation(len(dataset))
     size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
     plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset

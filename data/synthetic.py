@@ -28,7 +28,6 @@ class Synthetic:
     - cost="native": C code that releases the GIL, as decoding a JPEG does;
     - cost="wait": sleep, like waiting for a disk or a network.
     The first two are measured as CPU time of the calling thread, so they are as much work on a busy machine.
-    Raises DataError for a value out of range.
     """
 
     sample_spec: Any = ArrayDataset.sample_spec
@@ -74,10 +73,7 @@ class Synthetic:
         return {"image": torch.from_numpy(self.prepare(image)), "label": torch.tensor(label)}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into out["image"], uint8 (B, H, W, C), and out["label"], int64 (B,).
-
-        Does not draw from `random`: a sample depends only on its index.
-        """
+        """Writes the samples at `indices` (B,) into `out`. Draws nothing: a sample depends only on its index."""
         images, labels = out["image"].numpy(), out["label"].numpy()
         for row, index in enumerate(indices.tolist()):
             labels[row] = self._write(index, images[row])

@@ -34,7 +34,7 @@ class Normalize:
         if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
             raise DataError(
                 f"Normalize needs uint8 images of shape (B, H, W, {len(self.mean)}), not {image.dtype} "
-                f"{tuple(image.shape)}; change what the dataset returns, or use another transform"
+                f"{tuple(image.shape)}; change what the dataset returns, or give one mean and std per channel"
             )
         shift, scale = self._row_constants(image.device, width=image.shape[2])
         # Operating on rows of W * C values instead of pixels of C is five times as fast on a CPU, as the inner loop is

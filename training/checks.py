@@ -88,7 +88,7 @@ def is_classes(labels: Tensor, below: int) -> bool:
     """Whether labels are one integer below `below` for each sample, or shares of the classes, (B, classes)."""
     if labels.is_floating_point():
         return labels.ndim == 2
-    return labels.numel() == len(labels) and int(labels.min()) >= 0 and int(labels.max()) < below
+    return labels.numel() == len(labels) and all(0 <= label < below for label in labels.flatten().tolist())
 
 
 def is_stream(dataset: Any) -> bool:

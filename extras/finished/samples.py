@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import default_collate
 
-from data.errors import DataError
-from data.image_folder import SUFFIXES
+from data.errors import DataError, read_lines
+from data.image_folder import SUFFIXES, find_images, say_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
 from data.subset import Subset
@@ -100,19 +100,20 @@ def name_of(dataset: Any, index: int) -> str:
 def image_files(inputs: Sequence[str]) -> list[str]:
     """The paths that `inputs` name, each once. An input is an image, a folder, or a .txt file with a path per line.
 
-    A folder stands for all images below it, sorted: files with one of SUFFIXES that are not hidden.
+    A folder stands for all images in it and its subfolders, as data=image_folder finds them.
     Raises DataError if an input does not exist or has no images.
     """
     found: list[str] = []
-    for given in inputs:
+    for given in map(os.path.expanduser, inputs):
         if os.path.isdir(given):
-            files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(given) for name in names)
-            paths = [path for path in files if path.lower().endswith(SUFFIXES) and "/." not in path[len(given) :]]
+            images, others = find_images(given)
+            paths = [os.path.join(given, image) for image in images]
+            say_left_out(given, others)
         elif not os.path.exists(given):
             raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
         else:
-            lines = Path(given).read_text(errors="surrogateescape").split("\n") if given.endswith(".txt") else [given]
-            paths = [line for line in lines if line.strip()]
+            paths = read_lines("", given, "surrogateescape") if given.endswith(".txt") else [given]
+            paths = [os.path.expanduser(path) for path in paths]
         if not paths:
             raise DataError(f"{given} names no images ({', '.join(SUFFIXES)}): give other files or folders")
         found += paths

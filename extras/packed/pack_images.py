@@ -35,7 +35,7 @@ from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.crops import resized, with_shorter_side
 from data.images.decoding import whole
-from extras.packed.packed import VERSION, Packed, entry_type, shard_name
+from extras.packed.packed import VERSION, Packed, damage_named, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
 from training.files import replacing, write_whole
@@ -91,7 +91,8 @@ class Packing:
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
-            found = json.loads(path.read_text())
+            with damage_named(path):
+                found = json.loads(path.read_text())
             if {key: found.get(key) for key in self.about} != self.about:
                 raise DataError(f"{folder} is a pack of other images or settings; give another folder")
         elif any(entry.name[0] != "." for entry in folder.iterdir()):
@@ -101,7 +102,11 @@ class Packing:
 
     def indices(self, split: str) -> list[np.ndarray]:
         """The indices of the split's finished shards."""
-        return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
+        indices = list[np.ndarray]()
+        for path in sorted(self.folder.glob(f"{split}-*.npy")):
+            with damage_named(path):
+                indices.append(np.load(path))
+        return indices
 
     def expected_bytes(self) -> float:
         """Estimates the size of the pack from some images."""

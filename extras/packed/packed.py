@@ -110,11 +110,11 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} is not a pack: it has no pack.json; {HOW}")
     with damage_named(path):
         about = json.loads(path.read_text())
-        if about.get("version") != VERSION:
+        if not isinstance(about, dict) or about.get("version") != VERSION:
             raise ValueError(f"it does not have version {VERSION}")
     return about
 
 
 def damage_named(path: Path) -> AbstractContextManager[None]:
-    """Turns an OSError or ValueError of the block into a DataError with the file's name."""
-    return explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}", (OSError, ValueError))
+    """Turns an error of the block into a DataError with the file's name."""
+    return explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}")

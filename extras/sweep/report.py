@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
 from training.files import write_whole
 from training.table import table
@@ -39,8 +40,11 @@ class Job:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
         self.values = dict(text.partition("=")[::2] for text in overrides)
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
-        path = Path(folder, "summary.json")
-        self.summary: dict[str, Any] = json.loads(path.read_text()) if status == "done" and path.exists() else {}
+        path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
+        try:
+            self.summary = json.loads(path.read_text()) if status == "done" and path.exists() else {}
+        except ValueError as damage:  # the other jobs have theirs
+            self.status, self.error = "damaged", f"{path} is damaged ({damage}); run the job again"
 
 
 class Range(NamedTuple):
@@ -179,7 +183,10 @@ class Sweep:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
+    notes = list[dict[str, Any]]()
+    for path in (folder / NOTES).glob("[0-9]*.json"):
+        with explained(f"{path} is damaged", "remove it", ValueError):
+            notes.append(json.loads(path.read_text()))
     return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 

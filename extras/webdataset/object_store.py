@@ -146,13 +146,9 @@ def is_remote(url: str) -> bool:
 def find_version(url: str) -> Version:
     """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
     if (found := request("head", url)) is None:
-        raise DataError(
-            f"{url} is not there, or its bucket is not; check the name, and AWS_REGION for a bucket of AWS"
-        )
+        raise DataError(f"{url} is not there, or its bucket is not; check the name, and AWS_REGION if it is of AWS")
     if (found["e_tag"] or "W/").startswith("W/"):
-        raise DataError(
-            f"{url}: the server sends no strong ETag, so a change would not be noticed; use another server"
-        )
+        raise DataError(f"{url}: the server sends no strong ETag, which tells that it changed; use another server")
     return Version(found["size"], found["e_tag"])
 
 

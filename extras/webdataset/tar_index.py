@@ -22,15 +22,18 @@ import numpy as np
 from tqdm import tqdm
 
 from data.errors import DataError, explained
+from data.image_folder import SUFFIXES, example_of, is_hidden
 from extras.webdataset import object_store
 from extras.webdataset.object_store import ATTEMPTS, Version, is_remote
+from training.files import write_whole
 
-IMAGES, LABELS = ("jpg", "jpeg", "png", "webp"), ("cls", "json")
-KINDS = (*IMAGES, *LABELS)
+IMAGES, LABELS = tuple(suffix[1:] for suffix in SUFFIXES), ("cls", "json")
+KINDS = IMAGES + LABELS
 AT_ONCE = 32  # shards in an object store whose indices are read at the same time
 BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
 
-Index = tuple[Version, np.ndarray]  # a shard's version; offset, bytes, label and name of each image
+# A shard's version; offset, bytes, label and name of each image; how many files are not read, and the name of one.
+Index = tuple[Version, np.ndarray, int, str]
 Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if that was not read
 
 
@@ -58,43 +61,34 @@ def read_index(shard: str) -> Index:
         if content and (index := load(io.BytesIO(content), version)) is None:
             remedy = f"run `python extras/webdataset/index_tars.py {shard}`"
             raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
-    return version, make_index(shard, version) if index is None else index
+    return index or make_index(shard, version)
 
 
 def put_index(shard: str) -> int:
     """Puts a shard's index beside it, in place of one that does not fit. Returns the number of images."""
     version = find_version(shard)
-    if (index := load(kept_file(shard), version)) is None:
-        index = make_index(shard, version)
+    index = load(kept_file(shard), version) or make_index(shard, version)
     if is_remote(shard):
-        object_store.request("put", f"{shard}.index.npz", as_file(version, index))
-    return len(index)
+        object_store.request("put", f"{shard}.index.npz", as_file(*index))
+    return len(index[1])
 
 
-def make_index(shard: str, version: Version) -> np.ndarray:
-    """Makes the index of a shard, and keeps it."""
-    kept = kept_file(shard)
+def make_index(shard: str, version: Version) -> Index:
+    kept, others = kept_file(shard), list[str]()
     with opened(shard, version) as file:
-        index = arrange(shard, scan(file))
+        samples = arrange(shard, scan(file, others))
+    index = version, samples, len(others), example_of(others)
     with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again
-        unfinished = Path(f"{kept}.{os.getpid()}")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_bytes(as_file(version, index))
-            os.replace(unfinished, kept)  # atomically; a link in its place is replaced, and its target unchanged
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(kept, as_file(*index))
     return index
 
 
 @contextmanager
 def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS) -> Iterator[Any]:
-    """The shard as a file; one in an object store is read in blocks, of `version` only (None: the one that it has).
-
-    Raises DataError if it cannot be read, or the block finds that it is not a tar.
-    """
-    cause = f"{shard} cannot be read as an uncompressed tar", "unpack or replace it"
-    with explained(*cause, (OSError, tarfile.TarError)):
+    """The shard as a file; one in an object store is read in blocks, of `version` only (None: the one that it has)."""
+    cause = f"{shard} cannot be read as an uncompressed tar"
+    with explained(cause, "unpack or replace it", (OSError, tarfile.TarError)):
         if is_remote(shard):
             version = version or object_store.find_version(shard)
             yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)
@@ -117,17 +111,18 @@ def kept_file(shard: str) -> Path:
     return folder / "tar_indices" / f"{hashlib.sha256(shard.encode()).hexdigest()}.npz"
 
 
-def as_file(version: Version, index: np.ndarray) -> bytes:
+def as_file(version: Version, samples: np.ndarray, *others: int | str) -> bytes:
     file = io.BytesIO()
-    np.savez(file, version=np.array([str(part) for part in version]), index=index)
+    np.savez(file, about=np.array([os.fsencode(str(part)) for part in (*version, *others)]), samples=samples)
     return file.getvalue()
 
 
-def load(file: Any, version: Version) -> np.ndarray | None:
+def load(file: Any, version: Version) -> Index | None:
     """The index in a file; None if that is missing, damaged, or of another version."""
     with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as saved:
-        if saved["version"].tolist() == [str(part) for part in version]:
-            return saved["index"]
+        size, etag, count, example = map(os.fsdecode, saved["about"].tolist())
+        if (int(size), etag) == version:
+            return version, saved["samples"], int(count), example
     return None
 
 
@@ -154,12 +149,18 @@ class RemoteFile(io.RawIOBase):
         return size
 
 
-def scan(file: Any, kinds: Collection[str] = LABELS) -> Iterator[Member]:
-    """Reads the headers of a shard, from where the file is to its end, and the contents of these kinds."""
+def scan(file: Any, others: list[str], kinds: Collection[str] = LABELS) -> Iterator[Member]:
+    """The images and labels in a shard, from where the file is to its end, and the contents of these kinds.
+
+    Hidden ones, links and other files are not read: their names go to `others`.
+    """
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        for member in filter(tarfile.TarInfo.isreg, tar):  # not a folder, or a link to another file
-            content = b""
-            if split(member.name)[1].lower() in kinds:
+        for member in (each for each in tar if not each.isdir()):
+            kind, content = split(member.name)[1], b""
+            if not member.isreg() or kind not in KINDS or is_hidden(member.name):
+                others.append(member.name)
+                continue
+            if kind in kinds:
                 file.seek(member.offset_data)
                 content = file.read(member.size)
             yield member.name, member.offset_data, member.size, content
@@ -169,16 +170,15 @@ def scan(file: Any, kinds: Collection[str] = LABELS) -> Iterator[Member]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """A member's key, and its name after the first dot."""
+    """A member's key, and its name after the first dot in lower case, as webdataset splits it."""
     folder, slash, name = name.rpartition("/")
     stem, _, kind = name.partition(".")
-    return folder + slash + stem, kind
+    return folder + slash + stem, kind.lower()
 
 
 def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
-    """The index of a shard that has these members."""
     if not (samples := pair(shard, members)):
-        raise DataError(f"{shard} has no images ({', '.join(IMAGES)}); add some, or leave it out")
+        raise DataError(f"{shard} has no images; add some, such as KEY.jpg, where KEY has no dot, or leave it out")
     texts = np.array([label for *_, label in samples])
     names = np.array([os.fsencode(name) for name, *_ in samples])
     fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
@@ -192,23 +192,22 @@ def pair(shard: str, members: Iterable[Member]) -> list[Member]:
     labels: dict[str, Member] = {}
     for member in members:
         key, kind = split(member[0])
-        if kind.lower() in IMAGES:
+        if kind in IMAGES:
             if key in images:
                 raise DataError(f"{shard} has two images with the key {key}; rename or remove one")
             images[key] = member
-        elif kind == "cls" or (kind == "json" and key not in labels):
+        elif kind == "cls" or key not in labels:
             labels[key] = member
     for key in sorted(images.keys() ^ labels.keys()):
-        missing = "label (.cls or .json)" if key in images else f"image ({', '.join(IMAGES)})"
+        missing = "label (.cls or .json)" if key in images else "image (.jpg or another)"
         raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
     return [(*image[:3], read_label(shard, labels[key])) for key, image in images.items()]
 
 
 def read_label(shard: str, member: Member) -> bytes:
-    """The label in a .cls or .json member."""
     name, *_, content = member
     with explained(f"{shard}: {name} has no label", "write a number or a name into it"):
-        label = json.loads(content)["label"] if name.endswith(".json") else content.decode().strip()
+        label = json.loads(content)["label"] if split(name)[1] == "json" else content.decode("utf-8-sig").strip()
         if not isinstance(label, int | str) or label == "":
             raise ValueError(f"it has {label!r}")
         return str(label).encode()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +21,13 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from data.errors import DataError, explained
+from data.errors import DataError, read_lines
+from data.image_folder import say_left_out
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
-from extras.webdataset.object_store import ATTEMPTS, SCHEMES, RangeReader, answers, is_remote
-from extras.webdataset.tar_index import KINDS, Index, each_shard, opened, pair, read_index, scan, split
+from extras.webdataset.object_store import ATTEMPTS, SCHEMES, RangeReader, Version, answers, is_remote
+from extras.webdataset.tar_index import KINDS, Index, each_shard, find_version, opened, pair, read_index, scan, split
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
 Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file
@@ -62,9 +62,11 @@ class WebDataset(CroppedDataset):
         self.attempts = attempts
         shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
         indices = read_indices(shards)
-        self.shards, self._versions = np.array(shards), [version for version, _ in indices]
-        self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index in indices])
+        self.shards, self._versions = np.array(shards), [version for version, *_ in indices]
+        self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index, *_ in indices])
         self._offsets, self._bytes, self._names = (joined(indices, name) for name in ("offset", "bytes", "name"))
+        others = [f"{shard}/{name}" for shard, (*_, count, name) in zip(shards, indices, strict=True) if count]
+        say_left_out("data.urls" if train else "data.test_urls", others, sum(count for *_, count, _ in indices))
         self._at_once = requests if any(map(is_remote, shards)) else 0
         self._begun: dict[Any, Files] = {}  # this batch's files and the next one's, at most
         labels = read_labels(indices)
@@ -100,12 +102,11 @@ class WebDataset(CroppedDataset):
         return answers(map(self._reader, indices.tolist()), self._at_once)
 
     def _reader(self, index: int) -> Callable[[], bytes]:
-        """What reads the file at `index`."""
         number, start, size = int(self._shard[index]), int(self._offsets[index]), int(self._bytes[index])
         shard = str(self.shards[number])
         if is_remote(shard):
             return RangeReader(shard, start, size, self._versions[number], self.attempts)
-        return partial(read_file, self.path(index), shard, start, size)
+        return partial(read_file, self.path(index), shard, start, size, self._versions[number])
 
 
 class WebDatasetStream(CroppedStream):
@@ -122,6 +123,7 @@ class WebDatasetStream(CroppedStream):
         key, urls = ("data.urls", options.urls) if self.train else ("data.test_urls", options.test_urls)
         self.shards, self.attempts = find_shards(key, urls), options.attempts
         self._state: dict[str, Any] = {}  # of the newest iterator
+        self._says_left_out = True  # once
         return options.classes and read_classes(options.classes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,25 +143,31 @@ class WebDatasetStream(CroppedStream):
 
     def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
         """Yields where each sample from byte `start` on ends, its image file, the name of that, and its label."""
+        others = list[str]()
         with opened(shard, attempts=self.attempts) as file:
             file.seek(start)
-            for _, members in groupby(scan(file, KINDS), lambda member: split(member[0])[0]):
+            for _, members in groupby(scan(file, others, KINDS), lambda member: split(member[0])[0]):
                 sample = list(members)
                 contents = {name: content for name, *_, content in sample}
                 _, offset, size, _ = sample[-1]
                 end = offset + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 for name, *_, label in pair(shard, sample):
                     yield end, contents[name], f"{shard}/{name}", label.decode()
+        if self._says_left_out and getattr(get_worker_info(), "id", 0) == 0:
+            say_left_out(shard, others)  # once, by one stream
+            self._says_left_out = False
 
 
 def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
-    """The key of these files' requests. Those of another thread, or of the process before a fork, are not used."""
-    return os.getpid(), threading.get_ident(), indices.tobytes()
+    return os.getpid(), threading.get_ident(), indices.tobytes()  # not those of another thread, or before a fork
 
 
-def read_file(name: str, shard: str, start: int, size: int) -> bytes:
+def read_file(name: str, shard: str, start: int, size: int, version: Version) -> bytes:
     with image_errors(name), open(shard, "rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, start)
+        data = os.pread(file.fileno(), size, start)
+    if find_version(shard) != version:
+        raise DataError(f"{shard} has changed since its index was read; restore it, or start a new run")
+    return data
 
 
 def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
@@ -173,14 +181,12 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
                 remedy = "leave it out, and set credentials in the environment, for s3://, gs:// or az://"
                 raise DataError(f"{key} has a URL with a password or a signature, which would be logged; {remedy}")
             if "*" in url:
-                raise DataError(
-                    f"{key}={url}: wildcards are for local files; write braces, such as {{000000..000009}}"
-                )
+                raise DataError(f"{key}={url}: wildcards are for local files; write braces, such as {{00..09}}")
             shards += expand_braces(url)
             continue
         if re.match(r"\w+://|pipe:", url):
             raise DataError(f"{key}={url}: use local files or {', '.join(SCHEMES)}")
-        for path in expand_braces(os.path.expanduser(url)):
+        for path in map(os.path.expanduser, expand_braces(url)):
             if not (found := [path] if os.path.isfile(path) else sorted(glob.glob(path))):
                 raise DataError(f"{key}={url}: there is no file {path}; {HOW}")
             shards += found
@@ -200,10 +206,8 @@ def expand_braces(text: str) -> list[str]:
 
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in a list, or in the lines of a file."""
-    with explained(f"data.classes={classes} cannot be read", "set it to a file or a list"):
-        names = Path(classes).expanduser().read_text().splitlines() if isinstance(classes, str) else classes
-        return tuple(str(name).strip() for name in names)
+    names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
+    return tuple(str(name).strip() for name in names)
 
 
 def read_indices(shards: list[str]) -> list[Index]:
@@ -211,8 +215,7 @@ def read_indices(shards: list[str]) -> list[Index]:
 
 
 def joined(indices: list[Index], name: str) -> np.ndarray:
-    """A field of all indices."""
-    return np.concatenate([index[name] for _, index in indices])
+    return np.concatenate([index[name] for _, index, *_ in indices])
 
 
 def read_labels(indices: list[Index]) -> np.ndarray:

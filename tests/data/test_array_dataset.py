@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
+from data.errors import DataError
 from tests.data.reading import Given, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
@@ -12,10 +13,6 @@ LABELS = np.array([1, 0], dtype=np.uint8)
 def make(images=IMAGES, labels=LABELS, train=True, **augmentation):
     names, third = ("a", "b"), (0.5, 0.5, 0.5)
     return ArrayDataset(images, labels, classes=names, mean=third, std=third, train=train, **augmentation)
-
-
-def seen(dataset, index, draws=500):
-    return {dataset[index]["image"].numpy().tobytes() for _ in range(draws)}
 
 
 def test_without_augmentation_the_pixels_are_those_of_the_array():
@@ -28,10 +25,21 @@ def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_ima
     padded = np.pad(IMAGES[1], ((1, 1), (1, 1), (0, 0)), mode="reflect")
     crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
     expected = {crop.tobytes() for crop in crops} | {crop[:, ::-1].tobytes() for crop in crops}
-    assert seen(make(pad=1, flip=True), 1) == expected
+    dataset = make(pad=1, flip=True)
+    assert {dataset[1]["image"].numpy().tobytes() for _ in range(500)} == expected
     torch.manual_seed(0)
     mirrored = sum(np.array_equal(make(flip=True)[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
     assert 150 < mirrored < 250
+
+
+def test_labels_are_integers_of_any_kind():
+    series = pytest.importorskip("pandas").Series([1, 0], [7, 8])
+    for labels in ([1, 0], [True, False], LABELS[:, None], LABELS.astype(np.uint64), series):
+        assert read_batch(make(labels=labels), 2)["label"].tolist() == [1, 0]
+    with pytest.raises(DataError, match=r"labels of shape \(2,\), integers, not float64 \(2,\)"):
+        make(labels=[0.5, 1.0])
+    with pytest.raises(DataError, match=r"data.policy=rand is for images of 1 or 3 channels, not 5"):
+        make(images=IMAGES[..., [0, 1, 2, 0, 1]], policy="rand")
 
 
 def gathered(dataset, indices):
@@ -49,10 +57,5 @@ def test_augment_batch_gives_the_samples_of_read_batch(augmentation, device):
     batch = dataset.augment_batch(rows, random)
     assert batch.keys() == out.keys()
     assert all(torch.equal(batch[name].cpu(), out[name]) for name in out)
-
-
-def test_augment_batch_without_random_numbers_gives_the_unpadded_images():
-    for dataset in (make(), make(pad=2, flip=True), make(flip=True), make(train=False, pad=2, flip=True)):
-        batch = dataset.augment_batch(gathered(dataset, [1, 0]), None)
-        assert np.array_equal(batch["image"], IMAGES[[1, 0]])
-        assert batch["label"].tolist() == [0, 1]
+    for each in (dataset, make(train=False, **augmentation)):
+        assert np.array_equal(each.augment_batch(gathered(each, [1, 0]), None)["image"], IMAGES[[1, 0]])

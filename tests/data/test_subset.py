@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
+from data.errors import DataError
 from data.subset import Subset, split
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch
@@ -27,16 +28,13 @@ def test_the_validation_part_is_not_augmented():
     assert torch.equal(part[3]["image"], plain[wanted[3]]["image"])
 
 
-def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does():
+def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does_and_has_its_part_of_other_attributes():
     some = Subset(arrays(train=False), np.array([4, 7]))
     assert torch.equal(read_batch(some, [1, 0])["label"], torch.tensor([7 % 3, 4 % 3]))
     assert np.array_equal(some.arrays()["label"], some.labels)
     plain = Subset([10, 11, 12], np.array([2, 0]))
     assert [plain[0], plain[1], len(plain)] == [12, 10, 2]
     assert not offers(plain, "read_batch") and not offers(plain, "arrays")
-
-
-def test_a_subset_has_its_part_of_each_attribute_with_a_value_per_sample():
     dataset = arrays()
     dataset.ids, dataset.names = np.arange(50), list(range(50))
     some = Subset(dataset, np.array([4, 7]))
@@ -63,4 +61,6 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
 def test_each_part_of_a_split_has_a_sample_and_the_fraction_is_rounded(length, fraction, part):
     rest, kept = split(list(range(length)), fraction)
     assert len(kept) == part and sorted([*rest.indices, *kept.indices]) == list(range(length))
+    with pytest.raises(DataError, match=r"data.val_fraction=0.5 needs two or more training samples, not 1"):
+        split([7], 0.5)
     assert split(list(range(10)), 0.3)[1].indices.tolist() == [2, 4, 6]  # on every machine

@@ -1,6 +1,7 @@
 """Checkpoints: which are written, kept, linked, found and read."""
 
 import errno
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from data.errors import DataError
 from tests.configs import LINEAR, checkpoint, metrics, train
 from training import checkpoint as module
 from training.checkpoint import Checkpoints, read_checkpoint
 from training.config import ConfigError
 from training.processes import Processes
+from training.results import Results
 from training.stopping import StopSignals
 
 
@@ -141,3 +144,9 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     ema = mean["callbacks"]["ema"]
     weights = next(value for key, value in ema.items() if key.endswith("1.weight"))
     assert not torch.equal(weights, mean["model"]["1.weight"])
+
+
+def test_a_summary_that_is_damaged_is_named(tmp_path):
+    (tmp_path / "summary.json").touch()
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/summary.json is damaged (Expecting value")):
+        Results(tmp_path, writes=True).earlier_summary()

@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.data import default_collate
 
+from training.checks import check_batch
 from training.tasks import Classification, Multilabel, Regression, Task
 
 THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
@@ -37,6 +40,26 @@ def test_labels_are_smoothed_and_classes_weighted_whatever_the_parts_of_a_batch(
         assert torch.allclose(task.loss(LOGITS, LABELS), weighted)
         parts = task.loss(LOGITS[:2], LABELS[:2]) * 2 / 3 + task.loss(LOGITS[2:], LABELS[2:]) / 3
         assert torch.allclose(parts, weighted)
+
+
+def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
+    labels = np.array(THREE.labels)
+    kinds = [
+        labels.astype(np.uint16),
+        labels[:, None],
+        tuple(THREE.labels),
+        list(torch.tensor(labels)),
+        np.eye(3)[labels],
+    ]
+    kinds += [torch.tensor(labels).to(torch.uint32), pytest.importorskip("pandas").Series(labels, labels + 7)]
+    for kind in kinds:
+        first = default_collate([kind.iloc[row] if hasattr(kind, "iloc") else kind[row] for row in (0, 5)])
+        data = SimpleNamespace(classes=THREE.classes, labels=kind)
+        task = Classification(data, class_weights="balanced")
+        check_batch({"image": first, "label": first}, data, task)
+        assert task.weights.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
+    two = SimpleNamespace(classes=("a", "b"), labels=np.array([True, False, True, True]))
+    assert Classification(two, class_weights="balanced").weights.tolist() == pytest.approx([2, 2 / 3])
 
 
 def test_with_many_classes_the_best_five_are_scored_too():

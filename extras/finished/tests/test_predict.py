@@ -49,12 +49,12 @@ def run(folder, out, *inputs):
     return rows(predict.main([str(folder), *map(str, inputs), "train.batch_size=8", "--out", str(out)]))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, photos, tmp_path, workers):
-    found = run(trained, tmp_path / "p", photos, f"loader.num_workers={workers}")
-    assert [row["file"] for row in found] == sorted(
-        str(path) for path in photos.glob("?/??*.png") if path.name != ".hidden.png"
-    )
+@pytest.mark.parametrize(("workers", "slash"), [(0, ""), (2, "/")])
+def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, photos, tmp_path, workers, slash, caplog):
+    (photos / ".hidden.png").touch()
+    found = run(trained, tmp_path / "p", f"{photos}{slash}", f"loader.num_workers={workers}")
+    assert [row["file"] for row in found] == sorted(map(str, photos.glob("?/[!.]?*.png")))
+    assert f"{photos}{slash}: 3 files are not read, such as b/notes.md" in caplog.text
     network = FinishedRun(trained)
     images = network.dataset("test")
     for row in found:
@@ -78,10 +78,11 @@ def test_the_table_is_written_anew_each_time(trained, photos, tmp_path):
     assert len({row["probability"] for row in after}) == 1 < len({row["probability"] for row in before})
 
 
-def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(trained, photos, tmp_path):
+def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(trained, photos, tmp_path, monkeypatch):
     odd = photos / "a, \u00e9 \udce9.png"
     (photos / "a" / "00.png").rename(odd)
-    (tmp_path / "list.txt").write_text(f"{odd}\n\n{photos}/b/01.png\n", errors="surrogateescape")
+    (tmp_path / "list.txt").write_text(f"\ufeff{odd}\n\n~/b/01.png\n\n", errors="surrogateescape")
+    monkeypatch.setenv("HOME", str(photos))
     found = run(trained, tmp_path / "p", tmp_path / "list.txt", photos / "b" / "01.png")
     assert [row["file"] for row in found] == [str(odd), f"{photos}/b/01.png"] and not any(r["error"] for r in found)
     with pytest.raises(ValueError, match=r"nowhere\.png does not exist"):

@@ -101,7 +101,10 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
 
 
 def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "unfinished.json").touch()
     for arguments, words in (
+        ([images, tmp_path / "half"], "half/unfinished.json is damaged .Expecting value"),
         ([tmp_path / "none", tmp_path / "new"], "none is not a folder"),
         ([images, images], "images is not empty"),
         ([tmp_path / "new"], "give two folders"),

@@ -60,7 +60,7 @@ def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
         loader = next((o.partition("=")[2] for o in overrides.split() if o.startswith("loader=")), "torch")
         summary = {"loader": loader, "data_wait_fraction": 0.25, "test_accuracy": 0.9}
         summary |= outcome if isinstance(outcome, dict) else {"images_per_second": outcome}
-        (job / "summary.json").write_text(json.dumps(summary))
+        (job / "summary.json").write_text("" if outcome == {} else json.dumps(summary))
     note = {"number": number, "folder": str(job), "overrides": overrides.split(), "status": status, "error": error}
     (folder / NOTES).mkdir(exist_ok=True)
     write_whole(folder / NOTES / f"{number}.json", json.dumps(note))
@@ -108,6 +108,11 @@ SWEEPS = {  # jobs, what the report says, what it does not say
     "a repeat that failed": (
         [*NOISY[:3], (NOISY[3][0], "no memory is left"), *NOISY[4:]],
         ["2 of 3 done", "Failed: job 3 (loader=workers): no memory is left"],
+        [],
+    ),
+    "a summary that is damaged": (
+        [("loader=torch", 1000), ("loader=threads", {})],
+        ["Jobs: 1 done, 1 damaged", "Damaged: job 1 (loader=threads): ", "job 1/summary.json is damaged (Expecting"],
         [],
     ),
     "seeds alone": (

@@ -82,6 +82,32 @@ def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, jpeg, labels, clas
     assert dataset.path(1) == f"{shard}/1.JPG"
 
 
+def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_said_in_one_line(tmp_path, jpeg, caplog):
+    """webdataset's rule: a key ends at the first dot of a name, and kinds are in any case."""
+    files = {"./0.jpg": jpeg, "./0.cls": b"\xef\xbb\xbfdog", "d.e/2.seg.png": jpeg, "d.e/2.json": b'{"label": "cat"}'}
+    files |= {"d.e/2.tif": jpeg, "._A0.JPG": jpeg, "A0.JPG": jpeg, "._A0.CLS": b"dog", "A0.CLS": b"dog"}
+    files |= {
+        "0001.v2.jpg": jpeg,
+        "0001.v2.cls": b"dog",
+        ".ipynb_checkpoints/A0.jpg": jpeg,
+        "Readme": b"",
+        "a.jpg": None,
+    }
+    shard, keys = str(write_tar(tmp_path / "a.tar", files)), {"classes": ["cat", "dog"], "image_size": 8}
+    for _ in range(2):  # also by the index that is kept
+        dataset = WebDataset(True, shard, **keys)
+        assert [dataset.path(row)[len(shard) :] for row in range(3)] == ["/./0.jpg", "/d.e/2.tif", "/A0.JPG"]
+        assert dataset.labels.tolist() == [1, 0, 1]
+    assert (
+        len(contents(WebDatasetStream(True, shard, **keys)))
+        == len(contents(WebDatasetStream(False, test_urls=shard, **keys)))
+        == 3
+    )
+    said = [f"data.urls: 8 files are not read, such as {shard}/0001.v2.cls"] * 2
+    said += [f"{shard}: 8 files are not read, such as 0001.v2.cls"] * 2
+    assert [record.getMessage() for record in caplog.records] == said
+
+
 def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, jpeg, monkeypatch):
     shard, index = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"}), tmp_path / ".a.tar.index.npz"
     expected = WebDataset(True, str(shard))[0]["image"]
@@ -93,6 +119,10 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
         dataset = WebDataset(True, str(shard))
         assert dataset.classes == ("dog",)
         os.truncate(index, 100)
+    shard.write_bytes(shard.read_bytes() + bytes(512))
+    with pytest.raises(DataError, match=re.escape(f"{shard} has changed since its index was read")):
+        dataset[0]
+    dataset = WebDataset(True, str(shard))
     with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
         dataset[0]
 
@@ -106,7 +136,7 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
             "SHARD cannot be read as an uncompressed tar (the header at byte ",
         ),
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
-        ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (jpg, jpeg, png, webp); add it"),
+        ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (.jpg or another); add it"),
         ({"0.jpg": b"", "0.png": b"", "0.cls": b"1"}, "SHARD has two images with the key 0"),
         ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
     ],
