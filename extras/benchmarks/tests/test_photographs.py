@@ -28,24 +28,6 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
     assert all(Image.open(tmp_path / "first" / name).size == (500, 375) for name in files)
 
 
-def test_after_an_interruption_there_is_no_folder_and_the_photographs_are_made_again(tmp_path, monkeypatch):
-    root, unfinished = tmp_path / "photographs", tmp_path / ".photographs.partial"
-
-    def interrupted(folder, count):
-        folder.mkdir()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(photographs, "write_all", interrupted)
-        photographs.Photographs(train=True, root=root)
-    assert not root.exists() and not unfinished.exists()
-    unfinished.mkdir()  # as a killed process leaves it
-    (unfinished / "half.jpg").write_bytes(b"half")
-    made = photographs.Photographs(train=False, root=root)
-    assert len(made) == 10
-    assert len(files_of(root)) == 30 and not unfinished.exists()
-
-
 def test_the_data_bound_experiment_changes_the_data_and_leaves_the_loader_to_the_command_line():
     Plugins.instance().register(Extras)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
