@@ -3,8 +3,10 @@
 import gc
 import json
 import logging
+import os
 import random
 import re
+import select
 from itertools import chain, cycle, islice
 from pathlib import Path
 
@@ -353,6 +355,33 @@ def test_a_generator_that_is_left_early_runs_its_finally_when_the_loader_is_clos
         assert (tmp_path / "file").exists()
     finally:
         gc.enable()
+
+
+class Announced(Numbers):
+    """Writes a byte to a pipe when it is opened."""
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def __iter__(self):
+        os.write(self.pipe, b".")
+        return super().__iter__()
+
+
+def test_the_first_batches_of_the_next_epoch_are_loaded_ahead(bound):
+    reading, writing = os.pipe()
+    plain = WorkerLoader(Numbers(), 4, num_workers=0, seed=0, streams=1)
+    expected = [numbers(plain) for _ in range(3)]
+    settings = {"num_workers": 1, "streams": 1, "persistent_workers": True}
+    with WorkerLoader(Announced(writing), 4, seed=0, **settings) as loader:
+        for epoch in range(3):
+            assert numbers(loader) == expected[epoch]
+            for _ in range(2 if epoch == 0 else 1):  # this epoch, and the one after it
+                assert select.select([reading], [], [], bound)[0], "the next epoch's stream is not opened"
+                os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.parametrize(
