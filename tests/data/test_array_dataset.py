@@ -25,8 +25,7 @@ def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_ima
     padded = np.pad(IMAGES[1], ((1, 1), (1, 1), (0, 0)), mode="reflect")
     crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
     expected = {crop.tobytes() for crop in crops} | {crop[:, ::-1].tobytes() for crop in crops}
-    dataset = make(pad=1, flip=True)
-    assert {dataset[1]["image"].numpy().tobytes() for _ in range(500)} == expected
+    assert {make(pad=1, flip=True)[1]["image"].numpy().tobytes() for _ in range(500)} == expected
     torch.manual_seed(0)
     mirrored = sum(np.array_equal(make(flip=True)[0]["image"], IMAGES[0][:, ::-1]) for _ in range(400))
     assert 150 < mirrored < 250
@@ -55,7 +54,6 @@ def test_augment_batch_gives_the_samples_of_read_batch(augmentation, device):
     out = read_batch(dataset, indices, random)
     rows = {name: field.to(device) for name, field in gathered(dataset, indices).items()}
     batch = dataset.augment_batch(rows, random)
-    assert batch.keys() == out.keys()
-    assert all(torch.equal(batch[name].cpu(), out[name]) for name in out)
+    assert batch.keys() == out.keys() and all(torch.equal(batch[name].cpu(), out[name]) for name in out)
     for each in (dataset, make(train=False, **augmentation)):
         assert np.array_equal(each.augment_batch(gathered(each, [1, 0]), None)["image"], IMAGES[[1, 0]])

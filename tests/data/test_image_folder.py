@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps, features
 
-from data.errors import DataError
+from data.errors import DataError, read_lines
 from data.image_folder import ImageFolder, find_images
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
@@ -61,11 +61,12 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
     theirs = [path for path, _ in Later("torchvision.datasets").ImageFolder(tmp_path / "train").samples]
     dataset = ImageFolder(train=True, root=tmp_path, image_size=8)
     assert [dataset.path(index) for index in range(len(dataset))] == theirs and len(theirs) == 3 + 4 * len(suffixes)
-    assert len([sample for sample in dataset]) == len(theirs) and not caplog.text
+    assert len(list(dataset)) == len(theirs) and not caplog.text
     smooth_image(8, 8).save(folder / "x" / "0.jfif", "jpeg")  # torchvision reads no .jfif, but hidden files
-    for name in ("cat/._0.jpg", "cat/.x/1.png", "cat/x/notes.txt", ".ipynb_checkpoints/0.jpg", "0.jpg"):
-        (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "train" / name).touch()
+    for name in ("cat/._0", "cat/.x/1.png", "cat/x/notes.txt", ".x/0.jpg", "0.jpg"):
+        path = tmp_path / "train" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     assert len(ImageFolder(train=True, root=tmp_path)) == len(theirs) + 1
     assert f"{tmp_path}/train: 5 files are not read, such as 0.jpg" in caplog.text and len(caplog.records) == 1
     assert find_images(f"{folder}/") == find_images(folder)
@@ -84,12 +85,6 @@ def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
     steps = [v2.Resize(resized, v2.InterpolationMode(interpolation)), v2.CenterCrop(image_size)]
     largest, mean = difference(one_image(image, image_size=image_size, **crops)[0]["image"], v2.Compose(steps)(image))
     assert largest <= 2 and mean < 0.1
-
-
-def test_settings_that_are_none_take_their_defaults(one_image):
-    given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
-    samples = [one_image(noisy_image(90, 60), **crops)[0]["image"] for crops in (dict.fromkeys(given), given)]
-    assert torch.equal(*samples)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +146,10 @@ def test_a_large_test_image_is_decoded_at_a_reduced_size_and_cropped_at_the_same
     assert torch.equal(large, whole) is not reduced
 
 
-def test_half_of_the_training_crops_are_mirrored(one_image):
+def test_half_of_the_training_crops_are_mirrored_and_settings_that_are_none_take_their_defaults(one_image):
+    given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
+    samples = [one_image(noisy_image(90, 60), **crops)[0]["image"] for crops in (dict.fromkeys(given), given)]
+    assert torch.equal(*samples)
     torch.manual_seed(0)
     dataset = one_image(smooth_image(60, 40), True, image_size=16)
     images = torch.stack([dataset[0]["image"] for _ in range(200)]).int()
@@ -159,8 +157,8 @@ def test_half_of_the_training_crops_are_mirrored(one_image):
     assert len(images.unique(dim=0)) > 190
     plain, test = dataset.without_augmentation(), one_image(smooth_image(60, 40), False, image_size=16)
     assert torch.equal(plain[0]["image"], test[0]["image"])
-    upright = one_image(smooth_image(60, 40), True, image_size=16, flip=False)
-    assert all(image[8, 0, 0] < image[8, -1, 0] for image in (upright[0]["image"] for _ in range(20)))
+    images = [one_image(smooth_image(60, 40), True, image_size=16, flip=False)[0]["image"] for _ in range(20)]
+    assert all(image[8, 0, 0] < image[8, -1, 0] for image in images)
 
 
 @pytest.mark.parametrize("size", [(500, 375), (120, 50), (40, 30), (300, 100)])
@@ -206,17 +204,24 @@ def test_file_names_need_not_be_utf_8(one_image):
         dataset = one_image(smooth_image(60, 40), name=os.fsdecode(b"b\xff.png"), saved={"format": "png"})
     except OSError:
         pytest.skip("this file system wants UTF-8")
-    assert dataset[0]["image"].shape == (224, 224, 3)
     Path(dataset.path(0)).write_bytes(b"")
     with pytest.raises(DataError, match=r"b\\xff.png cannot be read"):  # which can be printed
         dataset[0]
 
 
 def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplog):
-    write_images(tmp_path, ("cat", "ape", "dog"))
-    shutil.rmtree(tmp_path / "val" / "cat")
+    shutil.rmtree(write_images(tmp_path, ("cat", "ape", "dog")) / "val" / "cat")
     dataset = ImageFolder(train=False, root=tmp_path)
-    assert dataset.classes == ("ape", "cat", "dog") and dataset.labels.tolist() == [0, 0, 2, 2]
-    assert not caplog.text
+    assert dataset.classes == ("ape", "cat", "dog") and dataset.labels.tolist() == [0, 0, 2, 2] and not caplog.text
     ImageFolder(train=True, root=write_images(tmp_path / "one", ("cat",)))
     assert f"{tmp_path}/one/train has only one class, cat" in caplog.text
+
+
+def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for content in (b"caf\xc3\xa9 x\nb", b"\xef\xbb\xbfcaf\xc3\xa9 x\r\nb\r\n\r\n", b"\ncaf\xc3\xa9 x\n \nb\n"):
+        (tmp_path / "names.txt").write_bytes(content)
+        assert read_lines("data.classes=", "~/names.txt") == ["caf\u00e9 x", "b"]
+    (tmp_path / "names.txt").write_bytes("b".encode("utf-16"))
+    with pytest.raises(DataError, match=r"data.classes=~/names.txt cannot be read \(.+\); set it to a text file"):
+        read_lines("data.classes=", "~/names.txt")
