@@ -7,11 +7,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
-import torch
 from every_loader import LOADERS, make
-from example_datasets import Numbers, WrittenImages, contents
-
-from loaders import Preloader, WorkerLoader
+from example_datasets import Numbers, contents
 
 FORKED = [name for name in LOADERS if "torch" not in name and "inline" not in name and "resident" not in name]
 
@@ -60,32 +57,6 @@ def test_a_child_gets_a_sentence_or_its_own_loaders_batches_and_the_parent_every
     for sentence in said:
         assert sentence.startswith("RuntimeError: ") and "process" in sentence
         assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
-def test_a_batch_that_a_child_can_see_is_never_rewritten_under_it(over):
-    """The parent drops its batches and goes on; the child, which still has them, looks at them at the end."""
-    receives, sends = os.pipe()
-    asks, answers = os.pipe()
-    with over(WorkerLoader(WrittenImages(800), 8, num_workers=2, seed=0, persistent_workers=True)) as loader:
-        iterator = iter(loader)
-        batches = [next(iterator) for _ in range(3)]
-        then = [batch["image"].clone() for batch in batches]
-        if (pid := os.fork()) == 0:
-            os.read(asks, 1)
-            same = all(torch.equal(batch["image"], image) for batch, image in zip(batches, then, strict=True))
-            os.write(sends, b"same" if same else b"changed")
-            os._exit(0)
-        batches.clear()
-        for _ in iterator:
-            pass
-        for _ in loader:
-            pass
-        os.write(answers, b"!")
-        assert os.read(receives, 10) == b"same"
-        os.waitpid(pid, 0)
-    for fd in (receives, sends, asks, answers):
-        os.close(fd)
 
 
 EXITING_CHILD = """
