@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 import pytest
 from example_datasets import Numbers, contents
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -187,6 +187,7 @@ def test_a_sampler_of_20_million_starts_at_once_and_is_drawn_as_it_is_needed():
     seed=st.integers(0, 3),
     first=st.integers(0, 5),
 )
+@settings(max_examples=30)
 def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches(
     length, batch_size, world_size, seed, first
 ):
