@@ -10,7 +10,8 @@ from contextlib import contextmanager
 class Clock:
     """Measures the phases of a run; every moment counts for exactly one.
 
-    Inside `with clock.phase("evaluation")` that is "evaluation", outside of all blocks "the rest".
+    Inside `with clock.phase("evaluation")` that is "evaluation"; outside of all blocks "start-up", and "the rest" once
+    training begins.
     seconds: of each phase, until the last change of phase.
     watchers: functions that get the name, start and end (seconds of time.perf_counter) of each phase that ends.
     """
@@ -18,7 +19,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("start-up", "training", "evaluation", "checkpoint", "the rest"), 0.0)
         self.watchers: list[Callable[[str, float, float], None]] = []
-        self._phase, self._start = "the rest", time.perf_counter()
+        self._phase, self._start = "start-up", time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

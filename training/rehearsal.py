@@ -19,15 +19,18 @@ from data.errors import DataError
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
-from training.trainer import Trainer
+from training.tasks import DIRECTIONS
+from training.trainer import Trainer, rows_of
 
 log = logging.getLogger(__name__)
 
 
-def rehearse(trainer: Trainer, data: Datasets) -> None:
+def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
-    Raises ConfigError with what failed, or if no score is called task.metric.
+    smallest: the samples of the smallest part of a batch; if it is one, the network also trains on one.
+
+    Raises ConfigError with what failed, or if there is no score of the name task.metric.
     """
     task, kind = trainer.task, type(trainer)
     with no_trace(trainer):
@@ -37,6 +40,12 @@ def rehearse(trainer: Trainer, data: Datasets) -> None:
         if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
             with explained(f"{what} training samples", batch):
                 trainer.training_step(batch)
+            if smallest <= 1:
+                trainer.begin_training()
+                remedy = "set train.last_batch=drop, or another train.batch_size or train.accumulate"
+                with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
+                    trainer.training_step(rows_of(batch, slice(1)))
+                trainer.model.eval()
         batch = data.transform(tested)
         with explained(f"{what} test samples", batch):
             scores = trainer.evaluation_step(batch)
@@ -46,6 +55,11 @@ def rehearse(trainer: Trainer, data: Datasets) -> None:
             metrics = computed(trainer)
     if metrics is not None and task.metric not in (names := [*scores, *metrics]):
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
+    if task.higher_is_better is None:
+        by_name = DIRECTIONS.get(task.metric.lower())
+        task.higher_is_better = by_name if (given := trainer.metrics.higher_is_better(task.metric)) is None else given
+    if task.higher_is_better is None:
+        raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
 def computed(trainer: Trainer) -> dict[str, float] | None:
@@ -78,7 +92,8 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     states = random.getstate(), np.random.get_state()
     gpus = [trainer.device] if trainer.device.type == "cuda" else []
-    with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast:
+    eager = torch.compiler.set_stance("force_eager")  # two samples are not worth a minute
+    with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast, eager:
         for module in modules:
             module.eval()
         yield

@@ -48,7 +48,7 @@ class FinishedRun:
         self.data = Datasets(self.config)
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
         config = replace(self.config, model=self.config.model | loaded)
-        processes = Processes(config.device, config.train.process_timeout)
+        processes = Processes(config.device, config.train)
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, max(1, self.step))
         self.trainer.set_up()
         self.task, self.device = self.trainer.task, self.trainer.device

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shlex
 import statistics
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
-from training.files import write_whole
+from training.files import read_json, write_whole
 from training.table import table
 
 NOTES = ".sweep"  # the folder of the jobs' notes
@@ -40,11 +39,7 @@ class Job:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
         self.values = dict(text.partition("=")[::2] for text in overrides)
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
-        path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
-        try:
-            self.summary = json.loads(path.read_text()) if status == "done" and path.exists() else {}
-        except ValueError as damage:  # the other jobs have theirs
-            self.status, self.error = "damaged", f"{path} is damaged ({damage}); run the job again"
+        self.summary = read_json(Path(folder, "summary.json")) if status == "done" else {}
 
 
 class Range(NamedTuple):
@@ -183,10 +178,7 @@ class Sweep:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    notes = list[dict[str, Any]]()
-    for path in (folder / NOTES).glob("[0-9]*.json"):
-        with explained(f"{path} is damaged", "remove it", ValueError):
-            notes.append(json.loads(path.read_text()))
+    notes = [note for path in (folder / NOTES).glob("[0-9]*.json") if (note := read_json(path))]
     return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 

@@ -30,7 +30,7 @@ class SweepTable(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         folder = folder_of(config)
         if rank() == 0:
-            for note in (folder / NOTES).glob("*.json"):  # of an earlier sweep in this folder
+            for note in (folder / NOTES).glob("[0-9]*.json"):  # of an earlier sweep in this folder
                 note.unlink()
             atexit.register(print_report, folder)  # Hydra calls on_multirun_end only if all jobs succeed
 

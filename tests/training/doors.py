@@ -82,6 +82,17 @@ class TwoParts(nn.Module):
         return self.first(images) + self.second(images)
 
 
+class Unused(nn.Module):
+    """Has a part that its output does not use."""
+
+    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
+        super().__init__()
+        self.used, self.aside = linear(num_classes, in_channels), nn.Linear(2, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.used(images)
+
+
 class Centred(nn.Module):
     """A loss with a buffer that follows the outputs, and that checkpoints keep."""
 

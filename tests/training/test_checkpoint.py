@@ -21,7 +21,8 @@ from training.stopping import StopSignals
 
 def checkpoints(folder: Path, keep: int = 2, interval: tuple = (None, None)) -> Checkpoints:
     config: Any = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
-    return Checkpoints(folder, config, Processes("cpu", 60.0), StopSignals())
+    config.process_timeout, config.find_unused_parameters = 60.0, False
+    return Checkpoints(folder, config, Processes("cpu", config), StopSignals())
 
 
 def state(step: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,14 +70,15 @@ def test_a_run_writes_its_files_and_the_log_ends_with_the_verdict(python, fast, 
 def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(
     command, fast, tmp_path, name, code
 ):
-    folder = tmp_path / "it's a=b, [1]"
-    quoted = str(folder).replace("'", r"\'")
+    folder = tmp_path / "it's a=b, [1] é $HOME ${x} `ls`"
+    quoted = str(folder).replace("'", r"\'").replace("${", r"\${")
     stop = [STOP, "+callbacks.stop.at=2", f"+callbacks.stop.how={name}"]
     done = command(*fast, *stop, "optim.lr=0.125", f"hydra.run.dir='{quoted}'")
     assert done.code == code, done.shown
     assert checkpoint(folder)["step"] == 2 and name in done.output
     (arguments,) = re.findall(r"python train\.py (.*)", done.output)
-    again = command(*shlex.split(arguments), "train.epochs=2")
+    pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
+    again = command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
     assert again.code == 0, again.shown
     assert checkpoint(folder)["step"] == 4 and checkpoint(folder)["config"]["optim"]["lr"] == 0.125
     assert [line["step"] for line in metrics(folder) if "lr" in line] == [1, 2, 3, 4]
@@ -157,7 +158,6 @@ def test_a_run_of_another_config_goes_on_with_it(command, fast, tmp_path):
         ("model=small_cnn", [r"model\.size"]),
         ("seed=1", ["seed", r"\b0\b", r"\b1\b"]),
         ("data.length=32", [r"\b64\b", r"\b32\b"]),
-        ("train.batch_size=16", [r"\b32\b", r"\b16\b"]),
     ],
 )
 def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence(command, earlier, override, patterns):

@@ -95,14 +95,3 @@ def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4
     assert task.count({"step": torch.zeros(()), "image": [torch.zeros(3)] * 5}) == 5
-
-
-@pytest.mark.parametrize(
-    ("metric", "given", "is_higher"),
-    [
-        *[("accuracy", None, True), ("loss", None, False), ("mae", None, False), ("error_rate", None, False)],
-        *[("MSE", None, False), ("power", None, True), ("mse", True, True), ("accuracy", False, False)],
-    ],
-)
-def test_whether_a_higher_score_is_better_follows_from_its_name_or_is_given(metric, given, is_higher):
-    assert Regression(THREE, metric=metric, higher_is_better=given).higher_is_better is is_higher

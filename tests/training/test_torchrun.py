@@ -159,6 +159,16 @@ def test_a_step_with_two_optimizers_is_the_same_in_two_processes(python, tmp_pat
 
 
 @pytest.mark.slow
+def test_weights_that_a_step_does_not_use_need_a_key_that_the_sentence_names(python, tmp_path):
+    unused = [f"model._target_={DOORS}.Unused", "train.max_steps=3"]
+    run = Run(python, tmp_path / "without", *unused)
+    assert run.wait() == [1, 1] and "Traceback" not in run.text()
+    assert "aside.weight" in run.text() and "train.find_unused_parameters=true" in run.text()
+    keyed = [*unused, "train.find_unused_parameters=true"]
+    assert_close(*(Run(python, tmp_path / f"{n}", *keyed, processes=n).finish() for n in (1, 2)))
+
+
+@pytest.mark.slow
 def test_accumulated_parts_and_a_batch_sampler_are_the_same_in_two_processes(python, tmp_path):
     assert_close(*(Run(python, tmp_path / f"{n}", "train.accumulate=2", processes=n).finish() for n in (1, 2)))
     pairs = [f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
