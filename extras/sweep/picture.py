@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.figure import INK, new_figure, png
-from training.table import shorten
+from extras.figure import INK, new_figure, png
+from extras.table import shorten
 
 COLORS, RANGE = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
 

@@ -204,6 +204,8 @@ def halving(optimizer: Optimizer, total_steps: int) -> LambdaLR:
 class Worst:
     """The smallest recall of the classes that occur. It does not synchronise processes itself."""
 
+    higher_is_better = True
+
     def __init__(self) -> None:
         self.reset()
 

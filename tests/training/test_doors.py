@@ -72,6 +72,7 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path):
 
 def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
     nan = [f"task.metrics={{mine: {{_target_: {HERE}.Listed, values: [nan, 0.5, nan]}}}}", "task.metric=mine"]
+    nan += ["task.higher_is_better=true"]
     train(tmp_path, LINEAR, *nan, "train.epochs=3")
     assert checkpoint(tmp_path, "best")["step"] == 16
     assert [line["test_mine"] for line in metrics(tmp_path) if "test_mine" in line] == [None, 0.5, None]
@@ -220,6 +221,8 @@ def test_a_batch_sampler_makes_the_batches(tmp_path):
 class Mapped(Task):
     """For networks that return a dict."""
 
+    metric, higher_is_better = "right", True
+
     def __init__(self, dataset: object, **options: object) -> None:
         super().__init__(dataset, **options)
         self.num_outputs = 10
@@ -241,7 +244,7 @@ class ReturnsDict(nn.Module):
 
 
 def test_a_task_and_a_network_of_a_fork_may_use_outputs_of_any_kind(tmp_path):
-    mapped = ["task=own", f"task._target_={HERE}.Mapped", "task.label=label", "task.metric=right"]
+    mapped = ["task=own", f"task._target_={HERE}.Mapped", "task.label=label", "task.metric=null"]
     summary = train(tmp_path, f"model._target_={HERE}.ReturnsDict", *mapped, "optim.lr=0.05")
     assert summary["test_loss"] < 2.3 and summary["test_right"] > 0.3
 
@@ -252,7 +255,7 @@ def sure(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_and_more_scores_may_be_functions_of_a_fork(tmp_path):
     own = ["task.loss={_target_: torch.nn.MultiMarginLoss}", f"task.scores={{sure: {{_target_: {HERE}.sure}}}}"]
-    summary = train(tmp_path, LINEAR, *own, "task.metric=sure")
+    summary = train(tmp_path, LINEAR, *own, "task.metric=sure", "task.higher_is_better=true")
     assert 0.1 <= summary["test_sure"] <= 1 and "test_accuracy" in summary
     values = [line["test_sure"] for line in metrics(tmp_path) if "test_sure" in line]
     assert checkpoint(tmp_path, "best")["step"] == (8 if values[0] > values[1] else 16)

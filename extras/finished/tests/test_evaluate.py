@@ -46,7 +46,13 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     "overrides",
     [
         ["model=linear", "callbacks.ema.decay=0.9"],  # the mean of the weights was evaluated
-        [f"trainer._target_={DOORS}.Noise", "task.metric=noise", "data.num_classes=6", "model=linear"],
+        [
+            f"trainer._target_={DOORS}.Noise",
+            "task.metric=noise",
+            "task.higher_is_better=true",
+            "data.num_classes=6",
+            "model=linear",
+        ],
         ["model=linear", "data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"],
     ],
 )

@@ -1,4 +1,4 @@
-"""Text tables for the terminal."""
+"""Text tables for the terminal, of several extras."""
 
 from __future__ import annotations
 
