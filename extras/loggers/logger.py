@@ -35,8 +35,9 @@ class Logger:
 
     def on_start(self, run: Run) -> None:
         self._works, self.folder, self.config = run.is_main, run.folder.absolute(), asdict(run.config)
-        self.sweep = self.folder.parent if (self.folder.parent / "multirun.yaml").exists() else None
-        self.run_name = f"{self.sweep.name}/{self.folder.name}" if self.sweep else self.folder.name
+        # Hydra writes multirun.yaml into the sweep's folder, whatever hydra.sweep.subdir calls those of its jobs.
+        self.sweep = next((one for one in self.folder.parents if (one / "multirun.yaml").exists()), None)
+        self.run_name = str(self.folder.relative_to(self.sweep.parent)) if self.sweep else self.folder.name
         self._id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.trainer.step > 0 and self._id_file.exists()
         self.earlier_id = self._id_file.read_text().strip() if is_continued else None

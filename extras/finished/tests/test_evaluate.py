@@ -20,6 +20,7 @@ from training.config import ConfigError
 
 DOORS = "finished_doors"
 ROOT = Path(__file__).resolve().parents[3]
+NOISE = ["task.metric=noise", "task.higher_is_better=true"]
 
 
 @pytest.fixture(scope="module")
