@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,7 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
     smallest: the samples of the smallest part of a batch; if it is one, the network also trains on one.
-
-    Raises ConfigError with what failed, or if there is no score of the name task.metric.
+    Raises ConfigError with what failed, or if no score has the name task.metric, or its direction is not known.
     """
     task, kind = trainer.task, type(trainer)
     with no_trace(trainer):
@@ -55,9 +54,8 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
             metrics = computed(trainer)
     if metrics is not None and task.metric not in (names := [*scores, *metrics]):
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
-    if task.higher_is_better is None:
-        by_name = DIRECTIONS.get(task.metric.lower())
-        task.higher_is_better = by_name if (given := trainer.metrics.higher_is_better(task.metric)) is None else given
+    for known in (trainer.metrics.higher_is_better(task.metric), DIRECTIONS.get(task.metric.lower())):
+        task.higher_is_better = known if task.higher_is_better is None else task.higher_is_better
     if task.higher_is_better is None:
         raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
@@ -66,7 +64,7 @@ def computed(trainer: Trainer) -> dict[str, float] | None:
     """The metrics of the first samples; None if these are too few for one of them."""
     try:
         return trainer.metrics.compute()
-    except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
+    except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
         log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
         return None
 
@@ -92,7 +90,8 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     states = random.getstate(), np.random.get_state()
     gpus = [trainer.device] if trainer.device.type == "cuda" else []
-    eager = torch.compiler.set_stance("force_eager")  # two samples are not worth a minute
+    # Two samples are not worth a minute of compiling.
+    eager = torch.compiler.set_stance("force_eager") if trainer.config.compile else nullcontext()
     with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast, eager:
         for module in modules:
             module.eval()
