@@ -16,10 +16,9 @@ from training.stopping import Stopped
 
 
 class Launchers(Callback):
-    """Hydra's callback, in the process that starts a sweep."""
+    """Hydra's callback, in the process that starts a sweep: its jobs import the repository, from any folder."""
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
-        # Jobs import the repository, and may start in another folder.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         signal.signal(signal.SIGTERM, stop_sweep)  # by default it would end this process, and joblib's would train on
 
@@ -31,7 +30,7 @@ def stop_sweep(number: int, frame: FrameType | None) -> None:
 class Requeue:
     """Requeues this Slurm job if Slurm preempted it, and the job exits before the grace time is over.
 
-    Slurm itself requeues only the jobs that it has to kill at the end of the grace time.
+    Slurm itself requeues only the jobs that it kills at the end of the grace time.
     """
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
@@ -40,6 +39,6 @@ class Requeue:
             return
         if array is not None:  # SLURM_JOB_ID alone can name the whole array, which is the sweep
             job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
-        if "PreemptTime=2" in shown:  # a year; a job that was not preempted has PreemptTime=None
+        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False)
+        if "PreemptTime=2" in shown.stdout:  # a year; a job that was not preempted has PreemptTime=None
             subprocess.run(["scontrol", "requeue", job], check=False)

@@ -49,11 +49,7 @@ srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-.venv/bin/python}" -
 srun=$!
 
 # A signal to this script makes `wait` return early, with a code above 128.
-code=255
-while [ "$code" -gt 128 ]; do
-    wait "$srun"
-    code=$?
-done
+while wait "$srun"; code=$?; [ "$code" -gt 128 ]; do :; done
 # After scancel the job is not submitted again. After `scontrol requeue`, or without a grace time, Slurm submits it.
 if [ "$code" != 0 ] && [ -z "$is_ended" ] && { [ -n "$time_is_up" ] || is_preempted; }; then
     scontrol requeue "$SLURM_JOB_ID"

@@ -49,9 +49,6 @@ class Range(NamedTuple):
     low: float
     high: float
 
-    def overlaps(self, other: Range) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 class Setting:
     """One or more jobs whose overrides are the same, except for the seed."""
@@ -103,8 +100,9 @@ class Sweep:
     def best(self, key: str, sign: int = 1) -> list[Setting]:
         """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
         given = {one: found for one in self.settings if not one.is_free and (found := one.numbers_of(key))}
-        best = max(given.values(), key=lambda found: sign * found.value, default=None)
-        return sorted((one for one, found in given.items() if best and found.overlaps(best)), key=Setting.complexity)
+        best = max(given.values(), key=lambda found: sign * found.value, default=Range(0.0, 0.0, 0.0))
+        equal = [one for one, found in given.items() if found.low <= best.high and best.low <= found.high]
+        return sorted(equal, key=Setting.complexity)
 
     def mark(self, setting: Setting) -> str:
         """ ">" for the setting to use, "=" for those that are as fast, else " "."""
@@ -170,10 +168,11 @@ class Sweep:
         title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
         title += f", the simplest of {len(self.fastest)} that are equally fast" if len(self.fastest) > 1 else ""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
-        bars = [
-            Bar(self.label(one.jobs), self.mark(one), one.numbers_of(SPEED), one.numbers_of(WAITING), one.status)
-            for one in shown
-        ]
+        bars = []
+        for one in shown:
+            speed = one.numbers_of(SPEED)
+            text = f"{one.text(SPEED, '{:,.0f}')}, {one.text(WAITING, '{:.1%}')}" if speed else one.status
+            bars.append(Bar(self.label(one.jobs), self.mark(one), speed or Range(0.0, 0.0, 0.0), text))
         return draw_bars(title, bars, self.ceiling)
 
 
@@ -191,9 +190,7 @@ def write_report(folder: Path) -> None:
     sweep, written = Sweep(folder), ""
     while sweep.csv() != written:
         written = sweep.csv()
-        page = (
-            f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed and waiting of each setting](sweep.png)\n"
-        )
+        page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed of each setting](sweep.png)\n"
         write_whole(folder / "sweep.csv", written)
         write_whole(folder / "sweep.md", page)
         write_whole(folder / "sweep.png", sweep.picture())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from omegaconf import DictConfig
 from extras.sweep.report import NOTES, Sweep, read_jobs, write_report
 from training.files import write_whole
 from training.processes import rank
-
-log = logging.getLogger(__name__)
 
 
 class SweepTable(Callback):
@@ -38,15 +35,11 @@ class SweepTable(Callback):
         write_note(config, "unfinished", "it was interrupted, or is still running")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        if job_return.status == JobStatus.FAILED:
-            write_note(config, "failed", str(job_return._return_value))  # the property would raise it
-        else:
-            write_note(config, "done")
+        failed = job_return.status == JobStatus.FAILED
+        error = str(job_return._return_value) if failed else ""  # the property would raise it
+        write_note(config, "failed" if failed else "done", error)
         if (folder_of(config) / NOTES).exists():
-            try:
-                write_report(folder_of(config))
-            except Exception as error:  # the other jobs matter more than the report
-                log.warning("the sweep's report could not be written: %s: %s", type(error).__name__, error)
+            write_report(folder_of(config))  # Hydra turns an error of a callback into a warning
 
 
 def folder_of(config: DictConfig) -> Path:

@@ -127,11 +127,8 @@ class Snapshot:
 
 
 def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
-    overrides = [
-        f"model._target_={HERE}.Noisy",
-        f"task.metrics={{seen: {{_target_: {HERE}.CountingMetric}}}}",
-        "train.max_steps=3",
-    ]
+    overrides = [f"model._target_={HERE}.Noisy", f"task.metrics={{seen: {{_target_: {HERE}.CountingMetric}}}}"]
+    overrides += ["train.max_steps=3"]
     overrides += [f"+callbacks.snapshot._target_={HERE}.Snapshot", f"trainer._target_={DOORS}.Doubled"]
     randoms = []
     for quiet in (False, True):
