@@ -1,5 +1,6 @@
 """Kinds of faults that people reported of this repository and its neighbours, each tried in several ways."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from hydra.core.plugins import Plugins
 from torch import Tensor, nn
 
 from tests.configs import CONF, DOORS, LINEAR, checkpoint, metrics, steps, train
@@ -252,6 +254,31 @@ def test_a_damaged_list_of_overrides_is_named(command, fast, tmp_path, content):
 def test_a_wrong_setting_is_answered_with_one_sentence_alone(command, fast):
     done = command(*fast, "train.batch_size=1000", "hydra.run.dir=out")
     assert done.code == 1 and done.shown.count("\n") == 1 and "train.batch_size=1000" in done.shown
+
+
+SWEEPER = """
+import json
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+class Recording(BasicSweeper):
+    def sweep(self, arguments):
+        (jobs,) = super().sweep(arguments)
+        json.dump([job.return_value for job in jobs], open("returned.json", "w"))
+        return [jobs]
+"""
+
+
+def test_a_sweeper_that_looks_for_the_best_score_gets_it(command, fast, tmp_path, monkeypatch):
+    """As hydra-optuna-sweeper does."""
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "recording.py").write_text(SWEEPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    Plugins.instance().register(importlib.import_module("hydra_plugins.recording").Recording)
+    sweeper = "hydra.sweeper._target_=hydra_plugins.recording.Recording"
+    done = command("-m", *fast, "optim.lr=0.001,0.1", sweeper, "hydra.sweep.dir=sweep", "model=glob(linear*)")
+    assert done.code == 0, done.shown
+    summaries = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text()) for job in "01"]
+    assert json.loads((tmp_path / "returned.json").read_text()) == [one[one["score"]] for one in summaries]
 
 
 @pytest.mark.parametrize(
