@@ -62,8 +62,7 @@ def top(name: str) -> str:
 
 
 def extra_of(name: str) -> str:
-    """The extra that a module belongs to; "" for those beside the folders, which extras share."""
-    return "" if MODULES[name].parent == ROOT / "extras" else name.split(".")[1]
+    return name.split(".")[1] if name.count(".") else ""
 
 
 def test_imports_of_the_core_run_downwards():

@@ -32,10 +32,10 @@ from data.image_folder import ImageFolder
 from extras.benchmarks import photographs
 from extras.benchmarks.bench_images import make_pack
 from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
-from extras.figure import INK, new_figure, png
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
 from scripts.command import run_script
+from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
 PACKS = {"pack of files": ["jpeg"], "pack, short side 256": ["jpeg", "--short-side", "256"], "pack of pixels": ["raw"]}

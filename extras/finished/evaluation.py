@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extras.figure import new_figure, png
-from extras.table import table
+from training.figure import new_figure, png
+from training.table import table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
 SHOWN_CLASSES = 40  # of more classes, the table has those with the lowest F1, and the matrix no names

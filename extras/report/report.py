@@ -11,11 +11,11 @@ import psutil
 
 from extras.report.free_data import free_step_seconds
 from extras.report.load import Load
-from extras.table import table
 from loaders import Accelerator, Window
 from training.config import ConfigError
 from training.files import write_whole
 from training.run import Run
+from training.table import table
 from training.verdict import verdict
 
 log = logging.getLogger(__name__)

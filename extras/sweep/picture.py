@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extras.figure import INK, new_figure, png
-from extras.table import shorten
+from training.figure import INK, new_figure, png
+from training.table import shorten
 
 COLORS, RANGE = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
 

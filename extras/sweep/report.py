@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
-from extras.table import table
 from training.files import read_json, write_whole
+from training.table import table
 
 NOTES = ".sweep"  # the folder of the jobs' notes
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from extras.figure import INK, new_figure, png
 from loaders import StepTimer, Timeline
 from training.config import ConfigError
+from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
 

@@ -1,11 +1,11 @@
-"""The common look of the extras' pictures. Matplotlib is imported only when a picture is drawn."""
+"""The common look of all pictures. Matplotlib is imported only when a picture is drawn."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-from extras.table import shorten
+from training.table import shorten
 
 INK = "#222222"
 

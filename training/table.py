@@ -1,4 +1,4 @@
-"""Text tables for the terminal, of several extras."""
+"""Text tables for the terminal."""
 
 from __future__ import annotations
 
