@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shlex
 import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
 from training.files import read_json, write_whole
 from training.table import table
@@ -39,7 +39,11 @@ class Job:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
         self.values = dict(text.partition("=")[::2] for text in overrides)
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
-        self.summary = read_json(Path(folder, "summary.json")) if status == "done" else {}
+        path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
+        try:
+            self.summary = json.loads(path.read_text()) if status == "done" and path.exists() else {}
+        except ValueError as damage:  # the other jobs have theirs
+            self.status, self.error = "damaged", f"{path} is damaged ({damage}); run the job again"
 
 
 class Range(NamedTuple):
