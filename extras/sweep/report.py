@@ -15,8 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
-from training.files import read_json, write_whole
+from training.files import write_whole
 from training.table import table
 
 NOTES = ".sweep"  # the folder of the jobs' notes
@@ -181,7 +182,10 @@ class Sweep:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    notes = [note for path in (folder / NOTES).glob("[0-9]*.json") if (note := read_json(path))]
+    notes = list[dict[str, Any]]()
+    for path in (folder / NOTES).glob("[0-9]*.json"):
+        with explained(f"{path} is damaged", "remove it", ValueError):
+            notes.append(json.loads(path.read_text()))
     return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 
