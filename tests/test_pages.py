@@ -69,7 +69,7 @@ def small(words: list[str]) -> list[str]:
     if "data=plankton" in words:
         left_open.append("data.root=PLANKTON")
     if elsewhere:
-        words = ["--cfg", "job", *(word for word in words if word != "-m" and "," not in word)]
+        words = ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
     return [*words, *left_open]
 
 
