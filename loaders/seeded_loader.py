@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -42,7 +41,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _position: Position | None = None  # of the newest epoch
     _upcoming: Position | None = None  # that set_epoch or load_state_dict named
     _plan: Plan | None = None  # of the newest epoch
-    _current: Iterator[Any] | None = None  # the iterator behind next(loader)
+    _current: Any = None  # the iterator behind next(loader)
     _length = 0  # of the dataset, when the workers got it
 
     def __iter__(self) -> Any:
@@ -64,7 +63,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
-        if self._current is None:
+        if self._current is None or not self._current.is_running:
             newest = self._newest()
             self._current = newest if newest is not None and newest.is_running else iter(self)
         try:
