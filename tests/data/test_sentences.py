@@ -33,7 +33,7 @@ def normalize(**batch):
     [
         (arrays, {"images": np.zeros((2, 5, 4, 3))}, "uint8 of shape"),
         (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
-        (arrays, {"labels": np.array([0, 2])}, "number them from 0 to 1"),
+        (arrays, {"labels": np.array([0, 2])}, "number them 0 to 1"),
         (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
         (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
         (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
