@@ -172,6 +172,8 @@ class Sequences(RuleBasedStateMachine):
     def save(self) -> None:
         state = self.loader.state_dict()
         epoch, number = self.place()
+        if self.case.is_stream and self.running is not None and state["epoch"] == self.running[0]:
+            epoch, number = self.running  # that nothing is left is not known before more is asked for
         samples = {"samples": min(number * SIZE, self.dataset.length)} if not self.case.is_stream else {}
         assert state == {**state, "epoch": epoch, **samples}
         self.saved.append((json.loads(json.dumps(state)), (epoch, number)))
