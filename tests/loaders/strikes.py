@@ -5,6 +5,7 @@ worker among them. Only code of loaders/, and what it calls, is struck, and only
 """
 
 import _weakrefset
+import logging
 import os
 import signal
 import sys
@@ -21,8 +22,16 @@ import loaders
 
 PACKAGE = str(Path(loaders.__file__).parent)
 # A generator of torch's samplers has ended after an exception, as under torch's own loader; multiprocessing loses its
-# own count of memory or of children, threading its locks.
-FRAGILE = {sampler.__file__, heap.__file__, process.__file__, threading.__file__, _weakrefset.__file__}
+# own count of memory or of children, threading its locks, and logging would keep the lock that it takes before a fork:
+# then every other thread that logs or forks waits for ever.
+FRAGILE = {
+    sampler.__file__,
+    heap.__file__,
+    process.__file__,
+    threading.__file__,
+    _weakrefset.__file__,
+    logging.__file__,
+}
 
 
 class Interrupted(BaseException):

@@ -13,9 +13,6 @@ from example_datasets import Numbers, contents
 
 from loaders import WorkerLoader
 
-# They pass by themselves, and hung three times in one run of the whole suite, for a reason that is not known yet.
-pytestmark = pytest.mark.slow
-
 SEEDS = pytest.mark.parametrize("seed", [0, None])
 
 
