@@ -12,6 +12,7 @@ Tensors are wrapper subclasses on a PrivateUse1 backend, which torch lets Python
 Importing this patches torch, so each test imports it in a process of its own.
 """
 
+import atexit
 import contextlib
 import ctypes
 import random
@@ -54,6 +55,7 @@ class _Queue:
         self.put = self.done = 0
         self.is_waiting = False  # for another queue
         threading.Thread(target=self._run, daemon=True).start()
+        atexit.register(self.settle)  # an interpreter that ends while a thread computes aborts
 
     @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
     def _run(self) -> None:

@@ -7,8 +7,6 @@ interrupted, a state goes on in another kind of loader and with another number o
 
 import json
 import multiprocessing
-import os
-import signal
 import traceback
 from collections.abc import Callable
 from typing import Any
