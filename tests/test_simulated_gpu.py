@@ -19,9 +19,10 @@ SCENARIOS = ("loaders/preload/on_simulated_gpu.py", "train_on_simulated_gpu.py")
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot define a device in Python",
 )
-def test_on_a_simulated_gpu():
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_a_simulated_gpu(chosen):
     files = [str(Path(__file__).parent / scenarios) for scenarios in SCENARIOS]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-o", "addopts=", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-o", "addopts=", "-m", chosen, *files]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]

@@ -89,7 +89,11 @@ def check_what_is_left(nothing_left_behind):
 # For tests of every loader
 
 
-@pytest.fixture(params=LOADERS)
+# What these two do, a preloader and the loaders under it do in the default run.
+TWICE = ("preloader_over_streams", "preloader_over_torch")
+
+
+@pytest.fixture(params=[pytest.param(one, marks=[pytest.mark.slow] if one in TWICE else []) for one in LOADERS])
 def name(request) -> str:
     return request.param
 

@@ -71,6 +71,7 @@ def stream_loader(dataset: Any, batch_size: int, shuffle: bool = False, **settin
 
 # Tests kill more workers in a row than a loader allows by default.
 workers = partial(WorkerLoader, num_workers=2, persistent_workers=True, max_restarts=100)
+one_worker = partial(workers, num_workers=1)
 threads = partial(workers, worker_method="thread")
 torchs = partial(TorchLoader, num_workers=1)
 streams = partial(stream_loader, num_workers=2, persistent_workers=True, max_restarts=100)
@@ -89,11 +90,11 @@ LOADERS = {
     "streams_inline": Case(stream_loader, streamed),
     "torch": Case(torchs, is_torchs=True, is_keyed=False),
     "resident": Case(ResidentLoader, reads_once=True),
-    "preloader": Case(preloaded(workers)),
-    "preloader_at_depth_0": Case(preloaded(workers, 0)),
+    "preloader": Case(preloaded(one_worker)),
+    "preloader_at_depth_0": Case(preloaded(one_worker, 0)),
     "preloader_over_inline": Case(preloaded(WorkerLoader, 1), is_keyed=False),
     "preloader_over_threads": Case(preloaded(threads), is_keyed=False),
-    "preloader_over_streams": Case(preloaded(streams), streamed),
+    "preloader_over_streams": Case(preloaded(partial(streams, num_workers=1)), streamed),
     "preloader_over_torch": Case(preloaded(torchs, 1), is_torchs=True, is_keyed=False),
     "preloader_over_resident": Case(preloaded(ResidentLoader), reads_once=True),
 }

@@ -87,16 +87,6 @@ def test_on_error_skip_leaves_out_samples_that_raise_and_an_empty_batch_raises(n
 # What a batch is, and closing
 
 
-def test_a_batch_that_is_kept_never_changes_also_after_close(name, case, build):
-    loader = build(Numbers(50))
-    kept = [batch for _ in range(3) for batch in loader]
-    loader.close()
-    assert multiprocessing.active_children() == []
-    with make(name, Numbers(50), seed=9) as other:
-        list(other)
-    assert contents(kept) == [batch for epoch in range(3) for batch in case.batches(epoch, length=50)]
-
-
 def test_close_ends_everything_in_any_state_and_says_so_to_later_calls(build):
     for begin in (lambda loader: None, iter, next, list):
         loader = build()

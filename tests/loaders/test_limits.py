@@ -172,21 +172,21 @@ else:
     raise AssertionError("a batch that is larger than any file may be was delivered")
 """,
     "descriptors_for_much_read_ahead": """
-limit("NOFILE", 1024)
-with WorkerLoader(Numbers(12000), 4, num_workers=8, prefetch_factor=128, seed=0, persistent_workers=True) as loader:
+limit("NOFILE", 256)
+with WorkerLoader(Numbers(4000), 4, num_workers=2, prefetch_factor=128, seed=0, persistent_workers=True) as loader:
     seen = []
     for number, batch in enumerate(loader):
         seen += batch.tolist()
-        if number in (0, 50, 1500):
+        if number in (0, 50, 500):
             threading.Event().wait(0.3)  # meanwhile all that may be loaded ahead is
-    assert seen == list(range(12000))
+    assert seen == list(range(4000))
     assert loader.stats()["workers"]["deaths"] == 0
 """,
     "descriptors_for_three_loaders_of_many_workers": """
-limit("NOFILE", 1024)
-loaders = [WorkerLoader(Numbers(2000), 4, num_workers=32, prefetch_factor=4, seed=0, persistent_workers=True)]
-loaders += [WorkerLoader(Numbers(400), 4, num_workers=16, prefetch_factor=4, seed=0, persistent_workers=True)]
-loaders += [WorkerLoader(Numbers(400), 4, num_workers=16, prefetch_factor=4)]
+limit("NOFILE", 256)  # with four times as many workers each, 1,024
+loaders = [WorkerLoader(Numbers(500), 4, num_workers=8, prefetch_factor=4, seed=0, persistent_workers=True)]
+loaders += [WorkerLoader(Numbers(100), 4, num_workers=4, prefetch_factor=4, seed=0, persistent_workers=True)]
+loaders += [WorkerLoader(Numbers(100), 4, num_workers=4, prefetch_factor=4)]
 for batches in zip(*loaders):
     pass
 for loader in loaders:

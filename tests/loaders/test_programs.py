@@ -199,13 +199,3 @@ def test_a_base_exception_of_a_dataset_inline_escapes_and_its_batch_is_read_agai
             except Timeout:
                 seen.append("timeout")
         assert seen == [[0], [1], "timeout", [2], [3]]
-
-
-def test_a_stock_loader_takes_our_samplers(closed_later):
-    loader = closed_later(WorkerLoader(Numbers(10), 4, shuffle=True, seed=0, num_workers=1))
-    for given in ({"batch_sampler": loader.batch_sampler}, {"sampler": loader.sampler, "batch_size": 4}):
-        stock = DataLoader(loader.dataset, **given)
-        for epoch in (0, 1):
-            next(iter(given.values())).set_epoch(epoch)
-            loader.set_epoch(epoch)
-            assert contents(stock) == contents(loader)

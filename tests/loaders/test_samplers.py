@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, We
 from loaders import WorkerLoader
 
 LENGTH, BATCH_SIZE = 24, 4
-KINDS = ("inline", "processes", "threads", "torch", "resident", "preloader")
+KINDS = ("inline", "processes", "torch", "resident", "preloader")
 AS_BATCHES = pytest.mark.parametrize("as_batches", [False, True])
 
 
@@ -130,7 +130,7 @@ def draw_globals() -> list[float]:
 
 
 @pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
-@every("processes", "threads", "preloader")
+@every("processes")
 def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global_generators_alone(make, kind):
     def epochs(kind: str, seed: int) -> list:
         seed_globals(seed)
@@ -219,8 +219,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("seed", [None, 0])
-@pytest.mark.parametrize("dataset", [Numbers(9), Written(9)], ids=lambda dataset: type(dataset).__name__)
+@pytest.mark.parametrize(("dataset", "seed"), [(Numbers(9), None), (Written(9), 0)], ids=["unseeded", "seeded"])
 def test_batches_of_indices_may_be_anything_that_torch_iterates(make, seed, dataset):
     with WorkerLoader(dataset, batch_sampler=Made(make), num_workers=2, seed=seed) as loader:
         for _ in range(2):
@@ -237,8 +236,7 @@ class Named(Numbers):
         return [f"{type(indices).__name__} {sorted(indices)}"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize(("workers", "seed"), [(0, 0), (1, None), (1, 0)])
 @pytest.mark.parametrize("batch", [{"rows": 1}, (2, 3), "ab", {4, 5}], ids=type)
 def test_getitems_gets_the_batch_as_the_sampler_made_it(batch, seed, workers):
     with WorkerLoader(Named(9), batch_sampler=[batch], num_workers=workers, seed=seed) as loader:

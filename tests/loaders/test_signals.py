@@ -119,7 +119,13 @@ for iterator in iterators:
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "raises", "exits", "handles SIGTERM"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        *(signal.SIGKILL, signal.SIGINT, "handles SIGTERM"),
+        *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, "raises", "exits")),
+    ],
+)
 def test_workers_end_after_their_sample_when_their_program_ends(end, python, bound):
     with python.start("-c", ORPHANS, end) as program:
         pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]

@@ -44,34 +44,33 @@ if __name__ == "__main__":
     main()
 """
 
-CASES = {("spawn", ""): 0, ("forkserver", ""): 0, ("none", ""): 1, ("spawn", "fork"): 1}
 
-
-@pytest.fixture(scope="module")
-def told(python, tmp_path_factory):
-    """What each program told, by (method that it sets, multiprocessing_context); all run at once."""
-    script = tmp_path_factory.mktemp("programs") / "program.py"
+@pytest.mark.parametrize(
+    ("method", "context", "inherits"),
+    [
+        ("spawn", "", 0),
+        pytest.param("forkserver", "", 0, marks=pytest.mark.slow),
+        ("none", "", 1),
+        ("spawn", "fork", 1),
+    ],
+)
+def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwise(
+    method, context, inherits, python, tmp_path, bound
+):
+    script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    running = {case: python.start(script, *case, env={"PYTHONPATH": str(ROOT)}) for case in CASES}
-    yield running
-    for program in running.values():
-        program.kill()
-        program.communicate()
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"set_{case[0]}-context_{case[1] or 'none'}")
-def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwise(case, told, bound):
-    output, errors = told[case].communicate(timeout=bound)
-    assert told[case].returncode == 0, errors
-    inherited, is_equal, method = json.loads(output)
-    assert inherited == [CASES[case]] * 40 and is_equal
-    assert method == (None if case[0] == "none" else case[0]), "the loader has set the program's start method"
+    done = python.run(script, method, context, env={"PYTHONPATH": str(ROOT)}, timeout=bound, check=True)
+    inherited, is_equal, started_by = json.loads(done.stdout)
+    assert inherited == [inherits] * 40 and is_equal
+    assert started_by == (None if method == "none" else method), "the loader has set the program's start method"
 
 
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("print(list(WorkerLoader(range(8), SETTINGS)))", "if __name__ == '__main__':"),
+        pytest.param(
+            "print(list(WorkerLoader(range(8), SETTINGS)))", "if __name__ == '__main__':", marks=pytest.mark.slow
+        ),
         ("if __name__ == '__main__': print(list(WorkerLoader([lambda: 0], SETTINGS)))", "pickle"),
     ],
 )

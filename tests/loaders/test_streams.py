@@ -125,11 +125,14 @@ def with_a_draw(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples) + 1000 * torch.randint(1000, ())
 
 
-PLAIN = [{}, {"steps_per_epoch": 9, "shuffle_buffer": 5}]
-ONE_SETTING = [{"shuffle_buffer": 5, "collate_fn": with_a_draw}, {"steps_per_epoch": 9}]
-VARIANTS = [(kind, settings) for kind in (Numbers, Failing) for settings in PLAIN]
-VARIANTS += [(kind, settings) for kind in (Stateful, Refilled) for settings in ONE_SETTING]
-VARIANTS += [(Numbers, {"steps_per_epoch": 9, "drop_last": True, "batch_size": 4}), (Rewinding, {"shuffle_buffer": 4})]
+VARIANTS = [
+    (Numbers, {"steps_per_epoch": 9, "drop_last": True, "batch_size": 4}),
+    (Failing, {"steps_per_epoch": 9, "shuffle_buffer": 5}),
+    (Stateful, {"shuffle_buffer": 5, "collate_fn": with_a_draw}),
+    (Refilled, {"steps_per_epoch": 9}),
+    (Rewinding, {"shuffle_buffer": 4}),
+    *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in (Numbers, Failing, Stateful, Refilled)),
+]
 
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
@@ -182,8 +185,7 @@ def numbers(batches) -> list[list[int]]:
     return [batch[:, 0].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("prefetch_factor", [1, 3])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("prefetch_factor", "persistent"), [(1, True), (3, False)])
 def test_an_epoch_that_was_left_takes_no_sample_from_the_next_one(prefetch_factor, persistent):
     with loader_of(Numbers(), 0) as loader:
         expected = [numbers(loader) for _ in range(6)]
@@ -312,14 +314,20 @@ def test_streams_go_on_where_the_preloaders_consumer_was_after_a_break_and_after
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a __del__
-@pytest.mark.parametrize("kind", [Numbers, Stateful])
-@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer": 7}, {"steps_per_epoch": 90, "on_error": "skip"}])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Numbers, {}),
+        (Stateful, {"shuffle_buffer": 7}),
+        (Stateful, {"steps_per_epoch": 90, "on_error": "skip"}),
+    ],
+)
 def test_an_interrupt_inside_next_loses_no_sample(kind, settings):
-    with loader_of(kind(300), 0, **settings) as loader:
+    with loader_of(kind(150), 0, **settings) as loader:
         expected = seen(loader)
         loader.set_epoch(0)
         most = moments_of(lambda: next(loader))
-    with loader_of(kind(300), 0, **settings) as loader:
+    with loader_of(kind(150), 0, **settings) as loader:
         iterator, got = iter(loader), []
         for number, error in enumerate(islice(cycle((Interrupted, TimeoutError)), 2 * len(expected))):
             try:
