@@ -1,26 +1,21 @@
 """A simulated accelerator, "sim", with two devices: what undefined behaviour on a GPU does, happens here for sure.
 
-- A stream is a thread with a queue of closures; copies and kernels take up to `copy_seconds` and `kernel_seconds`.
+- A stream is a thread with a queue (simulated_streams.py); copies and kernels take up to `copy_seconds` and
+  `kernel_seconds`.
 - A kernel or copy works on raw addresses and keeps nothing alive. A block that is freed goes to the next allocation
   of the same stream at once, as in CUDA's caching allocator, unless `record_stream` was called; its bytes are
   overwritten.
 - A copy from page-locked memory reads it when it runs; from other memory, before `to` returns. Memory that is no
   longer page-locked when the copy runs is noted in `errors`.
-- An event belongs to the device that was current when it was made; using it on the other device raises.
 
 Tensors are wrapper subclasses on a PrivateUse1 backend, which torch lets Python define (experimental: `IS_POSSIBLE`).
 Importing this patches torch, so each test imports it in a process of its own.
 """
 
-import atexit
-import contextlib
 import ctypes
-import random
 import sys
 import threading
-import time
-import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -29,171 +24,19 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
+from tests import simulated_streams
+from tests.simulated_streams import DEVICES, Event, Stream, current_stream, errors
+
 IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
-DEVICES = 2
-torch.utils.rename_privateuse1_backend("sim")
 
 copy_seconds = kernel_seconds = 0.0  # the longest random delay before each copy and each kernel
-errors: list[str] = []  # what would have been undefined behaviour
 blocking = 0  # copies to the device from memory that is not page-locked
 reserved = 0  # bytes that the allocator has taken from the device
 locked: dict[int, tuple[int, Any]] = {}  # page-locked host memory: address -> bytes, and what keeps them alive
 
-_here = threading.local()  # the current device and streams of a thread
 _lock = threading.RLock()
-_streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
 _free: dict[tuple[int, int], list["_Block"]] = defaultdict(list)  # by stream and size
 _pending: list[tuple[list["Event"], "_Block"]] = []  # freed, but recorded on other streams
-
-
-class _Queue:
-    """Runs tasks one after the other in a thread."""
-
-    def __init__(self) -> None:
-        self.tasks: deque[tuple[Callable[[], Any], float]] = deque()
-        self.changed = threading.Condition()
-        self.put = self.done = 0
-        self.is_waiting = False  # for another queue
-        threading.Thread(target=self._run, daemon=True).start()
-        atexit.register(self.settle)  # an interpreter that ends while a thread computes aborts
-
-    @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
-    def _run(self) -> None:
-        while True:
-            with self.changed:
-                while not self.tasks:
-                    self.changed.wait()
-                task, seconds = self.tasks.popleft()
-            time.sleep(random.random() * seconds)
-            try:
-                task()
-            except Exception as error:
-                errors.append(repr(error))
-            del task
-            with self.changed:
-                self.done += 1
-                self.changed.notify_all()
-
-    def add(self, task: Callable[[], Any], seconds: float = 0.0) -> int:
-        """Returns the task's number, to wait for."""
-        with self.changed:
-            self.tasks.append((task, seconds))
-            self.put += 1
-            self.changed.notify_all()
-            return self.put
-
-    def wait(self, number: int) -> None:
-        with self.changed:
-            while self.done < number:
-                self.changed.wait()
-
-    def wait_for(self, other: "_Queue", number: int) -> None:
-        with self.changed:
-            self.is_waiting = True
-            self.changed.notify_all()
-        other.wait(number)
-        self.is_waiting = False
-
-    def settle(self, bound: float = 60) -> None:
-        """Waits until it has run all its tasks, or waits for another queue."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.is_waiting or self.done == self.put, bound)
-
-
-class Event:
-    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-        self.device = current_device()
-        self.queue: _Queue | None = None
-        self.number, self.time = 0, 0.0
-
-    def record(self, stream: "Stream | None" = None) -> None:
-        stream = stream or current_stream()
-        if self.queue is None:
-            self.device = stream.device.index
-        if self.device != stream.device.index:
-            raise RuntimeError("an event is recorded on another device than before")
-        self.queue = stream.queue
-        self.number = stream.queue.add(lambda: setattr(self, "time", time.perf_counter()))
-
-    def query(self) -> bool:
-        return self.queue is None or self.queue.done >= self.number
-
-    def synchronize(self) -> None:
-        if self.queue is not None:
-            self.queue.wait(self.number)
-
-    def elapsed_time(self, later: "Event") -> float:
-        if self.device != later.device:
-            raise RuntimeError("the events are of different devices")
-        if not (self.query() and later.query()):
-            raise RuntimeError("both events must be completed")
-        return 1000 * (later.time - self.time)
-
-
-class Stream:
-    def __init__(self, device: Any = None) -> None:
-        self.queue = _Queue()
-        self.device = torch.device("sim", _index(device))
-        _streams.add(self)
-
-    def record_event(self) -> Event:
-        event = Event()
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        if (queue := event.queue) is not None:
-            number = event.number
-            self.queue.add(lambda: self.queue.wait_for(queue, number))
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.wait_event(other.record_event())
-
-    def synchronize(self) -> None:
-        self.queue.wait(self.queue.put)
-
-
-def _index(device: Any = None) -> int:
-    index = None if device is None else device if isinstance(device, int) else torch.device(device).index
-    return current_device() if index is None else index
-
-
-def current_device() -> int:
-    return getattr(_here, "device", 0)
-
-
-_defaults = [Stream(index) for index in range(DEVICES)]
-
-
-def current_stream(device: Any = None) -> Stream:
-    index = _index(device)
-    return vars(_here).get(f"stream {index}", _defaults[index])
-
-
-@contextlib.contextmanager
-def stream(new: Stream):
-    """Makes a stream and its device current."""
-    name, before = f"stream {new.device.index}", current_stream(new.device)
-    with device(new.device):
-        setattr(_here, name, new)
-        try:
-            yield
-        finally:
-            setattr(_here, name, before)
-
-
-@contextlib.contextmanager
-def device(new: Any):
-    before, _here.device = current_device(), _index(new)
-    try:
-        yield
-    finally:
-        _here.device = before
-
-
-def synchronize(device: Any = None) -> None:
-    for one in list(_streams):
-        one.synchronize()
 
 
 # Memory
@@ -384,7 +227,7 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
 
 def _install() -> Any:
     names = ("Stream", "Event", "stream", "device", "current_stream", "current_device", "synchronize")
-    module = SimpleNamespace(**{name: globals()[name] for name in names})
+    module = SimpleNamespace(**{name: getattr(simulated_streams, name) for name in names})
     module.is_available, module.device_count = lambda: True, lambda: DEVICES
     module._is_in_bad_fork, module.is_initialized = lambda: False, lambda: True
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]

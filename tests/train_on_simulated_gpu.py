@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-import simulated_gpu as sim  # noqa: E402
+from tests import simulated_gpu as sim  # noqa: E402
 
 SETTINGS = ("model=linear", "loader=prefetch", "loader.num_workers=1", "train.max_steps=30")
 

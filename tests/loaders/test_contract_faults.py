@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 from every_loader import LENGTH, make
-from example_datasets import Faulty, Noisy, Numbers, contents, plain
+from example_datasets import Faulty, Noisy, contents, plain
 
 
 def test_a_samples_error_is_raised_in_its_batchs_place_and_the_epoch_goes_on(name, case, build):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from example_datasets import Numbers, contents, outcomes
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
 

@@ -3,23 +3,19 @@
 import random
 import sys
 import threading
-import weakref
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 2, 1)]
+sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 0)]
 
-import simulated_gpu as sim  # noqa: E402
+from simulated_loads import BATCH, DEVICE, LOADERS, ROWS, WIDTH, Ring, Rows, consumed, doubled, expected, workers  # noqa: E402
 
-from loaders import Accelerator, Preloader, ResidentLoader, StepTimer, Timeline, WorkerLoader, chosen_device  # noqa: E402
-
-DEVICE = torch.device("sim:0")
-ROWS, BATCH, WIDTH = 64, 4, 3000
+from loaders import Accelerator, Preloader, ResidentLoader, StepTimer, Timeline, chosen_device  # noqa: E402
+from tests import simulated_gpu as sim  # noqa: E402
+from tests import simulated_streams as streams  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -30,78 +26,8 @@ def simulated():
     random.seed(seed)
     sim.copy_seconds, sim.kernel_seconds = 0.003, 0.0015
     yield
-    sim.synchronize()
-    assert sim.errors == []
-
-
-class Rows:
-    """Row i is full of i."""
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int):
-        return {"x": torch.full((WIDTH,), index, dtype=torch.int32), "label": index}
-
-
-class Ring:
-    """A loader with page-locked memory of its own, which it rewrites as soon as nothing holds the batch in it."""
-
-    def __init__(self, wrap=dict) -> None:
-        self._wrap, self._free = wrap, []
-
-    def __iter__(self):
-        return map(self._batch, range(ROWS // BATCH))
-
-    def _batch(self, number: int) -> dict:
-        if not self._free:
-            self._free.append(np.empty((BATCH, WIDTH), np.int32))
-            sim.lock(self._free[0])
-        buffer = self._free.pop()
-        view = buffer[:]  # which lives as long as the batch
-        weakref.finalize(view, self._free.append, buffer)
-        view[:] = labels = np.arange(number * BATCH, (number + 1) * BATCH)[:, None]
-        return self._wrap({"x": torch.from_numpy(view), "label": torch.tensor(labels[:, 0])})
-
-
-def doubled(batch, random):
-    return {"x": batch["x"] * 2, "label": batch["label"]}
-
-
-def workers(**settings):
-    return WorkerLoader(Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
-
-
-LOADERS = {
-    "seeded": workers,
-    "unseeded": lambda: workers(seed=None),
-    "persistent": lambda: workers(persistent_workers=True, prefetch_factor=1, pin_memory=False),
-    "inline": lambda: workers(num_workers=0),
-    "threads": lambda: workers(worker_method="thread"),
-    "torch": lambda: DataLoader(Rows(), BATCH),  # type: ignore[arg-type]
-    "ring": Ring,
-    "resident": lambda: ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE),
-}
-
-
-def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None) -> list[tuple[list[int], ...]]:
-    """What a consumer reads of each batch, late: it queues its work, and reads the results at the end."""
-    results, held = [], []
-    for _ in range(epochs):
-        for number, batch in enumerate(loader):
-            x = batch["x"].to(torch.int64)
-            results.append((x.amin(1), x.amax(1), batch["label"] + 0))
-            held = [*held, batch][-kept:] if kept else []
-            if number == leave_at:
-                break
-    return [tuple(part.cpu().tolist() for part in parts) for parts in results]
-
-
-@cache
-def expected(kind: str, **how) -> list:
-    """The same on the CPU."""
-    loader = LOADERS[kind]() if kind != "resident" else ResidentLoader(Rows(), BATCH, seed=3)
-    return consumed(Preloader(loader, "cpu", 0, doubled), **how)
+    streams.synchronize()
+    assert streams.errors == []
 
 
 # Each kind at one depth, and each depth with some kinds; the other pairs are slow.
@@ -135,7 +61,7 @@ def test_the_second_device_is_served_while_the_first_is_current():
 
 
 def test_a_device_without_a_number_is_the_current_one_and_others_have_to_exist():
-    with sim.device(1):
+    with streams.device(1):
         assert Preloader([], "sim").device == torch.device("sim:1")
     with pytest.raises(RuntimeError, match="device='sim:2', but torch finds 2 SIM devices here: use a number below 2"):
         chosen_device("sim:2")
@@ -143,18 +69,18 @@ def test_a_device_without_a_number_is_the_current_one_and_others_have_to_exist()
 
 
 def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
-    with Preloader(workers(), DEVICE, 2, doubled) as loader, sim.stream(sim.Stream(DEVICE)):
+    with Preloader(workers(), DEVICE, 2, doubled) as loader, streams.stream(streams.Stream(DEVICE)):
         assert consumed(loader) == expected("seeded")
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_work_that_the_loader_queues_in_iter_is_waited_for(depth):
-    go, prepared, before = threading.Event(), threading.Event(), set(sim._streams)
+    go, prepared, before = threading.Event(), threading.Event(), set(streams.all_streams)
 
     class OnDevice(Rows):
         def arrays(self):
             x = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=DEVICE)
-            sim.current_stream().queue.add(lambda: go.wait(60))
+            streams.current_stream().queue.add(lambda: go.wait(60))
             x += 20  # late, on the stream that is current in iter()
             return {"x": x, "label": np.arange(ROWS)}
 
@@ -165,7 +91,7 @@ def test_work_that_the_loader_queues_in_iter_is_waited_for(depth):
 
     with Preloader(ResidentLoader(OnDevice(), BATCH, device=DEVICE), DEVICE, depth, transform) as loader:
         iterator = iter(loader)
-        for stream in set(sim._streams) - before:
+        for stream in set(streams.all_streams) - before:
             assert prepared.wait(60)
             stream.queue.settle()  # now a stream that does not wait has read too early
         go.set()
@@ -176,8 +102,8 @@ def test_a_resident_set_is_freed_only_when_nothing_reads_it():
     sim.kernel_seconds = 0.01
     loader = ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE)
     iterator = iter(loader)
-    sim.synchronize()
-    with sim.stream(sim.Stream(DEVICE)):
+    streams.synchronize()
+    with streams.stream(streams.Stream(DEVICE)):
         busy = torch.zeros(1, device=DEVICE)
         for _ in range(10):
             busy += 1
@@ -281,7 +207,7 @@ def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done(dept
         for _ in range(ROWS // BATCH):
             with pytest.raises(ValueError):
                 next(iterator)
-        sim.synchronize()
+        streams.synchronize()
         assert [x.cpu()[:, 0].tolist() for x in kept] == torch.arange(ROWS).view(-1, BATCH).tolist()
 
 
@@ -329,7 +255,7 @@ def test_steps_and_spans_are_timed_on_their_own_device():
 def test_a_stream_is_made_for_the_preloader_and_not_for_each_epoch():
     with Preloader(workers(persistent_workers=True), DEVICE, 2, doubled) as loader:
         list(loader)
-        before = len(sim._streams)
+        before = len(streams.all_streams)
         for _ in range(3):
             list(loader)
-        assert len(sim._streams) == before
+        assert len(streams.all_streams) == before
