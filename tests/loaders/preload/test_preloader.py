@@ -1,10 +1,7 @@
-"""Preloader over any loader, and its thread; what all loaders promise is in test_contract.py."""
+"""Preloader over any loader. Its thread: test_preloader_thread.py; what all loaders promise: test_contract.py."""
 
 import itertools
-import logging
-import threading
 import traceback
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +10,9 @@ import torch
 from example_datasets import Numbers, contents
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import loaders.preload.epoch
 from loaders import Preloader, Random, SeededLoader, TorchLoader, WorkerLoader
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
-THREADED = pytest.mark.parametrize("depth", [1, 3])
 
 
 class Batches:
@@ -29,60 +24,6 @@ class Batches:
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in range(self.count):
             yield torch.tensor([number])
-
-
-class Blocking:
-    """Its second batch does not come before `release` is set, which its own close() does."""
-
-    def __init__(self) -> None:
-        self.reached, self.release = threading.Event(), threading.Event()
-        self.closed = False
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        yield torch.tensor([0])
-        self.reached.set()
-        assert self.release.wait(60)
-        yield torch.tensor([1])
-
-    def close(self) -> None:
-        self.closed = True
-        self.release.set()
-
-
-@pytest.fixture
-def make():
-    made: list[weakref.ref] = []
-
-    def make(loader, depth: int = 2, device: str = "cpu", transform=None) -> Preloader:
-        preloader = Preloader(loader, device, depth, transform)
-        made.append(weakref.ref(preloader))
-        return preloader
-
-    yield make
-    for preloader in made:
-        if preloader() is not None:
-            preloader().close()
-
-
-@pytest.fixture
-def blocking():
-    source = Blocking()
-    yield source
-    source.release.set()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """The end of an epoch does not wait long for a thread that does not come back."""
-    monkeypatch.setattr(loaders.preload.epoch, "JOIN_SECONDS", 0.05)
-    monkeypatch.setattr(loaders.preload.epoch, "GIVE_UP_SECONDS", 0.05)
-
-
-@pytest.fixture
-def preloading():
-    """The preloaders' threads that the test has running."""
-    before = set(threading.enumerate())
-    return lambda: [one for one in threading.enumerate() if one.name == "preloader" and one not in before]
 
 
 def outcome(iterator) -> Any:
@@ -273,18 +214,13 @@ def draw(batch: torch.Tensor, random) -> torch.Tensor:
 
 
 @DEPTHS
-def test_the_transforms_random_numbers_depend_on_nothing_but_seed_epoch_batch_and_rank(make, depth):
-    def loader(depth: int, **settings) -> Preloader:
-        return make(WorkerLoader(Numbers(10), 2, shuffle=True, seed=5, **settings), depth, transform=draw)
-
-    inline, other = loader(0), loader(depth)
-    epochs = [contents(inline) for _ in range(3)]
-    torch.manual_seed(1)
-    assert [contents(other) for _ in range(3)] == epochs
-    draws = [tuple(batch[-2:]) for epoch in epochs for batch in epoch]
-    assert len(set(draws)) == 15, "they differ from batch to batch and from epoch to epoch"
-    assert draws[7] == tuple(Random(5, 1, 2, 0).uniform(2))
-    assert contents(loader(depth, rank=1, world_size=2))[0][-2:] == Random(5, 0, 0, 1).uniform(2).tolist()
+def test_the_transforms_random_numbers_have_the_key_seed_epoch_batch_number_and_rank(make, depth):
+    for rank in (0, 1):
+        inner = WorkerLoader(Numbers(20), 2, shuffle=True, seed=5, rank=rank, world_size=2)
+        loader = make(inner, depth, transform=draw)
+        for epoch in range(2):
+            draws = [batch[-2:] for batch in contents(loader)]
+            assert draws == [Random(5, epoch, number, rank).uniform(2).tolist() for number in range(5)]
 
 
 @DEPTHS
@@ -361,155 +297,3 @@ def test_the_state_of_another_loader_is_passed_on_as_it_is(make, depth):
     assert state == {"batches": 3}
     loader.load_state_dict(state)
     assert next(loader).item() == 4
-
-
-# One epoch at a time, and its thread
-
-
-class Counting:
-    """An endless loader that notes how far ahead of the consumer's requests it is asked, and by whom."""
-
-    def __init__(self) -> None:
-        self.requests, self.started = 0, 0
-        self.lead, self.threads = [], set()
-        self._progress = threading.Condition()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        with self._progress:
-            self.started += 1
-            self.lead.append(self.started - self.requests)
-            self.threads.add(threading.current_thread())
-            self._progress.notify_all()
-        return torch.tensor([self.started])
-
-    def take(self, iterator, bound: float, ahead: int) -> None:
-        """Takes a batch, and waits until the loader has been asked for `ahead` more than were taken."""
-        self.requests += 1
-        next(iterator)
-        with self._progress:
-            assert self._progress.wait_for(lambda: self.started >= self.requests + ahead, bound)
-
-
-@DEPTHS
-def test_the_thread_is_ahead_by_depth_batches_and_stats_count_them(make, bound, depth, preloading):
-    source = Counting()
-    loader = make(source, depth)
-    assert set(loader.stats()["preloader"].values()) == {0}
-    iterator = iter(loader)
-    for _ in range(50):
-        source.take(iterator, bound, ahead=depth)
-    assert len(preloading()) == bool(depth)
-    stats = loader.stats()["preloader"]
-    assert (stats["batches"], stats["queued"] in (depth - 1, depth, 0)) == (50, True)
-    assert stats["wait_seconds"] > 0
-    loader.close()
-    assert max(source.lead) == depth
-    assert len(source.threads) == 1
-    assert (threading.current_thread() in source.threads) == (depth == 0)
-
-
-@THREADED
-def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, blocking, bound, depth):
-    loader = make(blocking, depth)
-    alive = weakref.ref(next(loader))
-    assert blocking.reached.wait(bound)
-    assert alive() is None
-    blocking.release.set()
-
-
-@THREADED
-def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make, bound, depth):
-    alive, ended, far = [], threading.Event(), threading.Event()
-
-    def batches():
-        try:
-            for number in itertools.count():
-                batch = torch.tensor([number])
-                alive.append(weakref.ref(batch))
-                if number == depth:
-                    far.set()
-                yield batch
-                del batch
-        finally:
-            ended.set()
-
-    loader = make(batches(), depth)
-    next(loader)
-    assert far.wait(bound)
-    loader.close()
-    loader.close()
-    assert ended.is_set()
-    assert [batch for batch in alive if batch() is not None] == []
-    with pytest.raises(RuntimeError, match="this Preloader is closed"):
-        iter(loader)
-
-
-def test_set_epoch_waits_until_no_thread_uses_the_loader(make, blocking, in_thread, bound):
-    named = []
-    blocking.set_epoch = lambda epoch: named.append((epoch, blocking.release.is_set()))
-    loader = make(blocking)
-    iter(loader)
-    assert blocking.reached.wait(bound)
-    loader.set_epoch(7)
-    again = in_thread(iter, loader)
-    assert named == []
-    blocking.release.set()
-    again.result(bound)
-    assert named == [(7, True)]
-
-
-# Closing
-
-
-@pytest.mark.timeout(60)
-def test_close_ends_a_thread_that_waits_for_its_loader_and_wakes_a_waiting_consumer(
-    make, blocking, impatient, in_thread, bound, preloading
-):
-    loader = make(blocking)
-    iterator = iter(loader)
-    next(iterator)
-    consumer = in_thread(next, iterator)
-    assert blocking.reached.wait(bound)
-    loader.close()
-    assert blocking.closed
-    assert preloading() == []
-    with pytest.raises(RuntimeError, match="ended this epoch"):
-        consumer.result(bound)
-
-
-@pytest.mark.timeout(60)
-def test_close_gives_up_a_thread_that_does_not_come_back_and_says_so(make, blocking, impatient, bound, caplog):
-    loader = make(iter(blocking))  # a generator
-    next(loader)
-    assert blocking.reached.wait(bound)
-    with caplog.at_level(logging.WARNING, logger="loaders"):
-        loader.close()
-    assert "left behind" in caplog.text
-
-
-NEVER_CLOSED = """
-import threading
-import torch
-from loaders import Preloader
-
-waits_for_room = iter(Preloader([torch.zeros(1)] * 100, "cpu", 2))
-next(waits_for_room)
-started = threading.Event()
-
-def silent():
-    started.set()
-    threading.Event().wait()
-    yield
-
-never_answered = iter(Preloader(silent(), "cpu", 2))
-started.wait()
-"""
-
-
-@pytest.mark.timeout(90)
-def test_an_interpreter_exits_at_once_and_without_an_error_though_nothing_was_closed(python):
-    done = python.run("-c", NEVER_CLOSED, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")

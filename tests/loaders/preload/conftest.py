@@ -1,0 +1,65 @@
+"""A Preloader that is closed after the test, a loader that blocks, and the threads of preloaders."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import loaders.preload.epoch
+from loaders import Preloader
+
+
+class Blocking:
+    """Its second batch does not come before `release` is set, which its own close() does."""
+
+    def __init__(self) -> None:
+        self.reached, self.release = threading.Event(), threading.Event()
+        self.closed = False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield torch.tensor([0])
+        self.reached.set()
+        assert self.release.wait(60)
+        yield torch.tensor([1])
+
+    def close(self) -> None:
+        self.closed = True
+        self.release.set()
+
+
+@pytest.fixture
+def make():
+    made: list[weakref.ref] = []
+
+    def make(loader, depth: int = 2, device: str = "cpu", transform=None) -> Preloader:
+        preloader = Preloader(loader, device, depth, transform)
+        made.append(weakref.ref(preloader))
+        return preloader
+
+    yield make
+    for preloader in made:
+        if preloader() is not None:
+            preloader().close()
+
+
+@pytest.fixture
+def blocking():
+    source = Blocking()
+    yield source
+    source.release.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The end of an epoch does not wait long for a thread that does not come back."""
+    monkeypatch.setattr(loaders.preload.epoch, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.epoch, "GIVE_UP_SECONDS", 0.05)
+
+
+@pytest.fixture
+def preloading():
+    """The preloaders' threads that the test has running."""
+    before = set(threading.enumerate())
+    return lambda: [one for one in threading.enumerate() if one.name == "preloader" and one not in before]
