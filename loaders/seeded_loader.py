@@ -140,7 +140,7 @@ class SeededLoader(WorkerLoader[T_co]):
     def _here(self) -> Position:
         """Returns where the newest epoch is, or where the next one begins if no batch is left in it."""
         position, plan = self._position, self._plan
-        if position is None or plan is None or is_over(plan, position, self.batches_at_most):
+        if position is None or plan is None or is_over(plan, position, self.steps_per_epoch):
             return self._next_position()
         return position
 
