@@ -94,7 +94,7 @@ CONFIGS = [
     ({"on_error": "shrug"}, "on_error=shrug", "one of raise, skip"),
     ({"name": "torch", "on_error": "skip"}, "loader=torch", "use loader=workers"),
     ({"name": "resident", "on_error": "skip"}, "loader=resident", "use loader=workers"),
-    ({"name": "prefech"}, "prefech", "did you mean prefetch"),
+    ({"name": "prefech"}, "prefech", "workers"),
     ({"name": "xyz"}, "xyz", "one of cached"),
 ]
 ARGUMENTS = [
@@ -111,7 +111,7 @@ ARGUMENTS = [
     ({"seed": 1, "generator": torch.Generator()}, "seed=1", "leave out the generator"),
     ({"seed": -1}, "seed=-1", r"from 0 to 2\^64 - 1"),
     ({"seed": 1.5}, "seed=1.5", r"from 0 to 2\^64 - 1"),
-    ({"worker_method": "threads"}, "worker_method=threads", "did you mean thread"),
+    ({"worker_method": "threads"}, "worker_method=threads", "multiprocessing, thread"),
     ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "thread", "leave out multipro"),
     ({"on_error": "ignore"}, "on_error=ignore", "one of raise, skip"),
     ({"last_batch": "rolover"}, "last_batch=rolover", "keep, drop"),

@@ -6,7 +6,7 @@ from every_loader import ordered
 from example_datasets import Augmented, Noisy, Numbers, contents, failing
 
 from loaders import Preloader, TorchLoader
-from loaders.baselines import CachedLoader
+from loaders.baselines import CachedLoader, TorchStream
 
 
 @pytest.fixture
@@ -81,3 +81,41 @@ def test_close_ends_a_preloaders_thread_that_waits_for_torchs_worker(torch_looks
     preloader = Preloader(make(Slow(100), 4, num_workers=1), "cpu", 2)
     assert contents(next(preloader) for _ in range(3))[-1] == [8, 9, 10, 11]
     preloader.close()  # conftest.py sees whether the thread has ended
+
+
+# TorchStream
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_is_read_epoch_by_epoch(closed_later, num_workers):
+    loader = closed_later(TorchStream(Stream(5), 2, seed=0, streams=1, num_workers=num_workers))
+    for _ in range(2):
+        assert contents(loader) == [[0, 1], [2, 3], [4]]
+    with pytest.raises(TypeError, match="no length"):
+        len(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_with_steps_an_epoch_goes_on_where_the_one_before_has_ended(closed_later, caplog, num_workers):
+    settings = {"seed": 0, "streams": 1, "num_workers": num_workers, "steps_per_epoch": 2, "drop_last": True}
+    loader = closed_later(TorchStream(Stream(6), 2, **settings))
+    assert [contents(loader) for _ in range(3)] == [[[0, 1], [2, 3]], [[4, 5], [0, 1]], [[2, 3], [4, 5]]]
+    assert next(loader).tolist() == [0, 1]
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (3, 2)
+    resumed = closed_later(TorchStream(Stream(6), 2, **settings))
+    resumed.load_state_dict(state)
+    assert contents(resumed) == [[0, 1]] and "begins anew" in caplog.text  # one batch of the epoch was left
+
+
+def test_a_stream_that_gives_nothing_is_an_error(closed_later):
+    with pytest.raises(ValueError, match="gave no batch"):
+        next(closed_later(TorchStream(Stream(0), 2, seed=0, streams=1, steps_per_epoch=2)))
