@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from ..background import check_owner, is_of_signal, start_thread
-from ..iterators import ENDED, EpochIterator, Position
+from ..background import check_owner, is_of_signal
+from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..randomness import Random
 from .device_copy import DeviceCopier, Ready
@@ -40,9 +40,8 @@ class Item:
     ready: Ready | None = None
     error: BaseException | None = None
     is_end: bool = False
-    position: Position = field(default_factory=Position)  # of the loader after it
+    after: Any = None  # the loader's position after it, or the state of a loader that cannot be set back to a position
     is_last: bool = False  # no batch is left there
-    state: Any = None  # there, of a loader that cannot be set back to a position
 
 
 class PreloadedEpoch:
@@ -62,8 +61,7 @@ class PreloadedEpoch:
         state_of: Callable[[], Any],
     ) -> None:
         self._seed, self.epoch, self._first, self._rank = key
-        self._copier, self._depth, self._state_of = copier, depth, state_of
-        self._batches = batches
+        self._batches, self._copier, self._depth, self._state_of = batches, copier, depth, state_of
         # It can be set back to where the consumer is.
         self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
         self.received = Item(-1)
@@ -77,11 +75,6 @@ class PreloadedEpoch:
         self._thread: threading.Thread | None = None
         self._owner, self._is_ended = os.getpid(), False
 
-    def start(self) -> None:
-        """Starts the thread, if there is to be one."""
-        if self._depth:
-            start_thread("preloader", self._fill)
-
     def next(self) -> Any:
         """Returns the consumer's next batch, or raises the error in its place, or StopIteration."""
         received, copier, began = self.received, self._copier, time.perf_counter()
@@ -93,20 +86,17 @@ class PreloadedEpoch:
         copier.figures["wait_seconds"] += time.perf_counter() - began
         copier.figures["batches"] += error is None and not item.is_end
         if copier.timeline is not None:
-            copier.timeline.delivered = self.epoch, item.position.batch - 1
+            copier.timeline.delivered = self._batch_id(item)
         self.received = item  # no call from here on
         item.batch = item.error = None
-        if item.is_end:
-            raise StopIteration
         if error is None:
+            if item.is_end:
+                raise StopIteration
             return batch
         try:
             raise error
         finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
             del error
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # if it has one
 
     @property
     def queued(self) -> int:
@@ -164,12 +154,12 @@ class PreloadedEpoch:
             raise RuntimeError(ENDED)
         return self._items[number]
 
-    def _fill(self) -> None:
-        """Runs in the thread: makes items until the epoch ends."""
+    def fill(self) -> None:
+        """Makes items until the epoch ends: what a thread runs, if depth is not 0."""
         self._thread = threading.current_thread()
         is_end = False
         try:
-            with self._copier.on_stream():
+            with self._copier.accelerator.using(self._copier.stream):
                 while not (self._is_ended or is_end):
                     if self._made > self._asked + self._depth:
                         self._room.get()
@@ -177,9 +167,8 @@ class PreloadedEpoch:
                     is_end = self._make(self._made).is_end
                     self._made += 1
                     self._wake.put(None)
-        except BaseException as error:  # of the loader's state
-            self._items[self._made] = Item(self._made, error=error)
-            self._items[self._made + 1] = Item(self._made + 1, is_end=True)
+        except BaseException as error:
+            self._items[self._made] = Item(self._made, error=error, is_end=True)
             self._wake.put(None)
         finally:
             self._copier.release()
@@ -195,7 +184,7 @@ class PreloadedEpoch:
         except BaseException as error:
             self._keep(item, error)
         self._place(item)
-        batch_id = self.epoch, item.position.batch - 1
+        batch_id = self._batch_id(item)
         copier.count_wait(began, batch_id)
         try:
             if number in self._host:
@@ -214,26 +203,29 @@ class PreloadedEpoch:
         item.error = error
         if isinstance(error, StopIteration):
             item.error = RuntimeError("preparing a batch raised StopIteration, which would end the epoch")
-            item.error.__cause__ = error
         elif isinstance(error, torch.OutOfMemoryError):
             item.error = torch.OutOfMemoryError(
                 f"out of memory on {self._copier.device} while preparing a batch of {rows(self._host)} samples with "
                 f"depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
             )
+        if item.error is not error:
             item.error.__cause__ = error
+
+    def _batch_id(self, item: Item) -> tuple[int, int]:
+        """Returns the epoch of the item's batch, and its number there."""
+        return self.epoch, self._first + item.number
 
     def _place(self, item: Item) -> None:
         """Notes where the loader is after the item; an error that belongs to no batch has not moved it."""
         if self._source is None:
-            item.position, item.state = Position(self.epoch, self._first + item.number + 1), self._state_of()
+            item.after = self._state_of()
         else:
-            item.position, item.is_last = copy(self._source.position), self._source.is_over
+            item.after, item.is_last = copy(self._source.position), self._source.is_over
 
     def _go_back(self) -> None:
         """Sets the loader's iterator to where the consumer is; mostly it is there."""
-        here = self.received.position
-        if self._source is not None and self._source.position.turn != here.turn:
-            self._source.go_back(here)
+        if self._source is not None and self._source.position.turn != self.received.after.turn:
+            self._source.go_back(self.received.after)
             self._host.clear()
 
 
@@ -247,7 +239,7 @@ class PreloaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._epoch)
+        return len(self._owner.loader)
 
     def __next__(self) -> Any:
         return self._epoch.next()

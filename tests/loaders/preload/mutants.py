@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
 HOLD = "self._held.append((done, batch))"
 MOVE = '            with self._timed("copy", batch_id):\n                prepared = move(batch, self._to_device)\n'
-EARLY = "            early = self._stream and self._stream.record_event()\n"
+EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
-BEGIN = "self._stream.wait_stream(self.accelerator.current_stream())"
+BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER, CALL, PASS_ON = (
     "loaders/preload/preloader.py",
     "        self._copier.begin()\n",
@@ -29,7 +29,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no host batch is held": [(COPY, HOLD, "pass")],
     "only the newest is held": [(COPY, HOLD, f"self._held.clear(), {HOLD}")],
     "held with a side stream only": [
-        (COPY, "            if self.accelerator.has_streams:", "            if self._stream:")
+        (COPY, "            if self.accelerator.has_streams:", "            if self.stream:")
     ],
     "its event comes before the copy": [
         (COPY, MOVE, EARLY + MOVE),
@@ -38,11 +38,13 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no wait at the end": [(COPY, "            self._held[0][0].synchronize()\n", "")],
-    "the thread is on the default stream": [(COPY, "accelerator.using(self._stream)", "accelerator.using(None)")],
+    "the thread is on the default stream": [
+        ("loaders/preload/epoch.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
+    ],
     "the consumer's stream does not wait": [(COPY, "consumer.wait_event(ready.event)", "pass")],
     "ready before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, "Ready(done,", "Ready(early,")],
     "no record_stream": [(COPY, RECORD, "pass")],
-    "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self._stream"))],
+    "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self.stream"))],
     "what an object holds is not recorded": [("loaders/nested.py", "objects.append(item)", "pass")],
     "no begin": [(COPY, BEGIN, "pass")],
     "begin before iter()": [(PRELOADER, CALL, ""), (PRELOADER, PASS_ON, PASS_ON + CALL)],
