@@ -1,6 +1,7 @@
 """A user's sampler is told the epoch, read once an epoch and as it is needed, never written to, and taken as it is."""
 
 import random
+import signal
 from itertools import chain, islice
 from types import SimpleNamespace
 
@@ -286,6 +287,42 @@ def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(kind, sampler):
     drawn = draw_globals()
     seed_globals(4)
     assert drawn == draw_globals(), "the global generators are as they were"
+
+
+def alarmed(at: int) -> Made:
+    """Draws more than a block; an alarm comes before item `at`, the first time."""
+    alarms = [at]
+
+    def indices():
+        for number in range(4200):
+            if alarms == [number]:
+                alarms.clear()
+                signal.raise_signal(signal.SIGALRM)
+            yield int(np.random.randint(LENGTH))
+
+    return Made(indices)
+
+
+@pytest.mark.parametrize("at", [2, 4150], ids=["in the first block", "in the second block"])
+@every("inline", "processes")
+def test_an_alarm_while_a_sampler_draws_is_raised_and_no_batch_is_lost(kind, at):
+    def expire(*_) -> None:
+        raise TimeoutError
+
+    with over(kind, alarmed(-1), batch_size=50) as calm:
+        expected = contents(calm)
+    before, iterator, seen, alarms = signal.signal(signal.SIGALRM, expire), None, [], 0
+    try:
+        with over(kind, alarmed(at), batch_size=50) as loader:
+            while len(seen) < len(expected):
+                try:
+                    iterator = iterator or iter(loader)
+                    seen.append(next(iterator).tolist())
+                except TimeoutError:
+                    alarms += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (seen, alarms) == (expected, 1)
 
 
 @every("inline", "torch", "resident")

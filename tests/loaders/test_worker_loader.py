@@ -1,5 +1,6 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py), with and without a seed."""
 
+import multiprocessing
 import threading
 
 import pytest
@@ -104,6 +105,36 @@ def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed
                 dataset.asked_for += 1
             next(iterator)
     assert dataset.most == depth
+
+
+class Ahead(Numbers):
+    """Sample i is 100 kB, full of how many more samples a worker has begun than the consumer has asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(24)
+        self.begun, self.asked_for = multiprocessing.Semaphore(0), multiprocessing.RawValue("q", 0)
+        self.count = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.count += 1
+        lead = self.count - self.asked_for.value
+        self.begun.release()
+        return torch.full((100_000,), lead, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(("fit", "depth"), [(0.5, 1), (2.5, 2), (99, 4)])
+def test_with_prefetch_factor_auto_what_is_loaded_ahead_takes_an_eighth_of_the_memory(fit, depth, monkeypatch, bound):
+    monkeypatch.setattr("loaders.workers.engine.available_memory", lambda: int(8 * fit * 100_000))
+    dataset, leads, begun = Ahead(), [], 0
+    with WorkerLoader(dataset, 1, seed=0, num_workers=1, prefetch_factor="auto") as loader:
+        iterator = iter(loader)
+        for number in range(24):
+            while begun < min(24, number + (depth if number else 1)):  # at first the size of a batch is not known
+                assert dataset.begun.acquire(timeout=bound)
+                begun += 1
+            dataset.asked_for.value += 1
+            leads.append(next(iterator).max().item())
+    assert max(leads) == depth
 
 
 def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(bound):

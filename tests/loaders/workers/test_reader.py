@@ -1,8 +1,10 @@
-"""A dataset's sample_spec and read_batch: what they get, and what they may add."""
+"""A dataset's sample_spec, read_batch and will_read: what they get, what they may add, and when they count."""
+
+import multiprocessing
 
 import numpy as np
 import pytest
-from example_datasets import Noisy, Written
+from example_datasets import Noisy, Written, plain
 
 from loaders import Random, WorkerLoader
 
@@ -53,3 +55,44 @@ def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indi
     batch = read(Named(99), *indices, on_error=on_error, **reader)
     assert batch["names"] == [f"sample {index}" for index in indices if index < 90]
     assert batch["index"].tolist() == [index for index in indices if index < 90]
+
+
+def test_a_collate_fn_of_ones_own_gets_what_getitem_returns_instead(reader):
+    class Single(Written):
+        def read_batch(self, indices, out, random) -> None:
+            raise AssertionError("the collate_fn would get no samples")
+
+    with WorkerLoader(Single(4), 2, seed=0, collate_fn=lambda samples: samples, **reader) as loader:
+        assert [[sample["index"] for sample in batch] for batch in loader] == [[0, 1], [2, 3]]
+
+
+class Foretold(Written):
+    """Each row of a batch says which samples the dataset was told that it reads next."""
+
+    next_one: list[int] | None = None
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.go = multiprocessing.Event()
+
+    def will_read(self, indices: np.ndarray) -> None:
+        assert indices.dtype == np.int64
+        self.next_one = indices.tolist()
+
+    def read_batch(self, indices, out, random) -> None:
+        super().read_batch(indices, out, random)
+        assert self.go.wait(60)
+        out["next"] = [self.next_one] * len(indices)
+        self.next_one = None
+
+
+def test_a_dataset_is_told_of_the_next_batch_while_it_reads_one():
+    dataset = Foretold(24)
+    with WorkerLoader(dataset, 4, shuffle=True, seed=0, num_workers=1, prefetch_factor=4) as loader:
+        iterator = iter(loader)
+        dataset.go.set()  # by now the worker has more tasks than one
+        batches = [plain(batch) for batch in iterator]
+    told = [batch["next"][0] for batch in batches]
+    following = [batch["index"] for batch in batches[1:]]
+    assert told[1] == following[1] and told[-1] is None
+    assert all(indices in (None, after) for indices, after in zip(told, following, strict=False))
