@@ -5,7 +5,7 @@ import pytest
 import torch
 from example_datasets import Numbers, contents, outcomes
 
-from loaders import ResidentLoader, TorchLoader, WorkerLoader
+from loaders import ResidentLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 12, 4
 FIRST, LAST = [0, 1, 2, 3], [8, 9, 10, 11]
@@ -146,19 +146,6 @@ def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch
             first, error, last = outcomes(loader)
             assert "StopIteration" in error
             assert (first, last) in [(FIRST, LAST), ({"number": FIRST}, {"number": LAST})]
-
-
-def test_stop_iteration_is_an_error_of_the_stock_loader_and_of_a_set_that_is_read_once():
-    for settings in ({}, {"num_workers": 2}):
-        with TorchLoader(StopsInItem(LENGTH), BATCH_SIZE, seed=0, **settings) as loader:
-            iterator = iter(loader)
-            assert next(iterator).tolist() == FIRST
-            with pytest.raises(RuntimeError, match=r"stopped|StopIteration"):
-                next(iterator)
-    with ResidentLoader(Numbers(LENGTH), BATCH_SIZE, augment=stops) as loader:
-        assert "StopIteration" in outcomes(loader)[1]
-    with ResidentLoader(StopsInItem(LENGTH), BATCH_SIZE) as loader, pytest.raises(RuntimeError, match="StopIteration"):
-        iter(loader)
 
 
 # Datasets with __getitems__ only

@@ -112,27 +112,6 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
                 pass
 
 
-@pytest.mark.parametrize("name", ["processes", "preloader", "preloader_at_depth_0", "streams"])
-def test_a_state_after_an_interrupt_goes_on_at_the_consumers_position(name):
-    (expected,) = epochs_of(name, 1)
-    with loader_of(name) as loader:
-        for moment in (3, 11, 29, 71):
-            name_epoch(loader, 0)
-            iterator = iter(loader)
-            assert contents(next(iterator) for _ in range(3)) == expected[:3]
-            received = 3
-            try:
-                with struck(moment):
-                    next(iterator)
-                    received += 1
-            except Interrupted:
-                pass
-            with loader_of(name) as resumed:
-                resumed.load_state_dict(loader.state_dict())
-                assert contents(resumed) == expected[received:]
-            assert contents(iterator) == expected[received:]
-
-
 def test_with_in_order_false_an_interrupt_ends_the_epoch_and_no_sample_comes_twice():
     with WorkerLoader(Numbers(60), 4, num_workers=2, seed=0, in_order=False) as loader:
         iterator = iter(loader)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_datasets import Numbers, WrittenImages, contents
+from example_datasets import Numbers
 
 from loaders import WorkerLoader
 
@@ -205,12 +205,3 @@ def test_small_limits_are_enough_or_are_named(name, python, bound):
         pytest.skip("unshare -m is not allowed here")
     done = python.run("-c", PROGRAM + LIMITS[name] + "\nprint('whole')", timeout=bound)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
-
-
-def test_nothing_is_created_in_dev_shm():
-    before = set(os.listdir("/dev/shm"))
-    with WorkerLoader(WrittenImages(80), 8, num_workers=2, seed=0, persistent_workers=True) as loader:
-        for _ in loader:
-            assert set(os.listdir("/dev/shm")) <= before
-    with WorkerLoader(Numbers(8), 2, num_workers=2) as loader:
-        assert contents(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]

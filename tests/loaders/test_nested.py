@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaders.nested import is_dense, move, rows, tensors
+from loaders.nested import move, rows, tensors
 
 Point = namedtuple("Point", "x y")
 
@@ -177,14 +177,6 @@ def test_a_container_that_cannot_be_made_anew_with_its_tensors_is_named():
         move([Keyed(content={"a": torch.zeros(1)})], add_one)
 
 
-def test_unset_fields_stay_unset():
-    example = Example(None, torch.zeros(1))
-    del example.image
-    moved = move(example, add_one)
-    assert moved.extra.item() == 1
-    assert vars(moved).keys() == {"extra", "length"}
-
-
 def test_an_object_with_a_to_method_is_moved_by_it_and_its_tensors_are_found():
     packed = pack_sequence([torch.ones(3), torch.ones(1)])
     moved, other = move([packed, Movable(torch.zeros(2))], lambda leaf: leaf.to(torch.float64))
@@ -214,24 +206,6 @@ class Slotted:
 def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
     tensor = torch.ones(2)
     assert any(found is tensor for found in tensors([hide(tensor)]))
-
-
-@pytest.mark.parametrize(
-    ("tensor", "dense"),
-    [
-        (torch.zeros(2, 3, 4), True),
-        (torch.zeros(2, 3, 4).permute(2, 0, 1), True),
-        (torch.zeros(6)[1:4], True),
-        (torch.zeros(()), True),
-        (torch.zeros(3, 5)[:, :1].t(), False),
-        (torch.zeros(1, 5)[:, :4], True),  # the stride of a dimension of size 1 does not matter
-        (torch.zeros(6)[::2], False),
-        (torch.zeros(2, 6)[:, :3], False),
-        (torch.zeros(1).expand(3), False),
-    ],
-)
-def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor, dense):
-    assert is_dense(tensor) is dense
 
 
 @pytest.mark.parametrize(

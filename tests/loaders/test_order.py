@@ -115,19 +115,6 @@ def test_without_padding_each_sample_goes_to_exactly_one_rank_as_evenly_as_possi
 LENGTH, GLOBAL_BATCH = 10**9, 3072  # three samples for each of 1,024 ranks, four for each of 768
 
 
-@pytest.mark.parametrize("way", [{"drop_last": True}, {"pad": False}], ids=["drop", "keep"])
-@pytest.mark.parametrize("world_size", [1024, 768])
-def test_a_thousand_ranks_rows_follow_each_other_without_a_gap_or_an_overlap(world_size, way):
-    size = GLOBAL_BATCH // world_size
-    orders = [Order(LENGTH, size, True, 9, rank=rank, world_size=world_size, **way) for rank in range(world_size)]
-    count = len(orders[0])
-    assert {len(order) for order in orders} == {count}
-    for number in (0, 1, 123_456, count - 2, count - 1):
-        rows = np.concatenate([order.positions(number) for order in orders]).tolist()
-        end = LENGTH if number == count - 1 and "pad" in way else (number + 1) * GLOBAL_BATCH
-        assert rows == list(range(number * GLOBAL_BATCH, end))
-
-
 @pytest.mark.parametrize("kind", ["torch", "inline", "preloader"])
 def test_a_rank_starts_and_resumes_anywhere_in_a_billion_samples_at_the_cost_of_a_few_batches(kind):
     settings = {"shuffle": True, "seed": 9, "rank": 517, "world_size": 1024, "persistent_workers": kind != "inline"}

@@ -10,7 +10,7 @@ import torch
 from example_datasets import Numbers, contents, outcomes
 from torch.utils.data import IterableDataset
 
-from loaders import Preloader, ResidentLoader, WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 SEEDS = pytest.mark.parametrize("seed", [None, 0])
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
@@ -45,14 +45,6 @@ def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
         error, unreadable, unpicklable, last = outcomes(loader)
     assert "sample 0 is bad" in error and "zeros()" in unreadable and "pickle" in unpicklable
     assert last == [12, 13]
-
-
-def test_a_resident_loaders_sampler_may_count_from_the_end():
-    dataset = list(range(10))
-    with ResidentLoader(dataset, 2, sampler=[-1, 0, -10, 9]) as loader:
-        assert contents(loader) == [[9, 0], [0, 9]]
-    with ResidentLoader(dataset, 2, sampler=[0, 10, 1, 2]) as loader:
-        assert "10" in outcomes(loader)[0] and outcomes(loader)[1] == [1, 2]
 
 
 # Names that are not ours
@@ -172,30 +164,3 @@ def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_i
 
 
 # What programs do to a loader
-
-
-class Timeout(BaseException):
-    """As some libraries' time limits are."""
-
-
-class Late(Numbers):
-    """Reading sample 2 raises an error that is no Exception, the first time."""
-
-    raised = False
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2 and not self.raised:
-            self.raised = True
-            raise Timeout
-        return index
-
-
-def test_a_base_exception_of_a_dataset_inline_escapes_and_its_batch_is_read_again():
-    with WorkerLoader(Late(4), seed=0) as loader:
-        iterator, seen = iter(loader), []
-        while len(seen) < 5:
-            try:
-                seen.append(next(iterator).tolist())
-            except Timeout:
-                seen.append("timeout")
-        assert seen == [[0], [1], "timeout", [2], [3]]

@@ -1,6 +1,5 @@
 """Timeline records what workers, preloader, device and training loop do, and each batch on its way through them."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -30,18 +29,6 @@ def test_a_worker_clock_tells_computing_and_idling_apart(clock):
     clock.now = 6.0
     work_clock.begin()
     assert work_clock.end(0.0).wait_seconds == 1.0, "it was idle for a second"
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="no scheduler statistics")
-def test_a_dropped_clock_leaves_no_open_file_also_of_another_thread(in_thread, bound):
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        work_clock = WorkClock()
-        work_clock.begin()
-        work_clock.end(0.0)
-    in_thread(work_clock.begin).result(bound)
-    del work_clock
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):

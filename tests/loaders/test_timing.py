@@ -139,21 +139,6 @@ def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():
     assert kept == [[], [], []]
 
 
-def test_a_window_reads_as_a_sentence():
-    text = str(Window(steps=10, images=12_340, seconds=2.0, wait_seconds=0.5))
-    assert text == "6,170 images/s, step 200.0 ms, of which waiting 50.0 ms (25 %)"
-    assert "step 50000.0 ms, of which waiting 20000.0 ms (40 %)" in str(Window(1, 8, 50.0, 20.0))
-    assert "0 images/s" in str(Window(0, 0, 0.0, 0.0))
-
-
-def test_percentiles_of_waiting_and_computing_are_kept_apart(clock, timer):
-    assert timer.step_ms(50, 95) == [0.0, 0.0]
-    run(timer, clock, 1.0, 2.0, 3.0, step=4.0)
-    assert timer.step_ms(50, 100) == [6000.0, 7000.0]
-    assert timer.step_ms(50, 100, part="waiting") == [2000.0, 3000.0]
-    assert timer.step_ms(50, 100, part="computing") == [4000.0, 4000.0]
-
-
 def test_quartiles_tell_a_steady_run_from_one_that_varied(clock):
     steady, varied = StepTimer(CPU, warmup_steps=1), StepTimer(CPU, warmup_steps=1)
     run(steady, clock, 50.0, *[1.0] * 40)

@@ -1,12 +1,11 @@
 """Interrupts of a Preloader whose transform works in place, at every depth; test_interrupts.py has all loaders."""
 
 import random
-import signal
 
 import pytest
 import torch
 from example_datasets import Numbers, contents
-from strikes import Interrupted, moments_of, struck
+from strikes import moments_of, struck
 
 from loaders import Preloader, WorkerLoader
 
@@ -60,32 +59,3 @@ def test_an_interrupt_at_any_moment_of_an_epoch_loses_no_batch_and_changes_none(
         for epoch in range(count):
             moment = 1 + int((epoch + draw.random()) * most / count)
             assert epoch_of(tried, moment, KINDS[epoch % 2]) == expected[epoch + 1], f"struck at moment {moment}"
-
-
-@pytest.mark.parametrize("kind", [*KINDS, Interrupted])
-@pytest.mark.parametrize("seed", [3, None])
-def test_an_interrupt_in_a_transform_without_a_thread_loses_no_batch(seed, kind):
-    strikes = [kind]
-
-    def strike(*_) -> None:
-        raise strikes.pop()
-
-    def struck_once(batch, random):
-        prepared = batch + batch if seed is None else batch.mul_(2)
-        if strikes and 8 in prepared:
-            signal.raise_signal(signal.SIGUSR1)
-        return prepared
-
-    before, seen = signal.signal(signal.SIGUSR1, strike), []
-    try:
-        with loader(0, 2, seed, struck_once) as tried:
-            iterator = iter(tried)
-            while len(seen) < BATCHES:
-                try:
-                    seen.append(next(iterator).tolist())
-                except kind:
-                    assert seed is None or tried.state_dict()["samples"] == 4 * len(seen)
-            assert list(iterator) == strikes == []
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert sorted(row for batch in seen for row in batch) == list(range(0, 8 * BATCHES, 2))

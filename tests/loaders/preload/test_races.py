@@ -5,7 +5,6 @@ while slots and device memory are used again and again; the mismatches are count
 """
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -129,24 +128,3 @@ def test_tensors_of_odd_layouts_arrive_whole():
         assert torch.equal(there.to_dense().cpu(), here.to_dense())
     assert torch.equal(nest.values().cpu(), jagged.values())
     assert torch.equal(pack.data.cpu(), packed.data)
-
-
-def digest(image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """int64 (B,): a sum in whole numbers, equal in whatever order it is made."""
-    return (image.to(torch.int64) * torch.arange(SIZE, device=image.device)).sum(dim=1) + label
-
-
-def test_a_compiled_consumer_gets_the_same_batches(monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # a pool of compilers would be left behind
-    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # and so would the thread of their progress bar
-    pytest.importorskip("triton")
-    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        pytest.skip("torch.compile needs a C compiler")
-    consume = torch.compile(digest, mode="reduce-overhead")
-    with make(2) as loader:
-        for _ in range(2):
-            digests = [consume(batch["image"], batch["label"]).clone() for batch in loader]
-            for number, made in enumerate(digests):
-                labels = torch.arange(number * ROWS, (number + 1) * ROWS, device="cuda")
-                assert torch.equal(made, digest(~images_of(labels), labels))
-            assert len(digests) == BATCHES

@@ -119,20 +119,3 @@ def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where):
     dataset.go.set()
     go.set()
     loader.close()
-
-
-def test_a_thread_that_is_stopped_reads_no_further_sample(bound, in_thread):
-    dataset, before = waiting("thread"), set(threading.enumerate())
-    loader = WorkerLoader(dataset, 8, num_workers=1, worker_method="thread")
-    iterator = iter(loader)
-    threads = set(threading.enumerate()) - before
-    assert dataset.begins.wait(bound)
-    closer = in_thread(loader.close)
-    while iterator._engine is not None:  # it is closing
-        threading.Event().wait(0.01)
-    dataset.go.set()
-    closer.result(bound)
-    for thread in threads:
-        thread.join(bound)
-        assert not thread.is_alive()
-    assert len(dataset.read) <= 6
