@@ -26,9 +26,8 @@ AXES: dict[str, Any] = {
     "dtype": DTYPES,
     "structure": tuple(STRUCTURES),
     "dataset": ("fresh", "failing", "scratch"),
-    "grows": (False, True),
     "error": range(len(ERRORS)),
-    "collation": ("default", "as is", "shifted", "bank"),
+    "collation": ("default", "as is", "shifted"),
     "consumer": ("drop", "keep", "write", "fork", "leave"),
     "sampler": SAMPLERS,
     "batch_size": (None, 1, 3, 4),
@@ -40,8 +39,8 @@ AXES: dict[str, Any] = {
     "seed": (None, 0),
     "worker_method": ("multiprocessing", "multiprocessing", "thread"),
 }
-NOT_SENT_RIGHT = {"conjugate", "negative", "quantized", "channels_last"}
-HANG_SECONDS = 10  # torch's loader waits for ever for a batch that its worker could not send
+NOT_SENT_RIGHT = {"conjugate", "negative", "channels_last"}
+HANG_SECONDS = 3  # torch's loader waits for ever for a batch that its worker could not send
 
 
 def drawn(number: int) -> Program:
@@ -49,18 +48,15 @@ def drawn(number: int) -> Program:
     draw = random.Random(number)
     one = Program(**{axis: draw.choice(known) for axis, known in AXES.items()})
     leaves = set(draw.sample(tuple(LEAVES), draw.choice((1, 2, 2, 3))))
-    if one.collation != "as is" or one.consumer == "write":
-        leaves.discard("huge")  # there is no memory for it
     if one.seed is None:
         one.worker_method = "multiprocessing"
     else:  # without workers it sees the dataset's own objects, and what it wrote into them
-        leaves -= {"reduced", "grad"}
+        leaves.discard("grad")
         one.sampler = one.sampler.replace("generator", "shuffled")
         if one.collation == "as is" or one.batch_size is None or one.worker_method == "thread":
             one.dataset = one.dataset.replace("scratch", "fresh")
         if one.consumer == "write":
             leaves.discard("row")
-            one.collation = one.collation.replace("bank", "default")
     if one.worker_method == "thread" or not one.in_order:
         leaves.discard("random")
     if not one.in_order:
@@ -77,7 +73,7 @@ def row_of(program: Program) -> str:
         return "StopIteration"
     if program.seed is None and "random" in program.leaves:
         return "random numbers"
-    writes = program.consumer == "write" and (program.collation == "bank" or "row" in program.leaves)
+    writes = program.consumer == "write" and "row" in program.leaves
     if program.seed is None and (writes or (program.dataset == "scratch" and sends_samples)):
         return "shared memory"
     return ""
@@ -96,9 +92,8 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
             if all(torchs.count(item) == expected.count(item) for item in [*torchs, *expected] if item[0] == "error"):
                 return torchs
     counts[row] += 1
-    draws = program.sampler in ("shuffled", "generator", "weighted")
-    if "reduced" in program.leaves or (program.persistent and draws):
-        return [...]  # where nothing is sent, it counts less, and draws a seed more, so the second epoch is another
+    if program.persistent and program.sampler in ("shuffled", "generator", "weighted"):
+        return [...]  # without workers torch draws a seed more, so the second epoch is another
     return [... if item[0] == "drawn" else item for item in expected]
 
 
@@ -132,7 +127,6 @@ def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
 @pytest.mark.filterwarnings("ignore")
 def test_programs_see_what_torchs_class_shows(part):
     found, counts = check(10 * part, 10)
-    print(f"excused by the rows of the table: {dict(counts)}")
     assert found == []
     assert all(f"| {row} |" in GUIDE for row in counts)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_datasets import Numbers, contents
+from example_datasets import Numbers
 
 from loaders import WorkerLoader
 
@@ -66,33 +66,3 @@ def test_close_does_not_wait_for_a_stopped_worker(seed, closes_soon, in_thread, 
     _, _, worker = stopped(loader, bound)
     in_thread(loader.close).result(bound / 3)
     assert worker.exitcode == -signal.SIGKILL
-
-
-class HangsOnce:
-    """A worker_init_fn that hangs the second time that worker 0 starts."""
-
-    def __init__(self) -> None:
-        self.starts = multiprocessing.RawValue("q", 0)
-
-    def __call__(self, worker: int) -> None:
-        if worker == 0:
-            self.starts.value += 1
-            if self.starts.value == 2:
-                threading.Event().wait()
-
-
-@pytest.mark.slow  # a worker has a minute to start
-@pytest.mark.timeout(300)
-@SEEDS
-def test_a_restarted_worker_that_hangs_in_its_setup_is_restarted_again(seed, in_thread, bound):
-    hangs_once = HangsOnce()
-    settings = {"num_workers": 2, "seed": seed, "worker_init_fn": hangs_once, "timeout": 1, "prefetch_factor": 1}
-    with WorkerLoader(Numbers(400), 4, **settings) as loader:
-        iterator = iter(loader)
-        batches = [next(iterator)]
-        wait_until(lambda: hangs_once.starts.value == 1, bound)
-        for worker in iterator._workers:
-            worker.kill()
-        batches += in_thread(list, iterator).result(4 * bound)
-    assert contents(batches) == [list(range(start, start + 4)) for start in range(0, 400, 4)]
-    assert hangs_once.starts.value >= 3
