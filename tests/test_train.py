@@ -131,8 +131,7 @@ class Silent(Synthetic):
         return super().__getitem__(index)
 
 
-def test_a_signal_while_no_batch_comes_ends_the_run_with_a_checkpoint_of_the_last_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.stopping.GRACE", 0.2)
+def test_a_signal_while_no_batch_comes_ends_the_run_with_a_checkpoint_of_the_last_step(tmp_path):
     with pytest.raises(Stopped, match="saved the checkpoint of step 3"):
         train(tmp_path, f"data._target_={__name__}.Silent", "loader=workers")
     assert checkpoint(tmp_path)["step"] == 3
