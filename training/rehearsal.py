@@ -1,18 +1,16 @@
 """Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
 
-It leaves no trace: buffers, sums and random states are as before. A trainer's own training_step is not run, as it may
-change weights.
+It leaves no trace: buffers and sums are as before, and the random generators are seeded anew. A trainer's own
+training_step is not run, as it may change weights.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from data.errors import DataError
@@ -20,7 +18,7 @@ from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.tasks import DIRECTIONS
-from training.trainer import Trainer, rows_of
+from training.trainer import Trainer, evaluating, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -84,22 +82,14 @@ def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """In the block the network evaluates. Its end puts back buffers, modes and random states, and clears sums."""
+    """In the block the network evaluates. Its end puts back buffers and modes, and clears sums."""
     modules = [trainer.model, *trainer.others.values()]
-    training = [one for module in modules for one in module.modules() if one.training]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
-    states = random.getstate(), np.random.get_state()
-    gpus = [trainer.device] if trainer.device.type == "cuda" else []
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.config.compile else nullcontext()
-    with torch.random.fork_rng(gpus), torch.no_grad(), trainer.autocast, eager:
-        for module in modules:
-            module.eval()
+    with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
         yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
     for buffer, before in buffers:
         buffer.copy_(before)
-    for module in training:
-        module.training = True
     trainer.forget()
+    trainer.seed_step()
