@@ -1,8 +1,6 @@
 """Checks the first samples of a dataset. `check_dataset` is for the tests of your own dataset, too."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -52,16 +50,10 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, **o
 
 def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> Any:
     """A batch of the first two samples, or of the only one."""
-    name, found = type(dataset).__name__, []
-    if is_stream(dataset):
-        found = list(islice(dataset, 2))
-    elif not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    name = type(dataset).__name__
+    if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
-    for index in range(0 if is_stream(dataset) else min(len(dataset), MOST_TRIED if skips else 2)):
-        with suppress(*([Exception] if skips else [])):
-            found.append(dataset[index])
-        if len(found) == 2:
-            break
+    found = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
     if not found:
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:
@@ -70,6 +62,13 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
         return default_collate(found)
     except (TypeError, RuntimeError) as error:
         raise DataError(f"{name}: two samples make no batch ({error}): set data.collate") from error
+
+
+def readable(dataset: Any, skips: bool) -> Iterator[Any]:
+    """The first samples; with `skips` without those that raise an error."""
+    for index in range(min(len(dataset), MOST_TRIED)):
+        with suppress(*([Exception] if skips else [])):
+            yield dataset[index]
 
 
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:

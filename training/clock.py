@@ -1,7 +1,5 @@
 """Clock: how many seconds each phase of a run takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The common look of all pictures. Matplotlib is imported only when a picture is drawn."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -4,8 +4,6 @@ It leaves no trace: buffers and sums are as before, and the random generators ar
 training_step is not run, as it may change weights.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -43,28 +41,21 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                 with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
                     trainer.training_step(rows_of(batch, slice(1)))
                 trainer.model.eval()
-        batch = data.transform(tested)
-        with explained(f"{what} test samples", batch):
-            scores = trainer.evaluation_step(batch)
-        if not isinstance(scores, dict):
-            raise ConfigError(f"{kind.__name__}.evaluation_step returned {scores!r}: return scores by name")
+        batch, computed = data.transform(tested), dict[str, float]()
+        with explained(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
+            names = [*trainer.evaluation_step(batch).keys()]
         with explained("task.metrics cannot compute", batch):
-            metrics = computed(trainer)
-    if metrics is not None and task.metric not in (names := [*scores, *metrics]):
+            try:
+                computed = trainer.metrics.compute()
+            except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
+                log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
+                names.append(task.metric)
+    if task.metric not in (names := [*names, *computed]):
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
     for known in (trainer.metrics.higher_is_better(task.metric), DIRECTIONS.get(task.metric.lower())):
         task.higher_is_better = known if task.higher_is_better is None else task.higher_is_better
     if task.higher_is_better is None:
         raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
-
-
-def computed(trainer: Trainer) -> dict[str, float] | None:
-    """The metrics of the first samples; None if these are too few for one of them."""
-    try:
-        return trainer.metrics.compute()
-    except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
-        log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
-        return None
 
 
 @contextmanager
@@ -75,8 +66,8 @@ def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
     except (ConfigError, DataError):
         raise
     except Exception as error:
-        kinds = [(name, getattr(value, "dtype", type(value).__name__), value) for name, value in batch.items()]
-        fields = ", ".join(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}" for name, kind, value in kinds)
+        kinds = {name: getattr(value, "dtype", type(value).__name__) for name, value in batch.items()}
+        fields = ", ".join(f"{name}: {kinds[name]} {tuple(getattr(batch[name], 'shape', ()))}" for name in batch)
         raise ConfigError(f"{what} ({fields}): {type(error).__name__}: {error}") from error
 
 

@@ -1,7 +1,5 @@
 """Text tables for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tabulate import tabulate
@@ -17,9 +15,8 @@ def table(columns: Iterable[list[str]]) -> list[str]:
     columns = [[shorten(cell, LONGEST) for cell in column] for column in columns]
     sides = ["right" if all(cell[:1] in "-±.0123456789" for cell in column[1:]) else "left" for column in columns]
     rows = list(zip(*columns, strict=True))
-    return [
-        line.rstrip() for line in tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
-    ]
+    lines = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
+    return [line.rstrip() for line in lines]
 
 
 def shorten(text: str, longest: int) -> str:
