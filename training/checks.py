@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from data.errors import DataError
 from loaders import Random, WorkerLoader, offers
+from training.config import Config
 from training.tasks import Task
 
 MOST_TRIED = 100  # samples that are tried until two can be read, with on_error=skip
@@ -38,13 +39,14 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     return batch
 
 
-def first_batches(datasets: list[Any], task: Task, collate: Callable | None, **options: Any) -> list[dict[str, Any]]:
-    """The first batch of each dataset, read by a loader with the options num_workers, seed, on_error.
+def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[dict[str, Any]]:
+    """The first batch of each dataset, read by a loader.
 
     With a worker this process opens none of their files, and their state does not change here.
     """
-    read = partial(read_first, collate=collate, skips=options.pop("on_error") == "skip")
-    with WorkerLoader(datasets, None, collate_fn=read, **options) as loader:
+    workers = int(config.loader.num_workers != 0 or any(map(is_stream, datasets)))
+    read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
+    with WorkerLoader(datasets, None, num_workers=workers, seed=config.seed, collate_fn=read) as loader:
         return [check_batch(batch, dataset, task) for batch, dataset in zip(loader, datasets, strict=True)]
 
 

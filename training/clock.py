@@ -6,10 +6,8 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Measures the phases of a run; every moment counts for exactly one.
+    """Measures the phases of a run; every moment counts for exactly one: docs/doors.md says which there are.
 
-    Inside `with clock.phase("evaluation")` that is "evaluation"; outside of all blocks "start-up", and "the rest" once
-    training begins.
     seconds: of each phase, until the last change of phase.
     watchers: functions that get the name, start and end (seconds of time.perf_counter) of each phase that ends.
     """

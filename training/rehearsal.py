@@ -15,6 +15,7 @@ from data.errors import DataError
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
+from training.metrics import Means
 from training.tasks import DIRECTIONS
 from training.trainer import Trainer, evaluating, rows_of
 
@@ -82,5 +83,8 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
         yield
     for buffer, before in buffers:
         buffer.copy_(before)
-    trainer.forget()
+    trainer.means, trainer.logged = Means(trainer.processes), Means(trainer.processes)
+    for one in vars(trainer).values():
+        if hasattr(one, "compute") and hasattr(one, "reset"):  # task.metrics, and metrics of a subclass
+            one.reset()
     trainer.seed_step()

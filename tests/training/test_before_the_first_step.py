@@ -133,10 +133,6 @@ NOT_FITTING = {
         [f"data.collate={{_target_: {HERE}.collate_to_object}}"],
         [r"data\.collate|batch", "SimpleNamespace|dict"],
     ),
-    "a collate for a dataset with read_batch": (
-        [SYNTHETIC, "data.collate={_target_: data.collate.pad}"],
-        [r"data\.collate", "Synthetic", "__getitem__"],
-    ),
     # names
     "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a label that is not there": (["task.label=lable", SYNTHETIC], ["lable", "label"]),
