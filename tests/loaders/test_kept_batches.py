@@ -70,15 +70,6 @@ def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(make, he
         assert (copied > 0) == copies
 
 
-@EVERY
-def test_writing_into_a_batch_changes_no_later_one(make):
-    with make(WrittenImages(240), 8) as loader:
-        for _ in range(2):
-            for number, batch in enumerate(loader):
-                assert is_whole(batch, 8 * number)
-                batch["image"].fill_(77)
-
-
 class Keeper(WrittenImages):
     """Keeps what it wrote into, and sees whether somebody else has written there since."""
 

@@ -40,7 +40,7 @@ AXES: dict[str, Any] = {
     "worker_method": ("multiprocessing", "multiprocessing", "thread"),
 }
 NOT_SENT_RIGHT = {"conjugate", "negative", "channels_last"}
-HANG_SECONDS = 3  # torch's loader waits for ever for a batch that its worker could not send
+HANG_SECONDS = 5  # torch's loader waits for ever for a batch that its worker could not send
 
 
 def drawn(number: int) -> Program:
@@ -88,7 +88,10 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
     if program.sampler != "breaking":
         row = "sent as it is"
         if not NOT_SENT_RIGHT & {*program.leaves}:
-            torchs = run(program, DataLoader, timeout=HANG_SECONDS)
+            try:
+                torchs = run(program, DataLoader, timeout=HANG_SECONDS)
+            except RuntimeError as error:  # an iterator that could not even begin
+                torchs = [["error", str(error)]]
             if all(torchs.count(item) == expected.count(item) for item in [*torchs, *expected] if item[0] == "error"):
                 return torchs
     counts[row] += 1

@@ -121,20 +121,6 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
     assert keys == Random(5, 0, np.arange(6), np.arange(6)).key.tolist()
 
 
-def test_an_error_in_the_augmentation_costs_its_batch_only(make):
-    def fails_at_zero(batch, random):
-        if 0 in batch["value"]:
-            raise ValueError("zero")
-        return batch
-
-    loader = make(Arrays(6), augment=fails_at_zero, shuffle=False)
-    iterator = iter(loader)
-    with pytest.raises(ValueError, match="zero"):
-        next(iterator)
-    assert [batch["value"].tolist() for batch in iterator] == [[40, 50]]
-    assert loader.state_dict()["epoch"] == 1
-
-
 def test_arrays_of_another_length_are_refused(make):
     dataset = Arrays(6)
     dataset.arrays = lambda: {"value": np.zeros((5, 2))}
@@ -234,14 +220,6 @@ def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(ma
     free(10 * 14 - 1)
     with pytest.raises(MachineFull):
         iter(make(Counted(10)))
-
-
-def test_arrays_in_the_hosts_memory_stay_there_without_a_copy(make, free):
-    free(0)
-    dataset = images()
-    loader = make(dataset)
-    next(loader)
-    assert loader.stats() == {"resident": {"bytes": dataset.images.nbytes + 30 * 8}}
 
 
 def test_stats_include_the_bytes_that_the_dataset_takes(make):

@@ -1,0 +1,174 @@
+"""Samplers that are not as torch's are: what they give is taken as it is; they fail, never end, or are interrupted."""
+
+import signal
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from every_loader import LOADERS, saved
+from example_datasets import Numbers, Written, contents, rows
+from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals, every, over, seed_globals
+from torch.utils.data import BatchSampler
+
+from loaders import WorkerLoader
+
+
+def refilled(batch):
+    """Fills the same list, or array, for each batch."""
+    for start in range(0, LENGTH, BATCH_SIZE):
+        batch[:] = range(start, start + BATCH_SIZE)
+        yield batch
+
+
+@every()
+@pytest.mark.parametrize("batch", [[], np.zeros(BATCH_SIZE, int)], ids=type)
+def test_a_batch_sampler_may_fill_the_same_batch_again(kind, batch):
+    with LOADERS[kind].make(Numbers(LENGTH), 1, batch_sampler=Made(lambda: refilled(batch)), seed=0) as loader:
+        assert rows(loader) == list(range(LENGTH))
+
+
+class Restarting(BatchSampler):
+    """Is its own iterator, and iter() makes it begin anew, as in Lightning's wrapper."""
+
+    def __iter__(self):
+        self.items = super().__iter__()
+        return self
+
+    def __next__(self):
+        return next(self.items)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_an_iterator_of_a_batch_sampler_is_not_iterated_again(seed):
+    batches = Restarting(range(400), 1, False)
+    with WorkerLoader(Numbers(400), batch_sampler=batches, num_workers=1, seed=seed) as loader:
+        assert rows(loader) == list(range(400))
+
+
+WAYS = {
+    "map": lambda: [map(int, batch) for batch in ((3, 1), (2,))],
+    "generators": lambda: [(index for index in batch) for batch in ((3, 1), (2,))],
+    "tuples": lambda: [(3, 1), (2,)],
+    "tensors": lambda: [torch.tensor([3, 1]), torch.tensor([2])],
+}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(("dataset", "seed"), [(Numbers(9), None), (Written(9), 0)], ids=["unseeded", "seeded"])
+def test_batches_of_indices_may_be_anything_that_torch_iterates(make, seed, dataset):
+    with WorkerLoader(dataset, batch_sampler=Made(make), num_workers=2, seed=seed) as loader:
+        for _ in range(2):
+            batches = [batch["index"] if isinstance(batch, dict) else batch for batch in loader]
+            assert contents(batches) == [[3, 1], [2]]
+
+
+class Named(Numbers):
+    """`__getitems__` gets what the sampler gave, whatever it is."""
+
+    __getitem__ = None
+
+    def __getitems__(self, indices) -> list[str]:
+        return [f"{type(indices).__name__} {sorted(indices)}"]
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(0, 0), (1, None), (1, 0)])
+@pytest.mark.parametrize("batch", [{"rows": 1}, (2, 3), "ab", {4, 5}], ids=type)
+def test_getitems_gets_the_batch_as_the_sampler_made_it(batch, seed, workers):
+    with WorkerLoader(Named(9), batch_sampler=[batch], num_workers=workers, seed=seed) as loader:
+        assert list(loader) == [[f"{type(batch).__name__} {sorted(batch)}"]]
+
+
+def endless():
+    while True:
+        yield from torch.randperm(LENGTH).tolist()
+
+
+@AS_BATCHES
+@every("inline", "processes", "preloader", "torch")
+def test_an_endless_sampler_is_drawn_as_needed_and_resumed_past_its_length(kind, as_batches):
+    with over(kind, Made(endless), as_batches) as whole:
+        iterator = iter(whole)
+        first = contents(islice(iterator, 10))
+        state = saved(whole)
+        rest = contents(islice(iterator, 8))
+    rounds = list(chain.from_iterable(first + rest))
+    assert [sorted(rounds[at : at + LENGTH]) for at in (0, 24, 48)] == [list(range(LENGTH))] * 3
+    with over(kind, Made(endless), as_batches) as resumed:
+        resumed.load_state_dict(state)
+        assert contents(islice(iter(resumed), 8)) == rest
+
+
+class Failing:
+    """Raises after six indices."""
+
+    def __iter__(self):
+        yield from range(6)
+        raise ValueError("bad sampler")
+
+
+@every(but="resident")
+@pytest.mark.parametrize("sampler", [Failing, lambda: Made(Failing().__iter__)], ids=["no length", "a length"])
+def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(kind, sampler):
+    seed_globals(4)
+    with over(kind, sampler()) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            assert next(iterator).tolist() == [0, 1, 2, 3]
+            with pytest.raises(ValueError, match="bad sampler"):
+                next(iterator)
+            with pytest.raises((StopIteration, RuntimeError, ValueError)):
+                next(iterator)
+    drawn = draw_globals()
+    seed_globals(4)
+    assert drawn == draw_globals(), "the global generators are as they were"
+
+
+def alarmed(at: int) -> Made:
+    """Draws more than a block; an alarm comes before item `at`, the first time."""
+    alarms = [at]
+
+    def indices():
+        for number in range(4200):
+            if alarms == [number]:
+                alarms.clear()
+                signal.raise_signal(signal.SIGALRM)
+            yield int(np.random.randint(LENGTH))
+
+    return Made(indices)
+
+
+@pytest.mark.parametrize("at", [2, 4150], ids=["in the first block", "in the second block"])
+@every("inline", "processes")
+def test_an_alarm_while_a_sampler_draws_is_raised_and_no_batch_is_lost(kind, at):
+    def expire(*_) -> None:
+        raise TimeoutError
+
+    with over(kind, alarmed(-1), batch_size=50) as calm:
+        expected = contents(calm)
+    before, iterator, seen, alarms = signal.signal(signal.SIGALRM, expire), None, [], 0
+    try:
+        with over(kind, alarmed(at), batch_size=50) as loader:
+            while len(seen) < len(expected):
+                try:
+                    iterator = iterator or iter(loader)
+                    seen.append(next(iterator).tolist())
+                except TimeoutError:
+                    alarms += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (seen, alarms) == (expected, 1)
+
+
+@every("inline", "torch", "resident")
+def test_a_sampler_is_shared_among_ranks_and_one_without_a_length_leaves_its_loader_without_one(kind):
+    for rank, share in enumerate(([[9, 8], [1]], [[5, 4], [9]])):
+        with over(kind, [9, 8, 5, 4, 1], batch_size=2, rank=rank, world_size=2) as part:
+            assert contents(part) == share
+    with over(kind, iter([4, 2, 0]), batch_size=2) as loader:
+        with pytest.raises(TypeError, match="no length"):
+            len(loader)
+        assert contents(iter(loader)) == [[4, 2], [0]]
+    for settings in ({"shuffle": True}, {"batch_sampler": [[1, 2]]}):
+        with pytest.raises(ValueError, match="sampler"):
+            over(kind, [1, 2], **settings)
