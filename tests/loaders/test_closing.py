@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import threading
-from multiprocessing import util
 
 import pytest
 from example_datasets import Faulty, Numbers, contents
@@ -32,33 +31,6 @@ def test_close_ends_older_independent_iterators_too(seed, method, workers):
         with pytest.raises(RuntimeError, match="closed"):
             next(iterator)
     assert contents(kept) == [[0, 1, 2, 3]] * 3
-
-
-class Exiting(Numbers):
-    """A worker's exit work takes a while, and then writes a file."""
-
-    folder, is_registered = None, False
-
-    def __getitem__(self, index: int) -> int:
-        if not self.is_registered:
-            self.is_registered = True
-            util.Finalize(None, self.finish, exitpriority=1)
-        return index
-
-    def finish(self) -> None:
-        threading.Event().wait(0.5)
-        (self.folder / str(os.getpid())).touch()
-
-
-@pytest.mark.parametrize(("seed", "persistent"), [(0, True), (None, False)])
-def test_workers_finish_their_exit_work_at_the_end_of_their_epoch_or_of_their_loader(seed, persistent, tmp_path):
-    dataset = Exiting(40)
-    dataset.folder = tmp_path
-    with WorkerLoader(dataset, 4, num_workers=2, seed=seed, persistent_workers=persistent) as loader:
-        iterator = iter(loader)
-        workers = {str(process.pid) for process in multiprocessing.active_children()}
-        assert len(list(iterator)) == 10
-    assert {path.name for path in tmp_path.iterdir()} == workers and len(workers) == 2
 
 
 class Locking(Numbers):

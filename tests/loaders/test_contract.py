@@ -254,5 +254,3 @@ def test_libraries_that_rebuild_a_loader_can_read_its_arguments():
         assert {name: getattr(again, name) for name in given} == given
     for kind in (TorchLoader, ResidentLoader):
         assert issubclass(kind, SeededLoader)
-    for name in ("set_epoch", "state_dict", "load_state_dict"):
-        assert not hasattr(WorkerLoader(Numbers(4)), name)

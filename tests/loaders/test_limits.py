@@ -53,10 +53,6 @@ def shared(pid: int) -> dict[tuple[int, int], int]:
     return found
 
 
-def mappings(pid: int) -> int:
-    return sum("memfd:" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-
-
 def held() -> int:
     """The bytes of shared memory that this process and its workers keep from the system."""
     gc.collect()
@@ -90,16 +86,6 @@ def test_the_pages_of_rare_large_batches_are_given_back(seed):
     with WorkerLoader(dataset, 1, num_workers=2, seed=seed, persistent_workers=True) as loader:
         assert all(is_whole(batch, number, dataset) for number, batch in enumerate(loader))
         assert held() - before < 20 * MB
-
-
-@SEEDS
-def test_batches_that_grow_slowly_cost_neither_descriptors_nor_mappings(seed, descriptors_left):
-    descriptors_left(64)
-    dataset = Sized(range(4096, 4096 * 200, 4096))
-    with WorkerLoader(dataset, 1, num_workers=2, seed=seed, persistent_workers=True) as loader:
-        assert all(is_whole(batch, number, dataset) for number, batch in enumerate(loader))
-        assert loader.stats()["workers"]["deaths"] == 0
-        assert all(mappings(pid) < 64 for pid in family())
 
 
 @SEEDS

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from example_datasets import Numbers, contents, outcomes
-from torch.utils.data import IterableDataset
 
 from loaders import Preloader, WorkerLoader
 
@@ -48,29 +47,6 @@ def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
 
 
 # Names that are not ours
-
-
-class WithArguments(IterableDataset):
-    """Has methods of the right names that take something else."""
-
-    def __iter__(self):
-        return iter(range(4))
-
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict:
-        raise AssertionError("not ours to call")
-
-    load_state_dict = state_dict
-
-
-@WORKERS
-def test_a_streams_state_dict_that_takes_arguments_is_its_own(workers):
-    def loader() -> WorkerLoader:
-        return WorkerLoader(WithArguments(), 2, seed=0, streams=1, num_workers=workers)
-
-    with loader() as whole, loader() as resumed:
-        next(whole)
-        resumed.load_state_dict(whole.state_dict())
-        assert contents(resumed) == [[2, 3]]
 
 
 class Sharded(WorkerLoader):

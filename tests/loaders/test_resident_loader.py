@@ -96,19 +96,6 @@ def test_without_augmentation_samples_are_those_of_the_dataset_though_a_step_wri
             batch["image"].zero_()
 
 
-@pytest.mark.parametrize("augment", [None, True])
-def test_arrays_may_be_read_only_and_have_no_augmentation(make, augment, recwarn):
-    class Plain(Numbers):
-        def arrays(self):
-            array = np.arange(self.length)
-            array.flags.writeable = False
-            return {"value": array}
-
-    loader = make(Plain(6), augment=augment, shuffle=False)
-    assert [batch["value"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
-    assert not recwarn.list
-
-
 def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
     keys = []
 
@@ -174,8 +161,6 @@ def test_an_error_of_the_dataset_comes_out_of_iter_and_reading_can_be_tried_agai
             [torch.zeros(2), torch.zeros(2), torch.zeros(3)],
             r"from number 2 on are torch.float32 \(3,\), and sample 0 is",
         ),
-        ([torch.zeros(3), torch.zeros(3), torch.zeros(1)], "needs tensors alone, of the same shapes and dtypes"),
-        ([1, 2, 2.5], r"torch.float64 \(\), and sample 0 is torch.int64 \(\)"),
         (
             [(1, "one"), (2, "two")],
             r"are \['torch.int64 \(\)', .*<str>.*leave the rest out",

@@ -139,16 +139,6 @@ def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():
     assert kept == [[], [], []]
 
 
-def test_quartiles_tell_a_steady_run_from_one_that_varied(clock):
-    steady, varied = StepTimer(CPU, warmup_steps=1), StepTimer(CPU, warmup_steps=1)
-    run(steady, clock, 50.0, *[1.0] * 40)
-    run(varied, clock, 50.0, *[1.0] * 20, *[5.0] * 20)
-    assert steady.quartiles(2.0) == [2.0, 2.0, 2.0]
-    low, _, high = varied.quartiles(varied.run().images_per_second)
-    assert (low, high) == (1.0, 2.0)
-    assert StepTimer(CPU, warmup_steps=0).quartiles(0.0) == [0.0, 0.0, 0.0]
-
-
 def test_what_follows_an_ended_step_belongs_to_no_step(clock, timer):
     for _ in timer.batches(loader(clock, 1.0, 1.0)):
         clock.passes(3.0)

@@ -10,7 +10,7 @@ import torch
 from example_datasets import Numbers, contents
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from loaders import Preloader, Random, SeededLoader, TorchLoader, WorkerLoader
+from loaders import Random, SeededLoader, WorkerLoader
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 
@@ -256,23 +256,6 @@ def test_over_an_iterator_that_is_not_ours_the_state_is_what_its_consumer_receiv
     resumed = make(seeded(), depth)
     resumed.load_state_dict(loader.state_dict())
     assert contents(resumed) == expected[4:]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("named_after", [1, 2, 3])
-def test_without_batches_left_the_state_is_that_of_the_epoch_that_set_epoch_has_named(depth, named_after):
-    states = []
-    for make in (lambda loader: loader, lambda loader: Preloader(loader, "cpu", depth)):
-        with make(TorchLoader(range(4), 2, sampler=range(4), seed=0)) as loader:
-            loader.set_epoch(4)
-            iterator = iter(loader)
-            for number, is_end in ((1, False), (2, False), (3, True)):
-                assert (next(iterator, None) is None) == is_end
-                if number == named_after:
-                    loader.set_epoch(7)
-                if number > 1:
-                    states.append(loader.state_dict())
-    assert states[:2] == states[2:]
 
 
 @DEPTHS
