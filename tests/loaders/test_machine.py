@@ -59,14 +59,3 @@ def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dro
     }
     assert available_memory(machine(**V2, **limit, **free)) == 1000000
     assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
-
-
-@pytest.mark.parametrize("content", ["", "max", "many few"])
-def test_limits_that_cannot_be_read_count_as_none(machine, content):
-    names = ("cpu.max", "memory.max", "memory.current", "memory.stat")
-    files = {f"sys/fs/cgroup/jobs/{name}": content for name in names}
-    root = machine(
-        **files, **{"proc/self/cgroup": "0::/jobs\nno colons\none:colon\n", "proc/meminfo": "MemAvailable:\n"}
-    )
-    assert available_cores(root) == CORES
-    assert available_memory(root) is None

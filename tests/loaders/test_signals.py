@@ -71,17 +71,6 @@ def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_program
     assert_untouched(handlers)
 
 
-def test_the_parent_keeps_its_handlers_and_its_signal_mask(handlers):
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with WorkerLoader(Numbers(40), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
-        next(iter(loader))
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
-        assert [signal.getsignal(number) for number in HANDLED] == [handlers] * len(HANDLED)
-        signal.raise_signal(signal.SIGTERM)
-    assert handlers.calls[0] == 1
-    assert handlers.wakeups.recv(8) == bytes([signal.SIGTERM])
-
-
 class Watched(Numbers):
     """A sample takes a while, so that a worker is inside one when its parent ends."""
 

@@ -45,7 +45,7 @@ def mappings(pid: int | str = "self") -> int:
 def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat(bound):
     with loader_over(Bytes(64)) as loader:
         held = []
-        for _ in range(30):
+        for _ in range(12):
             iterator = iter(loader)
             batch = next(iterator)
             receiving, sending = os.pipe()
