@@ -21,7 +21,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.finished.evaluation import Evaluation
-from extras.finished.finished_run import SPLITS, FinishedRun, parser, run_program
+from extras.finished.finished_run import SPLITS, FinishedRun, parser
+from scripts.command import run_script
 from training.files import write_whole
 from training.results import finite
 from training.trainer import Trainer
@@ -48,10 +49,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         write_whole(out / "confusion.png", evaluation.draw_confusion())
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(finite(result), indent=2) + "\n")
-    print(run)
-    print(
-        f"{', '.join(f'{name} {value:.4f}' for name, value in scores.items())} of {samples:,} samples ({given.split})"
-    )
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    print(f"{run}\n{shown} of {samples:,} samples ({given.split})")
     return result
 
 
@@ -79,4 +78,4 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_script(main)

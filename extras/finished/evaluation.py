@@ -35,14 +35,14 @@ class Evaluation:
     def __init__(self, classes: Sequence[Any], image: str, mean: Sequence[float], std: Sequence[float]) -> None:
         self.names, self.image, self.mean, self.std = [str(name) for name in classes], image, mean, std
         self.mistakes: list[Mistake] = []  # the lowest probabilities of the true class, sorted
-        self._pairs: list[Tensor] = []  # of each batch the labels and the predictions, int64 (2, B)
+        self.counts = np.zeros((len(classes), len(classes)), int)  # of each class (row), what was predicted for it
 
     def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor) -> None:
         """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes)."""
         images = batch[self.image]
         best, predicted = probabilities.max(1)
         of_truth = probabilities.gather(1, labels[:, None])[:, 0]
-        self._pairs.append(torch.stack([labels, predicted]).cpu())
+        np.add.at(self.counts, (labels.cpu().numpy(), predicted.cpu().numpy()), 1)
         wrong = (predicted != labels).nonzero()[:, 0]
         for row in wrong[of_truth[wrong].argsort()[:MISTAKES]].tolist():
             probability, classes = (float(of_truth[row]), float(best[row])), (int(labels[row]), int(predicted[row]))
@@ -51,13 +51,10 @@ class Evaluation:
 
     def by_class(self) -> list[dict[str, Any]]:
         """A row per class: its name, its number of images, precision, recall and F1, which are 0 if undefined."""
-        truth, predicted = torch.cat(self._pairs, 1)
-        images, predictions, right = (
-            values.bincount(minlength=len(self.names)) for values in (truth, predicted, truth[truth == predicted])
-        )
+        images, predictions, right = self.counts.sum(1), self.counts.sum(0), self.counts.diagonal()
         of = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
         columns: dict[str, list[Any]] = {"class": self.names, "images": images.tolist()}
-        columns |= {name: (right.double() / total.clamp(min=0.5)).tolist() for name, total in of.items()}
+        columns |= {name: (right / np.maximum(total, 0.5)).tolist() for name, total in of.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self) -> str:
@@ -72,12 +69,10 @@ class Evaluation:
     def draw_confusion(self) -> bytes:
         """A PNG: of each class (row), the share that was predicted as each (column)."""
         number = len(self.names)
-        counts = np.zeros((number, number), int)
-        np.add.at(counts, tuple(torch.cat(self._pairs, 1).numpy()), 1)
         side = 4 + 0.3 * min(number, SHOWN_CLASSES)
         figure = new_figure("Confusion matrix", side + 1, side)
         axes = figure.subplots()
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        shares = self.counts / np.maximum(self.counts.sum(1, keepdims=True), 1)
         figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class")
         axes.set(xlabel="predicted class", ylabel="true class")
         if number <= SHOWN_CLASSES:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,15 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from extras.finished.finished_run import FinishedRun, parser, run_program
+from extras.finished.finished_run import FinishedRun, parser
 from loaders import tensors
+from scripts.command import run_script
 from training.config import ConfigError
 from training.files import write_whole
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # of the outputs: their largest difference, as a share of the largest output
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CALLS = {
     "model.pt2": """import torch
 model = torch.export.load("model.pt2").module()
@@ -53,8 +52,6 @@ def main(arguments: list[str] | None = None) -> Path:
     options.add_argument("--format", choices=tuple(FILES), default="torch", help="default: torch")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")
     given = options.parse_intermixed_args(arguments)
-    if given.format == "onnx" and (missing := [package for package in PACKAGES if find_spec(package) is None]):
-        raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
     run = FinishedRun(given.run, [*given.overrides, "device=cpu"])
     out: Path = given.out or run.folder / "export"
@@ -72,8 +69,6 @@ def example(run: FinishedRun) -> Inputs:
     with run.loader(run.dataset("test")) as loader:
         (batch,) = islice(loader, 1)
     inputs, _ = run.trainer.inputs_and_labels(batch)
-    if kinds := [type(one).__name__ for one in inputs if not isinstance(one, Tensor)]:
-        raise ConfigError(f"{run} takes a {kinds[0]} as input: only networks that take tensors can be exported")
     parts = (one[:COMPARED].contiguous() for one in inputs)
     return tuple(torch.cat([one, one])[: max(2, len(one))] for one in parts)
 
@@ -152,4 +147,4 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_script(main)

@@ -6,10 +6,8 @@ this repository's code, as those settings say.
 
 from __future__ import annotations
 
-import logging
-import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,12 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from loaders import Preloader, build_loader
+from scripts import command
 from training.build import build
 from training.checkpoint import read_checkpoint, step_files
 from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import Datasets
-from training.launch import EXPECTED, Extras
+from training.launch import Extras
 from training.processes import Processes
 from training.trainer import Trainer
 
@@ -120,17 +119,6 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 def parser(about: str | None) -> ArgumentParser:
     """A parser whose help is `about`, the program's docstring, with the argument that all three programs have."""
-    options = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    options = command.parser(about)
     options.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
     return options
-
-
-def run_program(main: Callable[[], object]) -> None:
-    """Runs a program's `main`. An error about a setting, a file or the machine is shown as one sentence."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
-        main()
-    except (*EXPECTED, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -18,6 +18,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from extras.finished.finished_run import SPLITS, FinishedRun, parser, run_program
-from extras.finished.samples import ImageFiles, Inputs, Samples, batches_of, image_files, name_of
+from extras.finished.finished_run import SPLITS, FinishedRun, parser
+from extras.finished.samples import ImageFiles, Samples, batches_of, image_files, name_of, read_inputs
 from loaders import WorkerLoader, move
+from scripts.command import run_script
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
@@ -56,14 +58,13 @@ def main(arguments: list[str] | None = None) -> Path:
         dataset = run.dataset(given.split)
         if is_stream(dataset):
             raise ConfigError(f"{type(dataset).__name__} is a stream: give files, or data.streaming=false")
-        samples = Samples([name_of(dataset, index) for index in range(len(dataset))], Inputs(run, dataset))
+        names = [name_of(dataset, index) for index in range(len(dataset))]
+        samples = Samples(names, partial(read_inputs, run.task.inputs, dataset))
     if not len(samples):
-        raise ConfigError("there are no samples to predict")
+        raise ConfigError("there are no samples to predict: give other files, folders or settings")
     stem: Path = given.out or run.folder / "predictions"
     path, failed = write_table(stem, records(run, samples, stem))
-    print(f"{len(samples) - failed:,} predictions of {run}: {path}")
-    if failed:
-        print(f"{failed:,} samples could not be read: the table says why")
+    print(f"{len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read: {path}")
     return path
 
 
@@ -132,4 +133,4 @@ def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_script(main)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from data.errors import DataError, read_lines
-from data.image_folder import SUFFIXES, find_images, say_left_out
+from data.image_folder import find_images, say_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
 from data.subset import Subset
@@ -48,10 +48,8 @@ class ImageFiles:
         if others:
             raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
         if not offers(dataset, "prepare"):
-            raise ConfigError(
-                f"{type(dataset).__name__} has no prepare(image), or one that its own __getitem__ may not call, so it "
-                "is not known what it does to an image: add the method to this class, and call it in __getitem__"
-            )
+            remedy = "add this method to the class that has its __getitem__, which calls it"
+            raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
         self._grey = run.data.model_options.get("in_channels") == 1
         self._paths, self._prepare, self._decoders = paths, dataset.prepare, choose("auto")
 
@@ -65,21 +63,14 @@ class ImageFiles:
         return {self._name: self._prepare(image)}
 
 
-class Inputs:
-    """Reads the inputs of a dataset's samples, without labels."""
-
-    def __init__(self, run: FinishedRun, dataset: Any) -> None:
-        self._names, self._dataset = run.task.inputs, dataset
-
-    def __call__(self, index: int) -> dict[str, Any]:
-        sample = self._dataset[index]
-        if not isinstance(sample, dict):
-            sample = dict(zip(self._names, sample, strict=False))  # the label comes last
-        if missing := [name for name in self._names if name not in sample]:
-            raise DataError(
-                f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches"
-            )
-        return {name: sample[name] for name in self._names}
+def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any]:
+    """The inputs of a dataset's sample, without its label."""
+    sample = dataset[index]
+    if not isinstance(sample, dict):
+        sample = dict(zip(names, sample, strict=False))  # the label comes last
+    if missing := [name for name in names if name not in sample]:
+        raise DataError(f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches")
+    return {name: sample[name] for name in names}
 
 
 def batches_of(samples: list[Sample]) -> list[tuple[list[str], dict[str, Any]]]:
@@ -101,10 +92,10 @@ def image_files(inputs: Sequence[str]) -> list[str]:
     """The paths that `inputs` name, each once. An input is an image, a folder, or a .txt file with a path per line.
 
     A folder stands for all images in it and its subfolders, as data=image_folder finds them.
-    Raises DataError if an input does not exist or has no images.
+    Raises DataError if an input does not exist.
     """
     found: list[str] = []
-    for given in map(os.path.expanduser, inputs):
+    for given in inputs:
         if os.path.isdir(given):
             images, others = find_images(given)
             paths = [os.path.join(given, image) for image in images]
@@ -113,8 +104,5 @@ def image_files(inputs: Sequence[str]) -> list[str]:
             raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
         else:
             paths = read_lines("", given, "surrogateescape") if given.endswith(".txt") else [given]
-            paths = [os.path.expanduser(path) for path in paths]
-        if not paths:
-            raise DataError(f"{given} names no images ({', '.join(SUFFIXES)}): give other files or folders")
         found += paths
     return list(dict.fromkeys(found))

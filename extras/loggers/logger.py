@@ -1,4 +1,4 @@
-"""Logger: what the loggers share. Training goes on without a value, or a logger, that fails."""
+"""Logger: what the loggers share. Training goes on without a logger that fails."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class Logger:
 
     package: ClassVar[str]  # ConfigError says that it is not installed; it is imported when the run starts
     start: Callable[[Run], None]  # `run.trainer.step` is 0 for a new run, else the last step before it continues
-    metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name; raises if it refuses one
+    metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name
     finish: Callable[[dict[str, Any] | None], None]  # the summary; None if the run was interrupted or failed
 
     def __init__(self, **options: Any) -> None:
         self.name, self.options, self._works = type(self).__name__.lower(), options, False
-        self._refused: set[str] = set()
         if find_spec(self.package) is None:
             raise ConfigError(f"logger={self.name} needs another package: pip install {self.package}")
 
@@ -41,43 +40,26 @@ class Logger:
         self._id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.trainer.step > 0 and self._id_file.exists()
         self.earlier_id = self._id_file.read_text().strip() if is_continued else None
-        self._leave_out(self._error_of(self.start, run))
+        self._call(self.start, run)
 
     def on_log(self, run: Run, values: dict[str, Any]) -> None:
         figures = numbers(values)
-        self.send(int(figures.pop("step")), figures)
-
-    def send(self, step: int, figures: dict[str, float]) -> None:
-        """Calls `metrics`, and leaves out what it refuses; leaves the logger out if that is all."""
-        figures = {name: value for name, value in figures.items() if name not in self._refused}
-        if figures and self._error_of(self.metrics, step, figures):
-            errors = {name: self._error_of(self.metrics, step, {name: value}) for name, value in figures.items()}
-            if all(errors.values()):
-                return self._leave_out(next(iter(errors.values())))
-            for name, error in errors.items():
-                if error:
-                    self._refused.add(name)
-                    log.warning("logger=%s refuses %s, which is left out from here on: %s", self.name, name, error)
+        self._call(self.metrics, int(figures.pop("step")), figures)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        self._leave_out(self._error_of(self.finish, summary))
+        self._call(self.finish, summary)
 
     def save_id(self, identifier: str) -> None:
         write_whole(self._id_file, identifier + "\n")
 
-    def _leave_out(self, error: str) -> None:
-        if error:
-            self._works = False
-            log.warning("logger=%s failed and is left out from here on: %s", self.name, error)
-
-    def _error_of(self, method: Callable[..., None], *arguments: Any) -> str:
-        """Calls the method, unless this logger is left out. Returns what went wrong, or ""."""
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        """Calls the method, unless this logger is left out. One that fails is, and the warning says why."""
         try:
             if self._works:
                 method(*arguments)
         except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return ""
+            self._works, reason = False, f"{type(error).__name__}: {' '.join(str(error).split())}"
+            log.warning("logger=%s failed and is left out from here on: %s", self.name, reason)
 
 
 def numbers(values: dict[str, Any], prefix: str = "") -> dict[str, float]:

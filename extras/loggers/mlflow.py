@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -44,8 +45,9 @@ class MLflow(Logger):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._id, [Metric(key, value, now, step) for key, value in values.items()])
+        allowed = {re.sub(r"[^\w\-. /:]", "_", key): value for key, value in values.items()}  # it refuses acc@1
+        self._client.log_batch(self._id, [Metric(key, value, now, step) for key, value in allowed.items()])
 
     def finish(self, summary: dict[str, Any] | None) -> None:
-        self.send(0, numbers(summary or {}, "summary/"))
+        self.metrics(0, numbers(summary or {}, "summary/"))
         self._client.set_terminated(self._id, "FAILED" if summary is None else "FINISHED")

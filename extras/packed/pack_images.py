@@ -35,7 +35,7 @@ from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.crops import resized, with_shorter_side
 from data.images.decoding import whole
-from extras.packed.packed import VERSION, Packed, damage_named, entry_type, shard_name
+from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
 from training.files import replacing, write_whole
@@ -91,8 +91,7 @@ class Packing:
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
-            with damage_named(path):
-                found = json.loads(path.read_text())
+            found = json.loads(path.read_text())
             if {key: found.get(key) for key in self.about} != self.about:
                 raise DataError(f"{folder} is a pack of other images or settings; give another folder")
         elif any(entry.name[0] != "." for entry in folder.iterdir()):
@@ -102,19 +101,14 @@ class Packing:
 
     def indices(self, split: str) -> list[np.ndarray]:
         """The indices of the split's finished shards."""
-        indices = list[np.ndarray]()
-        for path in sorted(self.folder.glob(f"{split}-*.npy")):
-            with damage_named(path):
-                indices.append(np.load(path))
-        return indices
+        return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
 
     def expected_bytes(self) -> float:
         """Estimates the size of the pack from some images."""
         total = 0.0
         for stored in self.stored.values():
-            some = np.linspace(0, len(stored) - 1, min(len(stored), SAMPLED)).astype(int).tolist()
-            items = [stored[index] for index in some]
-            sizes = [0 if isinstance(item, DataError) else len(item[0]) for item in items]
+            some = [stored[index] for index in range(0, len(stored), -(-len(stored) // SAMPLED))]
+            sizes = [0 if isinstance(item, DataError) else len(item[0]) for item in some]
             total += len(stored) * float(np.mean(sizes))
         return total
 
@@ -152,8 +146,7 @@ class Packing:
         """Writes pack.json. Raises DataError for a split without images."""
         for split in SPLITS:
             if not sum(map(len, self.indices(split))):
-                images = f"{len(self.splits[split]):,} {split} images"
-                raise DataError(f"none of the {images} can be read; check the folder")
+                raise DataError(f"none of the {len(self.splits[split]):,} {split} images can be read")
         paths = sorted(path for split in SPLITS for path in self.folder.glob(f"{split}-*"))
         sizes = {path.name: path.stat().st_size for path in paths}
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in paths if path.suffix == ".npy"}
@@ -178,12 +171,11 @@ def fingerprint(images: ImageFolder) -> list[int]:
 
 def verify(folder: Path) -> None:
     """Reads every image of a pack. Raises DataError for the first one whose checksum is wrong."""
-    total = 0
-    for packed in (Packed(train, folder) for train in (True, False)):
+    packs = [Packed(train, folder) for train in (True, False)]
+    for packed in packs:
         for index in tqdm(range(len(packed)), "verifying", unit="image", disable=None):
             packed.verified(index)
-        total += len(packed)
-    print(f"{folder}: the checksums of all {total:,} images are correct")
+    print(f"{folder}: the checksums of all {sum(map(len, packs)):,} images are correct")
 
 
 def main(arguments: list[str] | None = None) -> None:

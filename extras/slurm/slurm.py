@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from types import FrameType
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -23,7 +22,7 @@ class Launchers(Callback):
         signal.signal(signal.SIGTERM, stop_sweep)  # by default it would end this process, and joblib's would train on
 
 
-def stop_sweep(number: int, frame: FrameType | None) -> None:
+def stop_sweep(number: int, frame: object) -> None:
     raise Stopped("stopped by SIGTERM", number)
 
 

@@ -15,7 +15,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.errors import explained
 from extras.sweep.picture import Bar, draw_bars
 from training.files import write_whole
 from training.table import table
@@ -40,11 +39,7 @@ class Job:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
         self.values = dict(text.partition("=")[::2] for text in overrides)
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
-        path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
-        try:
-            self.summary = json.loads(path.read_text()) if status == "done" and path.exists() else {}
-        except ValueError as damage:  # the other jobs have theirs
-            self.status, self.error = "damaged", f"{path} is damaged ({damage}); run the job again"
+        self.summary: dict[str, Any] = json.loads(Path(folder, "summary.json").read_text()) if status == "done" else {}
 
 
 class Range(NamedTuple):
@@ -171,7 +166,6 @@ class Sweep:
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
         title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
-        title += f", the simplest of {len(self.fastest)} that are equally fast" if len(self.fastest) > 1 else ""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
         bars = []
         for one in shown:
@@ -182,10 +176,7 @@ class Sweep:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    notes = list[dict[str, Any]]()
-    for path in (folder / NOTES).glob("[0-9]*.json"):
-        with explained(f"{path} is damaged", "remove it", ValueError):
-            notes.append(json.loads(path.read_text()))
+    notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
     return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -71,15 +70,12 @@ class RangeReader:
         (store, name), obstore = _place(self.url, self.attempts, READING_SECONDS), library()
         end, etag = self.start + self.size, self.version.etag
         with store_errors(f"{self.url}, bytes {self.start:,} to {end:,},"):
-            for attempt in range(self.attempts):
-                if attempt:
-                    time.sleep(min(10, 0.1 * 4**attempt))
-                answer = obstore.get(store, name, options={"range": (self.start, end), "if_match": etag})
-                if answer.meta["e_tag"] != etag:  # the server ignores If-Match
-                    raise obstore.exceptions.PreconditionError("its ETag is another one")
-                if len(data := bytes(answer.bytes())) == self.size:  # else its headers are wrong: obstore trusts them
-                    return data
-            raise ValueError(f"the server sent {len(data):,} bytes")
+            answer = obstore.get(store, name, options={"range": (self.start, end), "if_match": etag})
+            if answer.meta["e_tag"] != etag:  # the server ignores If-Match
+                raise obstore.exceptions.PreconditionError("its ETag is another one")
+            if len(data := bytes(answer.bytes())) != self.size:  # its headers are wrong: obstore trusts them
+                raise ValueError(f"the server sent {len(data):,} bytes")
+            return data
 
 
 def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:

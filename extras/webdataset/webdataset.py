@@ -26,7 +26,7 @@ from data.image_folder import say_left_out
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
-from extras.webdataset.object_store import ATTEMPTS, SCHEMES, RangeReader, Version, answers, is_remote
+from extras.webdataset.object_store import ATTEMPTS, RangeReader, Version, answers, is_remote
 from extras.webdataset.tar_index import KINDS, Index, each_shard, find_version, opened, pair, read_index, scan, split
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
@@ -184,8 +184,6 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
                 raise DataError(f"{key}={url}: wildcards are for local files; write braces, such as {{00..09}}")
             shards += expand_braces(url)
             continue
-        if re.match(r"\w+://|pipe:", url):
-            raise DataError(f"{key}={url}: use local files or {', '.join(SCHEMES)}")
         for path in map(os.path.expanduser, expand_braces(url)):
             if not (found := [path] if os.path.isfile(path) else sorted(glob.glob(path))):
                 raise DataError(f"{key}={url}: there is no file {path}; {HOW}")

@@ -1,16 +1,14 @@
 """Real clients in place of a test's own loop. Nothing needs a network, and a missing package skips its tests."""
 
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 100.0  # only ever spent by a script that hangs
+PATHS = f"{Path(__file__).parents[2]}{os.pathsep}{Path(__file__).parent}"
 
 
 @pytest.fixture(autouse=True)
@@ -21,34 +19,15 @@ def check_what_is_left(monkeypatch, nothing_left_behind):
 
 @pytest.fixture
 def script(tmp_path: Path):
-    """Runs the source of a script, as its own program, in `tmp_path`, and returns what it printed.
-
-    Fails if the script does not exit by itself, or exits with another status than `status`.
-    """
+    """Runs the source of a script, as its own program, in `tmp_path`, and returns what it printed."""
 
     def run(source: str, status: int = 0) -> str:
-        file = tmp_path / "script.py"
+        file, printed = tmp_path / "script.py", tmp_path / "printed"
         file.write_text(source)
-        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-        process = subprocess.Popen(
-            [sys.executable, str(file)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            printed, _ = process.communicate(timeout=SCRIPT_SECONDS)
-        except subprocess.TimeoutExpired as hanging:
-            pytest.fail(f"the script did not exit by itself; it printed:\n{(hanging.output or b'').decode()}")
-        finally:  # the test's own time may be over, too
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
-        assert process.returncode == status, printed
-        return printed
+        with printed.open("w") as out:  # a pipe would stay open as long as a process that the script has started
+            options = {"cwd": tmp_path, "stdout": out, "stderr": subprocess.STDOUT, "timeout": SCRIPT_SECONDS}
+            done = subprocess.run([sys.executable, str(file)], env={**os.environ, "PYTHONPATH": PATHS}, **options)
+        assert done.returncode == status, printed.read_text()
+        return printed.read_text()
 
     return run

@@ -11,20 +11,15 @@ from points import BATCH_SIZE, SEED, Points, check_epochs, epoch_of, seeded_epoc
 from loaders import WorkerLoader
 
 
-def seeded(**settings) -> WorkerLoader:
-    settings = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": SEED, **settings}
-    return WorkerLoader(Points(), **settings)
-
-
-def prepare(*objects):
-    return accelerate.Accelerator(cpu=True).prepare(*objects)
-
-
-def test_the_epoch_that_set_epoch_names_is_the_one_that_comes():
-    prepared = prepare(seeded())
+def test_the_epoch_that_set_epoch_names_comes_or_what_is_left_of_it():
+    loader = WorkerLoader(Points(), BATCH_SIZE, shuffle=True, seed=SEED)
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
     for epoch in (4, 2, 2, 0):
         prepared.set_epoch(epoch)
         assert epoch_of(prepared) == seeded_epoch(epoch)
+    rest = skip_first_batches(prepared, 2)
+    rest.set_epoch(1)
+    assert epoch_of(rest) == seeded_epoch(1)[2:]
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
@@ -41,10 +36,3 @@ def test_two_processes_share_every_epoch_and_no_two_epochs_have_the_same_order(s
         for epoch, shares in enumerate(epochs):
             whole = seeded_epoch(epoch, 24)
             assert list(shares) == [whole[0::2], whole[1::2]]
-
-
-def test_the_rest_of_an_epoch_comes_after_its_first_batches_were_skipped():
-    prepared = prepare(seeded())
-    rest = skip_first_batches(prepared, 2)
-    rest.set_epoch(1)
-    assert epoch_of(rest) == seeded_epoch(1)[2:]

@@ -1,7 +1,6 @@
 """Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints, DDP, and a script's end."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_points import Recorder, trainer
 from points import BATCH_SIZE, LENGTH, SEED, Points, check_epochs, seeded_epoch
-from torch.utils.data import DataLoader
 
 from loaders import Preloader, WorkerLoader
 
@@ -23,29 +21,10 @@ def seeded(**settings) -> WorkerLoader:
     return WorkerLoader(Points(), BATCH_SIZE, **settings)
 
 
-def unseeded(**settings) -> WorkerLoader:
-    return seeded(**{"seed": None, "persistent_workers": False, **settings})
-
-
-def fit(loader, epochs: int = 3, ckpt_path: str | None = None, **settings) -> Recorder:
+def fit(loader, ckpt_path: str | None = None, **settings) -> Recorder:
     module = Recorder()
-    trainer(max_epochs=epochs, **settings).fit(module, loader, ckpt_path=ckpt_path)
+    trainer(max_epochs=3, **settings).fit(module, loader, ckpt_path=ckpt_path)
     return module
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_without_a_seed_training_gets_the_batches_of_a_stock_loader(persistent):
-    def trained(cls) -> dict[int, list[list[int]]]:
-        lightning.seed_everything(3, verbose=False)
-        loader = cls(Points(), BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=persistent)
-        module = fit(loader)
-        if cls is WorkerLoader:
-            loader.close()
-        return module.trained
-
-    ours = trained(WorkerLoader)
-    check_epochs(list(ours.values()))
-    assert ours == trained(DataLoader)
 
 
 def test_validation_between_epochs_leaves_the_training_order_alone():
@@ -64,33 +43,12 @@ def test_predictions_come_for_every_sample_in_order(settings):
     assert torch.cat(batches).tolist() == list(range(LENGTH))
 
 
-def checkpoints(folder: Path, every: int) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=every)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        unseeded,
-        lambda: unseeded(persistent_workers=True),
-        lambda: Preloader(unseeded(), "cpu"),
-        lambda: Preloader(DataLoader(Points(), BATCH_SIZE, shuffle=True), "cpu"),
-    ],
-    ids=["worker_loader", "persistent_worker_loader", "preloader", "preloader_over_a_stock_loader"],
-)
-def test_checkpoints_are_saved_of_a_run_without_a_seed(make, tmp_path):
-    loader = make()
-    module = fit(loader, 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path, every=4)])
-    loader.close()
-    check_epochs(list(module.trained.values()))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step=12.ckpt", "step=4.ckpt", "step=8.ckpt"]
-
-
 @pytest.mark.parametrize("make", [seeded, lambda: Preloader(seeded(), "cpu", 3)], ids=["worker_loader", "preloader"])
 @pytest.mark.parametrize("step", [6, 8], ids=["at_an_epochs_end", "within_an_epoch"])
 def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(make, step, tmp_path):
     with make() as loader:
-        whole = fit(loader, enable_checkpointing=True, callbacks=[checkpoints(tmp_path, every=step)])
+        checkpoints = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=step)
+        whole = fit(loader, enable_checkpointing=True, callbacks=[checkpoints])
     with make() as loader:
         resumed = fit(loader, ckpt_path=str(tmp_path / f"step={step}.ckpt"))
     check_epochs(list(whole.trained.values()))
@@ -98,7 +56,7 @@ def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(make, s
 
 
 DDP = """
-import json, sys, warnings
+import json, warnings
 import lightning
 from lightning_points import Recorder, trainer
 from loaders import Preloader, WorkerLoader
@@ -109,17 +67,10 @@ workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
 
 
 class OwnShare(Recorder):
-    preload = False
-
     def train_dataloader(self):
         share = {"seed": SEED, "rank": self.global_rank, "world_size": self.trainer.world_size}
-        loader = WorkerLoader(Points(), BATCH_SIZE, **workers, **share)
-        self.loader = Preloader(loader, "cpu") if self.preload else loader
+        self.loader = Preloader(WorkerLoader(Points(), BATCH_SIZE, **workers, **share), "cpu")
         return self.loader
-
-
-class OwnSharePreloaded(OwnShare):
-    preload = True
 
 
 def fit(name, module, loader=None, **settings):
@@ -135,7 +86,6 @@ lightning.seed_everything(5, verbose=False)
 fit("unseeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, **workers))
 fit("seeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, seed=SEED, **workers))
 fit("own_share", OwnShare(), use_distributed_sampler=False)
-fit("own_share_preloaded", OwnSharePreloaded(), use_distributed_sampler=False)
 print("done")
 """
 
@@ -151,9 +101,8 @@ def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each
     for name in ("unseeded", "seeded"):
         check_epochs([first + second for first, second in epochs(name)])
     # ... or leaves it to the loader.
-    for name in ("own_share", "own_share_preloaded"):
-        for epoch, shares in enumerate(epochs(name), start=name == "own_share_preloaded"):  # as above
-            assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]
+    for epoch, shares in enumerate(epochs("own_share"), start=1):  # 0: see test_training.py
+        assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]
 
 
 NEVER_CLOSED = """
@@ -177,16 +126,13 @@ def make(**settings):
 
 
 # Lightning installs a handler for SIGTERM while it trains: that is when the workers are started.
-loaders = [Preloader(make(seed=SEED), "cpu"), make(seed=SEED), Preloader(make(), "cpu"), make()]
+loaders = [Preloader(make(seed=SEED), "cpu"), make(seed=SEED), make(), Preloader(make(), "cpu")]
 for loader in loaders:
-    trainer(max_epochs=2).fit({module}(), loader)
+    trainer(max_epochs=2).fit(Stops() if loader is loaders[-1] else Recorder(), loader)
     print("trained")
 """
 
 
-def test_a_script_that_never_closes_its_loaders_exits_by_itself(script):
-    assert script(NEVER_CLOSED.format(module="Recorder")).count("trained") == 4
-
-
-def test_a_script_whose_training_raises_exits_by_itself_with_the_error(script):
-    assert "ValueError: diverged" in script(NEVER_CLOSED.format(module="Stops"), status=1)
+def test_a_script_that_never_closes_its_loaders_and_then_raises_exits_by_itself_with_the_error(script):
+    printed = script(NEVER_CLOSED, status=1)
+    assert printed.count("trained") == 3 and "ValueError: diverged" in printed

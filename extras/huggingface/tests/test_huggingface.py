@@ -1,9 +1,7 @@
 import re
-import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -106,28 +104,17 @@ def test_a_split_may_be_a_part_of_one_or_several(save_rows):
     ("arguments", "words"),
     [
         ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
-        ({"image": "label"}, "data.image=label: this column of PATH has no images, but ClassLabel("),
         ({"label": "note"}, "data.label=note: PATH, train split has float64 in this column, not integers or strings"),
         ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),
-        (
-            {"train": False, "test_split": "unlabelled"},
-            "PATH, test split, row 0 has the label -1, which is not one of the 2 classes; choose other splits",
-        ),
+        ({"train": False, "test_split": "unlabelled"}, "PATH, test split, row 0 has the label -1, which is not one"),
         ({"label": "gaps"}, "data.label=gaps: PATH, train split, row 1 has no label"),
         ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded ("),
     ],
 )
-def test_what_cannot_work_is_refused(save_rows, tmp_path, monkeypatch, arguments, words):
+def test_what_cannot_work_is_refused(save_rows, arguments, words):
     values = {"note": datasets.Value("float64"), "gaps": datasets.Value("int64")}
     train = {"label": [0, 1], "note": [0.5, 1], "gaps": [0, None]}
     unlabelled = {"label": [-1], "note": [0.5], "gaps": [0]}
     path = save_rows(cat_or_dog() | values, train=train, unlabelled=unlabelled)
     with pytest.raises(DataError, match=re.escape(words.replace("PATH", str(path)))):
         HuggingFace(**{"train": True, "path": path} | arguments)
-    datasets.load_from_disk(path)["train"].remove_columns("label").save_to_disk(tmp_path / "no label")
-    with pytest.raises(DataError, match=r"data.label=None: 0 columns are of the kind ClassLabel; set it to"):
-        HuggingFace(True, tmp_path / "no label")
-    for package in (None, SimpleNamespace(__version__="3.9.0")):
-        monkeypatch.setitem(sys.modules, "datasets", package)
-        with pytest.raises(DataError, match=r"data=huggingface needs .*; pip install 'datasets>=4'"):
-            HuggingFace(True, "a/b")

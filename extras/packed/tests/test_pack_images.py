@@ -85,6 +85,8 @@ def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(imag
     for folder, options in (("pack", []), ("whole", []), ("pack", ["--short-side", "64"])):
         with pytest.raises(DataError, match="is a pack of other images or settings"):
             pack(images, tmp_path / folder, *options)
+    with pytest.raises(DataError, match="images is not empty"):
+        pack(images, images)
 
 
 def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):
@@ -98,17 +100,3 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
         path.write_bytes(b"")
     with pytest.raises(DataError, match="none of the 4 val images can be read"):
         pack(images, tmp_path / "no val", "--skip")
-
-
-def test_wrong_arguments_are_refused_in_a_sentence(images, tmp_path):
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "unfinished.json").touch()
-    for arguments, words in (
-        ([images, tmp_path / "half"], "half/unfinished.json is damaged .Expecting value"),
-        ([tmp_path / "none", tmp_path / "new"], "none is not a folder"),
-        ([images, images], "images is not empty"),
-        ([tmp_path / "new"], "give two folders"),
-    ):
-        with pytest.raises(DataError, match=words):
-            pack_images.main([str(argument) for argument in arguments])
-    assert not (tmp_path / "new").exists()

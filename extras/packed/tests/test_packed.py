@@ -74,8 +74,6 @@ def test_a_packs_images_are_the_files_resized_once(photographs, options, of_all,
     ("file", "spoil", "words"),
     [
         ("pack.json", Path.unlink, "PACK is not a pack: it has no pack.json; make one with"),
-        ("pack.json", lambda path: path.write_text(""), "PACK/pack.json is damaged .Expecting value"),
-        ("pack.json", lambda path: path.write_text("[]"), "PACK/pack.json is damaged .it does not have version 2"),
         ("pack.json", lambda path: path.write_text("{}"), "PACK/pack.json is damaged .it does not have version 2"),
         ("train-00000.npy", flip_a_byte, "PACK/train-00000.npy is damaged .its checksum is wrong"),
         ("train-00000.bin", lambda path: path.write_bytes(b"1"), "train-00000.bin is damaged .it has 1 bytes instead"),
@@ -86,8 +84,6 @@ def test_an_incomplete_or_damaged_pack_is_refused_with_the_file(tmp_path, file, 
     spoil(pack / file)
     with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(pack)))):
         Packed(True, pack)
-    with pytest.raises(DataError, match=r"data.root is not set.*extras/packed/pack_images.py"):
-        Packed(True)
 
 
 @pytest.mark.parametrize("form", ["raw", "jpeg"])

@@ -14,31 +14,24 @@ from pathlib import Path
 class Faults:
     """What the server does to its answers: shares of them that it refuses (503), cuts in the middle, or holds back.
 
-    seen: how many requests it got, by method, path and range. most: how many it had at the same time. spoilt: what it
-    did to how many. hold(path, range) is called before each request is answered. short: how many of the next ranges
-    lack a byte that their headers count.
+    seen: how many requests it got, by method, path and range. spoilt: what it did to how many. hold(method, path,
+    range) is called before each request is answered. short: ranges lack a byte that their headers count.
     """
 
-    def __init__(self, refused=0.0, cut=0.0, stalled=0.0, seed=0):
-        self.shares, self.random = (refused, cut, stalled), random.Random(seed)
-        self.seen, self.spoilt, self.now, self.most, self.short = Counter(), Counter(), 0, 0, 0
-        self.lock, self.closing, self.hold = threading.Lock(), threading.Event(), lambda *_: None
+    def __init__(self):
+        self.shares, self.random, self.short, self.hold = (0, 0, 0), random.Random(1), False, lambda *_: None
+        self.seen, self.spoilt, self.lock, self.closing = Counter(), Counter(), threading.Lock(), threading.Event()
 
-    @contextmanager
-    def one(self, *request) -> Iterator[str]:
+    def of(self, *request) -> str:
         """Counts a request, and says what is done to it."""
         with self.lock:
             self.seen[request] += 1
-            self.now += 1
-            self.most = max(self.most, self.now)
             fault = self.random.choices(("refused", "cut", "stalled", ""), (*self.shares, 1 - sum(self.shares)))[0]
             self.spoilt[fault] += 1
-        try:
-            self.hold(*request[1:])
-            yield fault
-        finally:
-            with self.lock:
-                self.now -= 1
+        self.hold(*request)
+        if fault == "stalled":
+            self.closing.wait(20)
+        return fault
 
 
 @contextmanager
@@ -60,33 +53,25 @@ def serve(folder: Path, faults: Faults) -> Iterator[str]:
                 self.wfile.write(body if sent is None else sent)
 
         def do_GET(self):
-            with faults.one(self.command, self.path, self.headers.get("Range")) as fault:
-                if fault == "stalled":
-                    faults.closing.wait(20)
-                self.answer(503) if fault == "refused" else self.send(folder / self.path[1:], fault == "cut")
-
-        do_HEAD = do_GET
-
-        def send(self, path, cut):
+            fault, path = faults.of(self.command, self.path, self.headers.get("Range")), folder / self.path[1:]
             content = path.read_bytes() if path.is_file() else b""
             etag = 'W/"1"' if path.name.startswith("weak") else f'"{hashlib.md5(content).hexdigest()}"'
-            if path.name.startswith("secret") or not path.is_file():
-                return self.answer(403 if path.name.startswith("secret") else 404)
+            if fault == "refused" or path.name.startswith("secret") or not path.is_file():
+                return self.answer(503 if fault == "refused" else 404 if not path.is_file() else 403)
             if self.headers.get("If-Match", etag) != etag:
                 return self.answer(412)
-            headers = {"ETag": etag, "Last_Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}
-            status = 200
+            headers, status = {"ETag": etag, "Last_Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, 200
             if span := self.headers.get("Range"):
                 first, last = map(int, span.removeprefix("bytes=").split("-"))
                 status, size, content = 206, len(content), content[first : last + 1]
                 headers["Content_Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
-                if faults.short:
-                    faults.short -= 1
-                    content = content[:-1]
-            self.answer(status, content, content[: len(content) // 2] if cut else content, **headers)
-            if cut:
+                content = content[:-1] if faults.short else content
+            self.answer(status, content, content[: len(content) // 2] if fault == "cut" else None, **headers)
+            if fault == "cut":
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
+
+        do_HEAD = do_GET
 
         def do_PUT(self):
             (folder / self.path[1:]).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
@@ -98,13 +83,10 @@ def serve(folder: Path, faults: Faults) -> Iterator[str]:
         def handle_error(self, *_):
             """A client that has given up is not an error."""
 
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
-    finally:
         faults.closing.set()
         server.shutdown()
-        server.server_close()
         thread.join()

@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import signal
-import sys
 import threading
 import traceback
 
@@ -32,6 +31,7 @@ SECRET = "sesame"
 def as_in_a_new_process(tmp_path, monkeypatch):
     """The user's cache is empty. A test uses obstore only in processes that it forks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
     yield
     assert object_store._user is None
 
@@ -73,7 +73,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def faults():
-    return Faults(seed=1)
+    return Faults()
 
 
 @pytest.fixture
@@ -82,44 +82,38 @@ def url(folder, faults):
         yield address
 
 
-def read_batches(dataset, kill=None, **options):
-    """All batches of two epochs. After each, `kill` is sent to a worker."""
+def read_batches(dataset, kill=False, **options):
+    """The bytes of all batches of two epochs. After each, a worker is killed."""
     batches = []
     options = {"shuffle": True, "num_workers": 2, "persistent_workers": True, **options}
     with WorkerLoader(dataset, 8, seed=3, max_restarts=100, **options) as loader:
-        for _ in range(2):
-            for batch in loader:
-                batches.append({name: value.numpy().copy() for name, value in batch.items()})
-                if kill is not None:
-                    os.kill(multiprocessing.active_children()[0].pid, kill)
+        for batch in (batch for _ in range(2) for batch in loader):
+            batches.append((batch["image"].numpy().tobytes(), batch["label"].tolist()))
+            if kill:
+                os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    assert len(batches) >= 2 * SHARDS * IMAGES // 8
     return batches
 
 
-def assert_equal(found, expected):
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in ("image", "label"))
-
-
-@pytest.mark.parametrize(
-    ("shares", "options"),
-    [
-        ((0.05, 0.02, 0.01), {}),
-        ((0, 0, 0), {"kill": signal.SIGKILL}),
-        ((0, 0, 0), {"worker_method": "thread"}),
-        ((0, 0, 0), {"num_workers": 0, "persistent_workers": False}),
-    ],
-)
-def test_batches_are_those_from_disk_whatever_requests_fail_and_workers_die(
-    url, folder, faults, monkeypatch, shares, options
-):
-    monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
+@pytest.mark.parametrize("options", [{"kill": True}, {"worker_method": "thread"}], ids=["processes", "threads"])
+def test_batches_are_those_from_disk_whatever_requests_fail_and_workers_die(url, folder, faults, options):
     dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
     expected = read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16))
-    faults.shares = shares
-    assert_equal(forked(lambda: read_batches(dataset, **options)), expected)
-    assert not any(shares) or min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
-    assert options or faults.most > 4  # in flight at the same time
+    faults.shares = (0.05, 0.02, 0.01)
+    assert forked(lambda: read_batches(dataset, **options)) == expected
+    assert min(faults.spoilt[kind] for kind in ("refused", "cut", "stalled")) > 0
+
+
+def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(url, folder, faults, monkeypatch):
+    monkeypatch.setattr(tar_index, "BLOCK", 1 << 13)
+    keys, options = {"classes": list("01234"), "image_size": 16}, {"shuffle": False, "streams": 2}
+    remote = WebDatasetStream(True, f"{url}/{NAMES}", **keys)
+    expected = read_batches(WebDatasetStream(True, f"{folder}/train-*.tar", **keys), num_workers=1, **options)
+    assert read_batches(remote, **options) == expected
+    spans = [map(int, span.removeprefix("bytes=").split("-")) for method, _, span in faults.seen if method == "GET"]
+    assert sum(last + 1 - first for first, last in spans) <= sum(path.stat().st_size for path in folder.iterdir())
+    faults.shares = 0.05, 0.05, 0.01
+    assert read_batches(remote, kill=True, **options) == expected
 
 
 def test_a_bucket_has_its_index_and_no_error_or_dataset_has_the_credentials(folder, monkeypatch):
@@ -137,11 +131,9 @@ def test_a_bucket_has_its_index_and_no_error_or_dataset_has_the_credentials(fold
     for path in folder.iterdir():
         client.upload_file(str(path), "images", path.name)
     index_tars.main([f"s3://images/{NAMES}"])
-    assert {f"train-{shard}.tar.index.npz" for shard in range(SHARDS)} <= {
-        entry["Key"] for entry in client.list_objects_v2(Bucket="images")["Contents"]
-    }
+    client.head_object(Bucket="images", Key="train-2.tar.index.npz")
     dataset = WebDataset(True, f"s3://images/{NAMES}", image_size=16)
-    assert_equal(read_batches(dataset), read_batches(WebDataset(True, f"{folder}/train-?.tar", image_size=16)))
+    assert read_batches(dataset) == read_batches(WebDataset(True, f"{folder}/train-?.tar", image_size=16))
     assert SECRET.encode() not in pickle.dumps(dataset)
     with pytest.raises(DataError, match=r"s3://nowhere/a.tar is not there, or its bucket is not; check") as caught:
         WebDataset(True, "s3://nowhere/a.tar")
@@ -151,26 +143,8 @@ def test_a_bucket_has_its_index_and_no_error_or_dataset_has_the_credentials(fold
 
 def test_a_process_whose_parent_read_from_the_store_says_so_instead_of_waiting_for_ever(url):
     dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
-
-    def read():
-        dataset[0]
-        read_batches(dataset)
-
     with pytest.raises(DataError, match=r"was forked from one that had read .*multiprocessing_context='spawn'"):
-        forked(read)
-
-
-def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(url, folder, faults, monkeypatch):
-    monkeypatch.setattr(tar_index, "BLOCK", 1 << 13)
-    monkeypatch.setattr(object_store, "STALL_SECONDS", 1)
-    keys, options = {"classes": list("01234"), "image_size": 16}, {"shuffle": False, "streams": 2}
-    remote = WebDatasetStream(True, f"{url}/{NAMES}", **keys)
-    expected = read_batches(WebDatasetStream(True, f"{folder}/train-*.tar", **keys), num_workers=1, **options)
-    assert_equal(read_batches(remote, **options), expected)
-    spans = [map(int, span.removeprefix("bytes=").split("-")) for method, _, span in faults.seen if method == "GET"]
-    assert sum(last + 1 - first for first, last in spans) <= sum(path.stat().st_size for path in folder.iterdir())
-    faults.shares = 0.05, 0.05, 0.02
-    assert_equal(read_batches(remote, kill=signal.SIGKILL, **options), expected)
+        forked(lambda: dataset[0] and read_batches(dataset))
 
 
 def test_requests_that_wait_for_a_server_do_not_delay_the_end_of_a_program(python, bound):
@@ -208,11 +182,9 @@ def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(url, folder, fa
         dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
         assert dataset.labels.tolist() == [number % 5 for number in range(SHARDS * IMAGES)]
         assert dataset.path(41) == f"{url}/train-1.tar/041.jpg"
-        return {path[1:] for method, path, _ in faults.seen if method == "GET"} & {
-            each.name for each in folder.iterdir()
-        }
+        return {path[1:] for method, path, _ in faults.seen if method == "GET"} & set(os.listdir(folder))
 
-    shards = {path.name for path in folder.iterdir()}
+    shards = set(os.listdir(folder))
     assert opened() == shards
     assert opened() == set()  # their indices are in the cache
     index_tars.main([f"{url}/{NAMES}"])
@@ -223,23 +195,15 @@ def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(url, folder, fa
         WebDataset(True, f"{url}/train-1.tar")
 
 
-def test_a_tar_that_changes_is_an_error_and_never_another_image(url, folder):
-    dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16)
+def test_what_fails_or_has_changed_is_an_error_and_never_another_image(url, folder, faults):
+    dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16, attempts=2)
     tar = folder / "train-1.tar"
     tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8", b"\xff\xd9"))
     forked(lambda: dataset.encoded(5))
-    for read in (lambda: dataset.encoded(45), lambda: list(dataset.encoded_rows(np.array([5, 45])))):
-        with pytest.raises(DataError, match=rf"{url}/train-1.tar, bytes [\d,]+ to .*it has changed since its index"):
-            forked(read)
+    with pytest.raises(DataError, match=rf"{url}/train-1.tar, bytes [\d,]+ to .*it has changed since its index"):
+        forked(lambda: list(dataset.encoded_rows(np.array([5, 45]))))
     assert len(WebDataset(True, f"{url}/train-1.tar")) == IMAGES  # a new run makes a new index
-
-
-def test_a_range_that_fails_or_lacks_bytes_is_requested_again_and_then_an_error(url, faults):
-    dataset = WebDataset(True, f"{url}/{NAMES}", image_size=16, attempts=2)
-    whole = forked(lambda: dataset.encoded(0))
-    faults.short = 1
-    assert forked(lambda: dataset.encoded(0)) == whole and faults.short == 0
-    faults.short = 2
+    faults.short = True
     with pytest.raises(DataError, match=r"train-0.tar, bytes .* cannot be read \(the server sent [\d,]+ bytes\)"):
         forked(lambda: dataset.encoded(0))
     faults.seen.clear()
@@ -249,24 +213,17 @@ def test_a_range_that_fails_or_lacks_bytes_is_requested_again_and_then_an_error(
     assert sum(faults.seen.values()) == 2
 
 
-def test_what_cannot_work_is_said_in_a_sentence(url, folder, monkeypatch):
+def test_a_url_that_cannot_work_is_named_without_its_password(url, folder, monkeypatch):
     monkeypatch.setattr(object_store, "OPENING_SECONDS", 1)
-    for name, content in (("secret.tar", b""), ("weak.tar", b"x"), ("compressed.tar", b"\x1f\x8b" + bytes(2000))):
-        (folder / name).write_bytes(content)
+    (folder / "secret.tar").touch()
+    (folder / "weak.tar").touch()
     for urls, words in (
-        (f"{url}/none.tar", "none.tar is not there, or its bucket is not; check the name"),
         (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it: AWS_ACCESS_KEY_ID"),
         (f"{url}/weak.tar", "weak.tar: the server sends no strong ETag"),
-        (f"{url}/compressed.tar", "compressed.tar cannot be read as an uncompressed tar ("),
         (f"{url}/train-*.tar", "wildcards are for local files; write braces"),
         ("http://127.0.0.1:1/a.tar", "http://127.0.0.1:1/a.tar cannot be read ("),
-        ("az://container/a.tar", "Account must be specified); set credentials: AWS_ACCESS_KEY_ID"),
-        (f"https://host/a.tar?Signature={SECRET}", "data.urls has a URL with a password or a signature"),
         (f"s3://me:{SECRET}@bucket/a.tar", "data.urls has a URL with a password or a signature"),
     ):
         with pytest.raises(DataError, match=re.escape(words)) as caught:
             WebDataset(True, urls)
         assert SECRET not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(DataError, match="pip install obstore"):
-        WebDataset(True, "s3://bucket/a.tar")

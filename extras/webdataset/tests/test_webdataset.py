@@ -45,28 +45,18 @@ def jpeg(tmp_path):
     return (write_images(tmp_path / "one") / "train" / "cat" / "0.jpg").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("urls", "names"),
-    [
-        ("FOLDER/a-{008..010}.tar", ["a-008", "a-009", "a-010"]),
-        ("FOLDER/{a,b}-00{8..9}.tar", ["a-008", "a-009", "b-008", "b-009"]),
-        ("FOLDER/?-*[09].tar", ["a-009", "a-010", "b-009", "b-010"]),
-    ],
-)
-def test_urls_are_lists_with_braces_and_wildcards(tmp_path, urls, names):
-    for name in ("a", "b"):
-        for number in (8, 9, 10):
-            (tmp_path / f"{name}-{number:03}.tar").touch()
-    found = find_shards("data.urls", [urls.replace("FOLDER", str(tmp_path))])
-    assert found == [f"{tmp_path}/{name}.tar" for name in names]
+def test_urls_have_braces_and_wildcards(tmp_path):
+    for name in ("a-009", "a-010", "b-009", "b-010"):
+        (tmp_path / f"{name}.tar").touch()
+    for url, names in (("{a,b}-0{09..10}", "a-009 a-010 b-009 b-010"), ("?-*[9]", "a-009 b-009")):
+        expected = [f"{tmp_path}/{name}.tar" for name in names.split()]
+        assert find_shards("data.urls", [f"{tmp_path}/{url}.tar"]) == expected
 
 
 @pytest.mark.parametrize(
     ("labels", "classes", "expected"),
     [
         ([b"10", b"9", b"9\n"], None, (("9", "10"), [1, 0, 0])),  # numbers are sorted as numbers
-        ([b"dog", b"cat", b"dog"], None, (("cat", "dog"), [1, 0, 1])),
-        ([b"dog", b"cat", b"dog"], ["dog", "cat"], (("dog", "cat"), [0, 1, 0])),
         ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
         (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
     ],
@@ -75,36 +65,24 @@ def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, jpeg, labels, clas
     files = {}
     for index, label in enumerate(labels):
         kind, text = ("cls", label) if isinstance(label, bytes) else ("json", json.dumps({"label": label}).encode())
-        files |= {f"{index}.{kind}": text, f"{index}.JPG": jpeg, f"{index}.txt": b"a cat", f"._{index}.jpg": b""}
-    shard = write_tar(tmp_path / "a.tar", files)
-    dataset = WebDataset(True, str(shard), classes=classes, image_size=8)
+        files |= {f"{index}.{kind}": text, f"{index}.JPG": jpeg}
+    dataset = WebDataset(True, str(write_tar(tmp_path / "a.tar", files)), classes=classes, image_size=8)
     assert (dataset.classes, dataset.labels.tolist()) == expected
-    assert dataset.path(1) == f"{shard}/1.JPG"
 
 
 def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_said_in_one_line(tmp_path, jpeg, caplog):
     """webdataset's rule: a key ends at the first dot of a name, and kinds are in any case."""
     files = {"./0.jpg": jpeg, "./0.cls": b"\xef\xbb\xbfdog", "d.e/2.seg.png": jpeg, "d.e/2.json": b'{"label": "cat"}'}
     files |= {"d.e/2.tif": jpeg, "._A0.JPG": jpeg, "A0.JPG": jpeg, "._A0.CLS": b"dog", "A0.CLS": b"dog"}
-    files |= {
-        "0001.v2.jpg": jpeg,
-        "0001.v2.cls": b"dog",
-        ".ipynb_checkpoints/A0.jpg": jpeg,
-        "Readme": b"",
-        "a.jpg": None,
-    }
+    files |= {"0001.v2.jpg": jpeg, "0001.v2.cls": b"dog", ".ipynb_checkpoints/A0.jpg": jpeg, "a.jpg": None}
     shard, keys = str(write_tar(tmp_path / "a.tar", files)), {"classes": ["cat", "dog"], "image_size": 8}
     for _ in range(2):  # also by the index that is kept
         dataset = WebDataset(True, shard, **keys)
         assert [dataset.path(row)[len(shard) :] for row in range(3)] == ["/./0.jpg", "/d.e/2.tif", "/A0.JPG"]
         assert dataset.labels.tolist() == [1, 0, 1]
-    assert (
-        len(contents(WebDatasetStream(True, shard, **keys)))
-        == len(contents(WebDatasetStream(False, test_urls=shard, **keys)))
-        == 3
-    )
-    said = [f"data.urls: 8 files are not read, such as {shard}/0001.v2.cls"] * 2
-    said += [f"{shard}: 8 files are not read, such as 0001.v2.cls"] * 2
+    assert len(contents(WebDatasetStream(True, shard, **keys))) == 3
+    said = [f"data.urls: 7 files are not read, such as {shard}/0001.v2.cls"] * 2
+    said += [f"{shard}: 7 files are not read, such as 0001.v2.cls"]
     assert [record.getMessage() for record in caplog.records] == said
 
 
@@ -119,11 +97,10 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
         dataset = WebDataset(True, str(shard))
         assert dataset.classes == ("dog",)
         os.truncate(index, 100)
+    with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
+        dataset[0]
     shard.write_bytes(shard.read_bytes() + bytes(512))
     with pytest.raises(DataError, match=re.escape(f"{shard} has changed since its index was read")):
-        dataset[0]
-    dataset = WebDataset(True, str(shard))
-    with pytest.raises(DataError, match=re.escape(f"{shard}/0.jpg cannot be read as an image")):
         dataset[0]
 
 
@@ -131,14 +108,12 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
     ("spoil", "words"),
     [
         (lambda tar: tar[:700], "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
-        (
-            lambda tar: tar.replace(b"0.cls", b"1.cls"),
-            "SHARD cannot be read as an uncompressed tar (the header at byte ",
-        ),
+        (lambda tar: tar.replace(b"0.cls", b"1.cls"), "uncompressed tar (the header at byte "),
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
         ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (.jpg or another); add it"),
         ({"0.jpg": b"", "0.png": b"", "0.cls": b"1"}, "SHARD has two images with the key 0"),
         ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
+        ({"0.jpg": b"", "0.cls": b"ant"}, "SHARD/0.jpg has the label ant, which is not one of the 1 classes"),
     ],
 )
 def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_stream_too(tmp_path, jpeg, spoil, words):
@@ -148,25 +123,11 @@ def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_st
         shard.write_bytes(spoil(shard.read_bytes()))
     for kind in (WebDataset, WebDatasetStream):
         with pytest.raises(DataError, match=re.escape(words.replace("SHARD", str(shard)))):
-            list(kind(True, str(shard), classes=["cat", "1"]))
+            list(kind(True, str(shard), classes=["cat"]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, "data.urls is not set; set it to tar files such as"),
-        ({"urls": "none.tar"}, "data.urls=none.tar: there is no file none.tar; set it to tar files such as"),
-        ({"train": False, "urls": "a.tar"}, "data.test_urls is not set"),
-        (
-            {"urls": "pipe:cat a.tar"},
-            "data.urls=pipe:cat a.tar: use local files or s3://, gs://, az://, http://, https://",
-        ),
-        ({"urls": "a.tar", "classes": ["ant"]}, "a.tar/0.jpg has the label cat, which is not one of the 1 classes"),
-        ({"urls": "a.tar", "classes": "nowhere.txt"}, "data.classes=nowhere.txt cannot be read ("),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(tmp_path, jpeg, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
-    with pytest.raises(DataError, match=re.escape(words)):
-        WebDataset(**{"train": True} | arguments)
+def test_a_setting_that_names_no_file_is_refused():
+    with pytest.raises(DataError, match=r"data.urls=none.tar: there is no file none.tar; set it to tar files such as"):
+        WebDataset(True, "none.tar")
+    with pytest.raises(DataError, match=r"data.test_urls is not set"):
+        WebDataset(False, "a.tar")

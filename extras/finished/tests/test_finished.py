@@ -1,0 +1,260 @@
+"""evaluate.py gives the scores that the run had; predict.py a row for each sample; export.py the same outputs."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.fashion import FashionMini
+from data.subset import Subset
+from extras.finished import evaluate, export, predict
+from extras.finished.evaluation import MISTAKES, Evaluation
+from extras.finished.finished_run import FinishedRun, find
+from extras.finished.samples import name_of
+from tests.configs import composed, train
+from train import run
+from training.config import ConfigError
+
+DOORS = "finished_doors"
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = [f"data._target_={DOORS}.Table", "task=regression", "task.inputs=[left,right]", "task.label=y"]
+TABLE += [f"model._target_={DOORS}.MLP"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run on images of 6 classes."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, "model=linear", "data.num_classes=6", "data.test_length=20", "train.epochs=1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The folder of a run on tables of numbers."""
+    folder = tmp_path_factory.mktemp("table")
+    train(folder, *TABLE)
+    return folder
+
+
+@pytest.fixture
+def photos(trained, tmp_path):
+    """The run's test images as files, in two folders, and one that cannot be read."""
+    images = FinishedRun(trained).dataset("test")
+    for number in range(20):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[number]["image"].numpy()).save(path)
+    (tmp_path / "photos" / "a" / "00x.png").write_bytes(b"no image")
+    (tmp_path / "photos" / "b" / "notes.md").write_text("not an image")
+    return tmp_path / "photos"
+
+
+def predicted(folder, out, *inputs):
+    path = predict.main([str(folder), *map(str, inputs), "train.batch_size=8", "--out", str(out)])
+    with path.open(newline="", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, capsys):
+    result = evaluate.main([str(trained / "checkpoints" / "last.pt"), "--out", str(tmp_path)])
+    summary = json.loads((trained / "summary.json").read_text())
+    assert (result["accuracy"], result["loss"]) == (summary["test_accuracy"], pytest.approx(summary["test_loss"]))
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+    assert len(result["classes"]) == 6 and result["samples"] == 20
+    for name in ("confusion.png", "mistakes.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "precision" in printed and "class 5" in printed and "of 20 samples (test)" in printed
+
+
+NOISE = [f"trainer._target_={DOORS}.Noise", "task.metric=noise", "task.higher_is_better=true", "data.num_classes=6"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=linear", "callbacks.ema.decay=0.9"],  # the mean of the weights was evaluated
+        ["model=linear", *NOISE],
+        ["model=linear", "data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"],
+    ],
+)
+def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
+    summary = train(tmp_path, *overrides)
+    result = evaluate.main([str(tmp_path / "checkpoints" / "last.pt")])
+    names = [name for name in summary if name.startswith("test_")]
+    assert names
+    for name in names:
+        assert result[name.removeprefix("test_")] == pytest.approx(summary[name], rel=1e-5), name
+    if "data.val_fraction=0.25" in overrides:
+        assert len(FinishedRun(tmp_path).dataset("val")) == 64
+
+
+def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(trained):
+    assert len(FinishedRun(trained, ["data.test_length=3"]).dataset("test")) == 3
+    for other in ("data.num_classes=7", "data=fashion_mini"):
+        with pytest.raises(ConfigError, match=r"best\.pt does not fit Sequential"):
+            FinishedRun(trained, [other])
+    with pytest.raises(ConfigError, match="has no validation set"):
+        FinishedRun(trained).dataset("val")
+
+
+def test_training_images_are_evaluated_without_augmentation(tmp_path):
+    augmented = ["data=fashion_mini", "data.pad=2", "data.flip=true", "model=linear", "train.max_steps=1"]
+    run(composed(*augmented, "callbacks/standard=[best]", "loader=torch", "loader.num_workers=0"), tmp_path)
+    dataset, plain = FinishedRun(tmp_path).dataset("train"), FashionMini(train=True, pad=0, flip=False)
+    assert all(torch.equal(dataset[index]["image"], plain[index]["image"]) for index in range(50))
+
+
+def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
+    assert find(trained).name == "best.pt"
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints", symlinks=True)
+    newest = next((tmp_path / "checkpoints").glob("step-*.pt")).rename(tmp_path / "checkpoints" / "step-0000099.pt")
+    assert find(tmp_path).resolve() == newest.resolve() == find(newest).resolve(), "best.pt leads nowhere now"
+    newest.unlink()
+    with pytest.raises(ConfigError, match=r"no checkpoints/step-\*\.pt below it"):
+        find(tmp_path)
+
+
+def test_the_table_and_the_mistakes_are_those_of_the_predictions():
+    evaluation = Evaluation(["a", "b", "c"], "image", [0.5], [0.25])
+    images = torch.tensor([0.0, 51.0, 102.0, 255.0]).view(4, 1, 1, 1)
+    probabilities = torch.tensor([[0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.6, 0.4, 0.0]])
+    evaluation.add({"image": (images / 255 - 0.5) / 0.25}, torch.tensor([0, 1, 1, 1]), probabilities)
+    a, b, c = evaluation.by_class()
+    assert (a["images"], a["precision"], a["recall"], a["f1"]) == (1, 1 / 3, 1.0, 0.5)
+    assert (b["images"], b["precision"], b["recall"], b["f1"]) == (3, 1.0, 1 / 3, 0.5)
+    assert c == {"class": "c", "images": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert [int(mistake.image.item()) for mistake in evaluation.mistakes] == [51, 255], "the least probable first"
+    assert evaluation.mistakes[0].predicted_probability == pytest.approx(0.9)
+    of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
+    for part in of_truth.split(30):
+        evaluation.add({"image": torch.zeros(30, 1, 1, 1)}, torch.zeros(30).long(), torch.stack([part, 1 - part], 1))
+    every = sorted([*of_truth.tolist(), 0.1, 0.4])
+    kept = [mistake.truth_probability for mistake in evaluation.mistakes]
+    assert kept == pytest.approx(every[:MISTAKES]), "the worst of all batches"
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict", "export"])
+def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, name, python, bound):
+    program = ROOT / "extras" / "finished" / f"{name}.py"
+    done = python.run(program, tmp_path, cwd=tmp_path, timeout=bound, quick_exit=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ") and "no checkpoint file" in done.stderr
+
+
+@pytest.mark.parametrize(("workers", "slash"), [(0, ""), (2, "/")])
+def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, photos, tmp_path, workers, slash, caplog):
+    found = predicted(trained, tmp_path / "p", f"{photos}{slash}", f"loader.num_workers={workers}")
+    assert [row["file"] for row in found] == sorted(map(str, photos.glob("?/*.png")))
+    assert f"{photos}{slash}: 1 files are not read, such as b/notes.md" in caplog.text
+    network = FinishedRun(trained)
+    images = network.dataset("test")
+    for row in found:
+        if row["file"].endswith("x.png"):
+            assert "cannot be read as an image" in row["error"] and row["class"] == ""
+            continue
+        number = int(row["file"][-6:-4])
+        probabilities = network.outputs(network.data.transform({"image": images[number]["image"][None]})).softmax(1)[0]
+        best = probabilities.topk(5)
+        names = [row[column] for column in ("class", *(f"class_{place}" for place in range(2, 6)))]
+        assert names == [images.classes[label] for label in best.indices.tolist()] and row["error"] == ""
+        assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=2e-6)
+
+
+def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(trained, photos, tmp_path):
+    odd = photos / "a, \u00e9 \udce9.png"
+    (photos / "a" / "00.png").rename(odd)
+    (tmp_path / "list.txt").write_text(f"\ufeff{odd}\n\n{photos}/b/01.png\n\n", errors="surrogateescape")
+    found = predicted(trained, tmp_path / "p", tmp_path / "list.txt", photos / "b" / "01.png")
+    assert [row["file"] for row in found] == [str(odd), f"{photos}/b/01.png"] and not any(r["error"] for r in found)
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(odd)
+    anew = predicted(trained, tmp_path / "p", tmp_path / "list.txt")
+    assert anew[0]["probability"] != found[0]["probability"] and anew[1] == found[1], "the table is written anew"
+    with pytest.raises(ValueError, match=r"nowhere\.png does not exist"):
+        predicted(trained, tmp_path / "p", photos / "nowhere.png")
+
+
+def test_batches_are_predicts_own_and_images_of_several_sizes_are_predicted_alone(tmp_path):
+    sizes = [f"data._target_={DOORS}.Sizes", f"data.collate={{_target_: {DOORS}.cropped}}"]
+    train(tmp_path, *sizes, "model=linear", "data.test_length=10", "loader.on_error=skip", "loader=workers")
+    network = FinishedRun(tmp_path)
+    found = predicted(tmp_path, tmp_path / "p")
+    assert [row["error"] for row in found] == ["", "", "", "damaged", *[""] * 6]
+    assert [row["file"] for row in found] == [str(number) for number in range(10)]
+    for row in found:
+        if not row["error"]:
+            image = network.dataset("test")[int(row["file"])]["image"]
+            probabilities = network.outputs(network.data.transform({"image": image[None]})).softmax(1)
+            assert float(row["probability"]) == pytest.approx(probabilities.max().item(), abs=2e-6)
+
+    class Named(list):
+        def path(self, index: int) -> str:
+            return f"{index}.jpg"
+
+    assert [name_of(Subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
+
+
+def test_a_network_that_returns_boxes_writes_them_as_json_lines(tmp_path):
+    boxes = [f"model._target_={DOORS}.Boxes", f"trainer._target_={DOORS}.Detection", "task=own"]
+    train(tmp_path, *boxes, f"task._target_={DOORS}.Plain", "data.test_length=5", "data.image_size=8")
+    (tmp_path / "p.csv").write_text("of an earlier network\n")
+    path = predict.main([str(tmp_path), "--out", str(tmp_path / "p")])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.name == "p.jsonl" and not (tmp_path / "p.csv").exists()
+    assert [line["file"] for line in lines] == [str(number) for number in range(5)]
+    assert all(np.shape(line["boxes"]) == (8, 4) and line["labels"] == list(range(8)) for line in lines)
+
+
+def test_a_table_has_scores_alone_a_column_of_numbers_or_files_that_the_task_writes(table, tmp_path):
+    assert {"mae", "mse"} < evaluate.main([str(table), "--out", str(tmp_path / "out")]).keys()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
+    network = FinishedRun(table)
+    found, data = predicted(table, tmp_path / "p"), network.data.test
+    expected = network.trainer.model(torch.from_numpy(data.left), torch.from_numpy(data.right))[:, 0].tolist()
+    assert [float(row["value"]) for row in found] == pytest.approx(expected, abs=1e-5)
+    found = predicted(table, tmp_path / "written", f"task._target_={DOORS}.Written")
+    assert all((tmp_path / "written" / row["file"]).read_text() for row in found)
+    assert found[0]["file of it"] == str(tmp_path / "written" / "0")
+    with pytest.raises(ConfigError, match="needs left, right: files give one image"):
+        predicted(table, tmp_path / "p", __file__)
+
+
+def code_of(folder):
+    """The program in README.md."""
+    return (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_exported_program_in_the_readme_runs_without_the_repository(trained, tmp_path, python, bound):
+    path = export.main([str(trained), "--out", str(tmp_path)])
+    code = code_of(tmp_path) + "\nprint(abs(outputs - torch.from_numpy(example['outputs'])).max().item())"
+    code += "\nimport sys; assert 'training' not in sys.modules"
+    assert float(python.run("-c", code, cwd=tmp_path, env={}, timeout=bound, check=True).stdout) < 1e-5
+    readme = (tmp_path / "README.md").read_text()
+    assert all(part in readme for part in ("[0.5, 0.5, 0.5]", "[0.2, 0.2, 0.2]", "`image`: float32", "class 5"))
+    program, network = torch.export.load(path).module(), FinishedRun(trained)
+    for size in (1, 3, 40):
+        images = torch.randn(size, 3, 8, 8)
+        assert torch.allclose(program(images), network.outputs({"image": images}), atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+def test_a_network_of_two_inputs_is_exported(table, tmp_path, form):
+    for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
+        pytest.importorskip(package)
+    path = export.main([str(table), "--format", form, "--out", str(tmp_path)])
+    example = np.load(tmp_path / "example.npz")
+    found = export.load(path)(tuple(torch.from_numpy(example[name][:5]) for name in ("left", "right")))
+    assert torch.allclose(found[0], torch.from_numpy(example["outputs"][:5]), atol=1e-5)
+    assert path.name in code_of(tmp_path) and "`right`: float32 (batch, 3)" in (tmp_path / "README.md").read_text()
+
+
+def test_an_export_of_other_outputs_is_refused_and_leaves_no_file(table, tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.pt2 computes different outputs: .* differ by up to 1, "):
+        export.main([str(table), "+model.unlike=true", "--out", str(tmp_path)])
+    assert not (tmp_path / "model.pt2").exists()
