@@ -6,7 +6,7 @@ import torch
 from example_datasets import Augmented, Faulty, Numbers, contents
 
 from data.array_dataset import ArrayDataset
-from loaders import MachineFull, Random, ResidentLoader, WorkerLoader
+from loaders import Accelerator, MachineFull, Random, ResidentLoader, WorkerLoader
 from loaders import resident_loader as module
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -189,7 +189,7 @@ def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
 @pytest.fixture
 def free(monkeypatch):
     """Sets how many bytes are free."""
-    return lambda count: monkeypatch.setattr(module, "free_bytes", lambda device: count)
+    return lambda count: monkeypatch.setattr(Accelerator, "free_bytes", lambda self: count)
 
 
 def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, free):
