@@ -66,12 +66,11 @@ class PreloadedEpoch:
         self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
         self.received = Item(-1)
         self._place(self.received)
-        self._asked = -1  # the number of the item that the consumer has asked for
         self._made = 0  # how many items the thread has made
         self._host: dict[int, Any] = {}  # the loader's batch, by its item's number, until that is made
         self._items: dict[int, Item] = {}
         self._wake: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each new item
-        self._room: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each item that was asked for
+        self._room: SimpleQueue[int] = SimpleQueue()  # the numbers of the last items that the thread may make
         self._thread: threading.Thread | None = None
         self._owner, self._is_ended = os.getpid(), False
 
@@ -100,8 +99,8 @@ class PreloadedEpoch:
 
     @property
     def queued(self) -> int:
-        """How many items are ready that were not asked for."""
-        return max(0, self._made - self._asked - 1)
+        """How many items are ready that the consumer has not received."""
+        return max(0, self._made - self.received.number - 1)
 
     @property
     def is_running(self) -> bool:
@@ -119,7 +118,7 @@ class PreloadedEpoch:
         Returns False if the thread did not end, and was left behind. May be called repeatedly.
         """
         self._is_ended = True
-        self._room.put(None)
+        self._room.put(0)
         self._wake.put(None)  # a consumer that waits in another thread
         thread = self._thread
         if os.getpid() != self._owner or thread is threading.current_thread():
@@ -142,8 +141,7 @@ class PreloadedEpoch:
         self._items.pop(number - 1, None)
         if self._depth:
             check_owner(self._owner, "batches")
-            self._asked = number
-            self._room.put(None)
+            self._room.put(number + self._depth)
         while number not in self._items and not self._is_ended:
             if self._depth:
                 self._wake.get()
@@ -157,12 +155,12 @@ class PreloadedEpoch:
     def fill(self) -> None:
         """Makes items until the epoch ends: what a thread runs, if depth is not 0."""
         self._thread = threading.current_thread()
-        is_end = False
+        is_end, last = False, self._depth - 1
         try:
             with self._copier.accelerator.using(self._copier.stream):
                 while not (self._is_ended or is_end):
-                    if self._made > self._asked + self._depth:
-                        self._room.get()
+                    if self._made > last:
+                        last = self._room.get()
                         continue
                     is_end = self._make(self._made).is_end
                     self._made += 1

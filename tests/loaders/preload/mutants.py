@@ -42,7 +42,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         ("loaders/preload/epoch.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
     ],
     "the consumer's stream does not wait": [(COPY, "consumer.wait_event(ready.event)", "pass")],
-    "ready before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, "Ready(done,", "Ready(early,")],
+    "ready before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, "Ready(done)", "Ready(early)")],
     "no record_stream": [(COPY, RECORD, "pass")],
     "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self.stream"))],
     "what an object holds is not recorded": [("loaders/nested.py", "objects.append(item)", "pass")],
