@@ -18,10 +18,10 @@ RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
 ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
-PRELOADER, CALL, PASS_ON = (
+PRELOADER, CALL, BEFORE = (
     "loaders/preload/preloader.py",
     "        self._copier.begin()\n",
-    "        self._pass_on_epoch()\n",
+    "        key = self._begin()\n",
 )
 
 # What is replaced, by what: (file, before, after) each.
@@ -47,7 +47,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self.stream"))],
     "what an object holds is not recorded": [("loaders/nested.py", "objects.append(item)", "pass")],
     "no begin": [(COPY, BEGIN, "pass")],
-    "begin before iter()": [(PRELOADER, CALL, ""), (PRELOADER, PASS_ON, PASS_ON + CALL)],
+    "begin before iter()": [(PRELOADER, CALL, ""), (PRELOADER, BEFORE, BEFORE + CALL)],
     "no bound on the lead": [(COPY, "            event.synchronize()\n", "            pass\n")],
     "from memory that is not pinned": [(COPY, "leaf = leaf.pin_memory()", "leaf = leaf.clone()")],
     "the current device's events": [

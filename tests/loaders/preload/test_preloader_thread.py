@@ -93,20 +93,6 @@ def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make,
         iter(loader)
 
 
-def test_set_epoch_waits_until_no_thread_uses_the_loader(make, blocking, in_thread, bound):
-    named = []
-    blocking.set_epoch = lambda epoch: named.append((epoch, blocking.release.is_set()))
-    loader = make(blocking)
-    iter(loader)
-    assert blocking.reached.wait(bound)
-    loader.set_epoch(7)
-    again = in_thread(iter, loader)
-    assert named == []
-    blocking.release.set()
-    again.result(bound)
-    assert named == [(7, True)]
-
-
 # Closing
 
 
