@@ -83,10 +83,3 @@ KINDS = pytest.mark.parametrize(("kind", "seed"), [(Scaling, None), (SeededScali
 def test_a_loader_whose_collate_fn_is_its_method_can_be_copied_and_pickled(kind, seed, way):
     with way(kind(Numbers(4), 2, seed=seed)) as loader:
         assert contents(loader) == [[0, 10], [20, 30]]
-
-
-@pytest.mark.slow  # they import torch
-@KINDS
-def test_spawned_workers_may_use_a_collate_fn_that_is_a_method_of_the_loader(kind, seed):
-    with kind(Numbers(4), 2, num_workers=1, multiprocessing_context="spawn", seed=seed) as loader:
-        assert contents(loader) == [[0, 10], [20, 30]]

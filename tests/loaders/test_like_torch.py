@@ -39,7 +39,7 @@ AXES: dict[str, Any] = {
     "seed": (None, 0),
     "worker_method": ("multiprocessing", "multiprocessing", "thread"),
 }
-NOT_SENT_RIGHT = {"conjugate", "negative", "channels_last"}
+NOT_SENT_RIGHT = {"conjugate", "channels_last"}
 HANG_SECONDS = 5  # torch's loader waits for ever for a batch that its worker could not send
 
 
@@ -60,7 +60,7 @@ def drawn(number: int) -> Program:
     if one.worker_method == "thread" or not one.in_order:
         leaves.discard("random")
     if not one.in_order:
-        leaves -= {"strided", "column", "negative"}  # it is sorted by what it sees
+        leaves -= {"column"}  # it is sorted by what it sees
         one.consumer = one.consumer.replace("leave", "keep")  # which batches come first is a race
     one.leaves = tuple(sorted(leaves)) or ("plain",)
     return one
