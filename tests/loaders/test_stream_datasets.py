@@ -154,6 +154,7 @@ class WithLambda(Numbers):
         (lambda: list(Preloader(WorkerLoader(Numbers(), 3, seed=0), "cpu", 2)), "cannot be read in a thread"),
         (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
         (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
+        (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, batch_size=2)), "batch_size=2, but .*size=3"),
         (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 has ended 1 samples before"),
     ],
 )

@@ -70,11 +70,11 @@ def test_an_epoch_that_was_left_takes_no_sample_from_the_next_one(prefetch_facto
 
 
 def test_ranks_share_the_streams_and_a_merged_state_resumes_on_any_number_of_them():
-    with loader_of(Numbers(), 0) as loader:
+    with loader_of(Numbers(), 0, batch_size=4) as loader:
         iterator = iter(loader)
         alone = numbers(next(iterator) for _ in range(8))
         rest = numbers(iterator)
-    loaders = [loader_of(Numbers(), rank, rank=rank, world_size=2) for rank in range(2)]
+    loaders = [loader_of(Numbers(), rank, batch_size=4, rank=rank, world_size=2) for rank in range(2)]
     iterators = list(map(iter, loaders))
     together = [numbers([next(iterator)])[0] for _ in range(4) for iterator in iterators]
     assert together == alone, "the batches of a step are those of two steps of one rank"
@@ -82,11 +82,14 @@ def test_ranks_share_the_streams_and_a_merged_state_resumes_on_any_number_of_the
     for ranks in (1, 2, 4):
         got = []
         for rank in range(ranks):
-            with loader_of(Numbers(), ranks - 1, batch_size=6 // ranks, rank=rank, world_size=ranks) as loader:
+            with loader_of(Numbers(), ranks - 1, batch_size=8 // ranks, rank=rank, world_size=ranks) as loader:
                 loader.load_state_dict(merge_states(states))
                 got += numbers(loader)
         assert sorted(chain(*got)) == sorted(chain(*rest))
-    with loader_of(Numbers(), 0) as loader, pytest.raises(ValueError, match=r"lacks the streams 1, 3 .*merge_states"):
+    with (
+        loader_of(Numbers(), 0, batch_size=8) as loader,
+        pytest.raises(ValueError, match=r"lacks the streams 1, 3 .*merge_states"),
+    ):
         loader.load_state_dict(states[0])
     for loader in loaders:
         loader.close()
