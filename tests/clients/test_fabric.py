@@ -24,5 +24,6 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(300)  # on a busy machine
 def test_two_processes_share_the_samples(script):
     assert "shared" in script(PROGRAM)

@@ -90,6 +90,7 @@ print("done")
 """
 
 
+@pytest.mark.timeout(300)  # on a busy machine
 def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each(script, tmp_path):
     assert script(DDP).count("done") == 2
 
@@ -133,6 +134,7 @@ for loader in loaders:
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_script_that_never_closes_its_loaders_and_then_raises_exits_by_itself_with_the_error(script):
     printed = script(NEVER_CLOSED, status=1)
     assert printed.count("trained") == 3 and "ValueError: diverged" in printed

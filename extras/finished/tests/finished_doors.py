@@ -1,6 +1,5 @@
 """Datasets, networks, tasks and trainers of the finished runs in these tests."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from data.synthetic import Synthetic
-from training.tasks import Regression, Task
 from training.trainer import Trainer
 
 
@@ -55,26 +53,6 @@ def cropped(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return default_collate([{**sample, "image": sample["image"][:, :width]} for sample in samples])
 
 
-class Boxes(nn.Module):
-    """Returns a dict for each image, as torchvision's detectors do: as many boxes as the image is wide."""
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
-        count = images.shape[3]
-        return [{"boxes": self.scale * torch.ones(count, 4), "labels": torch.arange(count)} for _ in images]
-
-
-class Detection(Trainer):
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
-        return self.model(batch["image"])[0]["boxes"].square().mean()
-
-    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        return {"loss": self.training_step(batch)}
-
-
 class Noise(Trainer):
     """Its score depends on a module beside the network, on dropout there, and on random numbers."""
 
@@ -90,18 +68,3 @@ class Noise(Trainer):
 
     def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {"noise": self.head(self.model(batch["image"])).mean(1) + torch.randn(len(batch["label"]))}
-
-
-class Written(Regression):
-    """Writes each prediction into a file."""
-
-    columns = ("file of it",)
-
-    def write_prediction(self, prediction: Tensor, name: str, folder: Path) -> list[str]:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{prediction.item():.4f}")
-        return [str(folder / name)]
-
-
-class Plain(Task):
-    metric = "loss"

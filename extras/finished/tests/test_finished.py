@@ -150,7 +150,9 @@ def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, 
 
 @pytest.mark.parametrize(("workers", "slash"), [(0, ""), (2, "/")])
 def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, photos, tmp_path, workers, slash, caplog):
+    (tmp_path / "p.jsonl").write_text("of an earlier network\n")
     found = predicted(trained, tmp_path / "p", f"{photos}{slash}", f"loader.num_workers={workers}")
+    assert not (tmp_path / "p.jsonl").exists()
     assert [row["file"] for row in found] == sorted(map(str, photos.glob("?/*.png")))
     assert f"{photos}{slash}: 1 files are not read, such as b/notes.md" in caplog.text
     network = FinishedRun(trained)
@@ -200,27 +202,13 @@ def test_batches_are_predicts_own_and_images_of_several_sizes_are_predicted_alon
     assert [name_of(Subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
 
 
-def test_a_network_that_returns_boxes_writes_them_as_json_lines(tmp_path):
-    boxes = [f"model._target_={DOORS}.Boxes", f"trainer._target_={DOORS}.Detection", "task=own"]
-    train(tmp_path, *boxes, f"task._target_={DOORS}.Plain", "data.test_length=5", "data.image_size=8")
-    (tmp_path / "p.csv").write_text("of an earlier network\n")
-    path = predict.main([str(tmp_path), "--out", str(tmp_path / "p")])
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert path.name == "p.jsonl" and not (tmp_path / "p.csv").exists()
-    assert [line["file"] for line in lines] == [str(number) for number in range(5)]
-    assert all(np.shape(line["boxes"]) == (8, 4) and line["labels"] == list(range(8)) for line in lines)
-
-
-def test_a_table_has_scores_alone_a_column_of_numbers_or_files_that_the_task_writes(table, tmp_path):
+def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
     assert {"mae", "mse"} < evaluate.main([str(table), "--out", str(tmp_path / "out")]).keys()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
     network = FinishedRun(table)
     found, data = predicted(table, tmp_path / "p"), network.data.test
     expected = network.trainer.model(torch.from_numpy(data.left), torch.from_numpy(data.right))[:, 0].tolist()
     assert [float(row["value"]) for row in found] == pytest.approx(expected, abs=1e-5)
-    found = predicted(table, tmp_path / "written", f"task._target_={DOORS}.Written")
-    assert all((tmp_path / "written" / row["file"]).read_text() for row in found)
-    assert found[0]["file of it"] == str(tmp_path / "written" / "0")
     with pytest.raises(ConfigError, match="needs left, right: files give one image"):
         predicted(table, tmp_path / "p", __file__)
 

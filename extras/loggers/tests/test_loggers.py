@@ -41,21 +41,16 @@ class Recorder(Logger):
         self._note("finish", summary)
 
 
-def test_a_logger_gets_the_lines_of_metrics_jsonl_and_the_summary_and_continues_its_own_run(tmp_path):
-    summary = train(tmp_path, RECORDER % "nothing", *SMALL)
+def test_a_logger_gets_the_lines_of_metrics_jsonl_and_the_summary_and_a_job_of_a_sweep_continues_its_own(tmp_path):
+    (tmp_path / "multirun.yaml").touch()
+    summary = train(tmp_path / "1", RECORDER % "nothing", *SMALL)
     (start, *lines, finish), recorder = Recorder.made.calls, Recorder.made
     assert start == ("start", 0, None) and finish[1]["test_accuracy"] == summary["test_accuracy"]
     steps = [step for _, step, _ in lines]
     assert steps == sorted(steps) and "loss" in lines[0][2] and "step" not in lines[0][2]
-    assert recorder.run_name == tmp_path.name and recorder.sweep is None
-    train(tmp_path, RECORDER % "nothing", *SMALL, "train.epochs=2")
+    assert (recorder.sweep, recorder.run_name) == (tmp_path, f"{tmp_path.name}/1")
+    train(tmp_path / "1", RECORDER % "nothing", *SMALL, "train.epochs=2")
     assert Recorder.made.calls[0] == ("start", 8, "id")
-
-
-def test_a_job_of_a_sweep_is_named_after_it(tmp_path):
-    (tmp_path / "multirun.yaml").touch()
-    train(tmp_path / "1", RECORDER % "nothing", *SMALL)
-    assert (Recorder.made.sweep, Recorder.made.run_name) == (tmp_path, f"{tmp_path.name}/1")
 
 
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])

@@ -50,9 +50,7 @@ def interrupt(images, folder, stop_at, monkeypatch):
 def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path, capsys):
     folder = pack(images, tmp_path / "pack")
     size = sum(path.stat().st_size for path in folder.glob("*.bin"))
-    told = capsys.readouterr().out
-    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in told
-    assert "20 train and 4 val images: python train.py data=packed data.root=" in told
+    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in capsys.readouterr().out
     shards = [*(f"train-{number:05}" for number in range(7)), "val-00000", "val-00001"]
     assert content(folder).keys() == {"pack.json", *(f"{name}.{kind}" for name in shards for kind in ("bin", "npy"))}
     reds = [Packed(False, folder)[number]["image"][0, 0, 0].item() for number in range(4)]

@@ -84,27 +84,12 @@ SWEEPS = {  # jobs, what the report says, what it does not say
         ],
         ["seed="],
     ),
-    "a repeat that failed": (
-        [*NOISY[:3], (NOISY[3][0], "no memory is left"), *NOISY[4:]],
-        ["2 of 3 done", "Failed: job 3 (loader=workers): no memory is left"],
-        [],
-    ),
     "quartiles that overlap": (
         [("loader=prefetch", measured(1010, 1000, 1020)), ("loader=torch", measured(995, 980, 1005))],
         ["The simplest of them: job 1, 995 images/s"],
         [],
     ),
     "a command for a shell": ([("data.root='/a/$HOME'", 1.0)], ["\n  python train.py 'data.root='\"'\"'/a/"], []),
-    "quartiles that do not": (
-        [("loader=torch", measured(995, 980, 1005)), ("loader=threads", measured(1100, 1090, 1110))],
-        ["Fastest: job 1, 1,100 images/s"],
-        [],
-    ),
-    "the fewest workers": (
-        [(f"loader.num_workers={n}", measured(1000 + n, 900, 1100, num_workers=n)) for n in (8, 2, 4)],
-        ["The simplest of them: job 1, 1,002 images/s"],
-        [],
-    ),
     "a score that is better if lower": (
         [("optim.lr=1", measured(1001, test_mae=0.3, **LOWER)), ("optim.lr=2", measured(1000, test_mae=0.2, **LOWER))],
         ["Fastest: job 0", "Best score: job 1, test_mae 0.2000. Use it by\n  python train.py optim.lr=2"],

@@ -38,8 +38,7 @@ def as_in_a_new_process(tmp_path, monkeypatch):
 
 def forked(function):
     """What the function returns or raises in a forked process."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def run():
         try:
@@ -47,9 +46,8 @@ def forked(function):
         except Exception as error:
             sender.send((None, error))
 
-    process = context.Process(target=run)
+    process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    sender.close()
     result, error = receiver.recv()
     process.join()
     if error is not None:
@@ -220,7 +218,6 @@ def test_a_url_that_cannot_work_is_named_without_its_password(url, folder, monke
     for urls, words in (
         (f"{url}/secret.tar", "403 Forbidden: ); set credentials that allow it: AWS_ACCESS_KEY_ID"),
         (f"{url}/weak.tar", "weak.tar: the server sends no strong ETag"),
-        (f"{url}/train-*.tar", "wildcards are for local files; write braces"),
         ("http://127.0.0.1:1/a.tar", "http://127.0.0.1:1/a.tar cannot be read ("),
         (f"s3://me:{SECRET}@bucket/a.tar", "data.urls has a URL with a password or a signature"),
     ):
