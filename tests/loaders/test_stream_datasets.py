@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 from example_streams import SAMPLES, Failing, Numbers, Stateful, loader_of, numbers, seen
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -36,6 +37,19 @@ def test_a_stream_that_cannot_be_opened_is_one_error_with_any_number_of_workers(
     inline, *others = (seen(loader_of(Closed(), workers)) for workers in (0, 1, 3))
     assert [inline, inline] == others
     assert [batch for batch in inline if isinstance(batch, str)] == ["file'"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stop_iteration_in_collate_fn_is_the_error_of_its_batch_and_no_end_of_the_epoch(workers):
+    def stops_at_1(samples):
+        return next(iter(())) if samples[0][0] == 1 else torch.stack(samples)
+
+    with loader_of(Numbers(), workers, collate_fn=stops_at_1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(iterator)
+        assert len(list(iterator)) == len(list(loader_of(Numbers(), 0))) - 2
 
 
 def all_numbers() -> list[int]:
