@@ -29,7 +29,7 @@ ELSEWHERE = (  # what a command needs that a test has not: it is only composed
 )
 OF = {"hydra/launcher": "slurm", "callbacks.timeline": "timeline", "experiment=data_bound": "benchmarks"}
 PARTS = ("training", "loaders", "data", "models", "conf", "scripts", "extras", "examples")
-OURS = "# A training repository for when the accelerator waits for data"
+OURS = "# A PyTorch training template for accelerators that wait for data"
 pytestmark = pytest.mark.skipif(
     not (ROOT / "README.md").read_text().startswith(OURS), reason="a fork's pages make promises of their own"
 )
@@ -146,9 +146,6 @@ def test_the_doors_of_the_readme_open(python, fork):
     assert all(f"`{door}`" in text for door in doors) and "`_target_: my.Net`" in text
     folder = fork(readme)
     (folder / "conf" / "model" / "net.yaml").write_text("_target_: my.Net\n")
-    with (folder / "my.py").open("a") as file:
-        file.write("from my_parts import Net, loss\n")
-    (folder / "my_parts.py").write_text(blocks(ROOT / "docs" / "doors.md", "python")[0])
     call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(door)[0] for door in doors)])
 
 
