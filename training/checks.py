@@ -16,8 +16,6 @@ from loaders import Random, WorkerLoader, offers
 from training.config import Config
 from training.tasks import Task
 
-MOST_TRIED = 100  # samples that are tried until two can be read, with on_error=skip
-
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
@@ -40,10 +38,7 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
 
 
 def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[dict[str, Any]]:
-    """The first batch of each dataset, read by a loader.
-
-    With a worker this process opens none of their files, and their state does not change here.
-    """
+    """The first batch of each dataset. If a worker reads it, this process opens none of their files."""
     workers = int(config.loader.num_workers != 0 or any(map(is_stream, datasets)))
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
     with WorkerLoader(datasets, None, num_workers=workers, seed=config.seed, collate_fn=read) as loader:
@@ -68,7 +63,7 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:
     """The first samples; with `skips` without those that raise an error."""
-    for index in range(min(len(dataset), MOST_TRIED)):
+    for index in range(min(len(dataset), 100)):
         with suppress(*([Exception] if skips else [])):
             yield dataset[index]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from data.errors import DataError
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
@@ -42,7 +41,7 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                 with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
                     trainer.training_step(rows_of(batch, slice(1)))
                 trainer.model.eval()
-        batch, computed = data.transform(tested), dict[str, float]()
+        batch, computed = data.transform(tested), dict[str, Any]()
         with explained(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
             names = [*trainer.evaluation_step(batch).keys()]
         with explained("task.metrics cannot compute", batch):
@@ -51,7 +50,10 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
             except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
                 log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
                 names.append(task.metric)
-    if task.metric not in (names := [*names, *computed]):
+    if left_out := [name for name, value in computed.items() if value is None]:
+        log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
+    names += [name for name in computed if name not in left_out]
+    if task.metric not in names:
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
     for known in (trainer.metrics.higher_is_better(task.metric), DIRECTIONS.get(task.metric.lower())):
         task.higher_is_better = known if task.higher_is_better is None else task.higher_is_better
@@ -64,8 +66,6 @@ def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
     """Turns an error of the block into a ConfigError: what failed, what the batch is, and the error."""
     try:
         yield
-    except (ConfigError, DataError):
-        raise
     except Exception as error:
         kinds = {name: getattr(value, "dtype", type(value).__name__) for name, value in batch.items()}
         fields = ", ".join(f"{name}: {kinds[name]} {tuple(getattr(batch[name], 'shape', ()))}" for name in batch)

@@ -4,15 +4,10 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-LONGEST = 32  # characters; longer cells are shortened
-
 
 def table(columns: Iterable[list[str]]) -> list[str]:
-    """The lines of a table. The first cell of each column is its heading.
-
-    A column is aligned right if all its cells are numbers, and left otherwise.
-    """
-    columns = [[shorten(cell, LONGEST) for cell in column] for column in columns]
+    """The lines of a table. The first cell of a column is its heading. Columns of numbers are aligned right."""
+    columns = [[shorten(cell, 32) for cell in column] for column in columns]
     sides = ["right" if all(cell[:1] in "-±.0123456789" for cell in column[1:]) else "left" for column in columns]
     rows = list(zip(*columns, strict=True))
     lines = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
