@@ -20,6 +20,5 @@ def new_figure(title: str, width: float, height: float) -> Any:
 
 def png(figure: Any) -> bytes:
     """The content of a PNG file of the figure."""
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
+    figure.savefig(image := io.BytesIO(), format="png")
     return image.getvalue()

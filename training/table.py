@@ -9,9 +9,8 @@ def table(columns: Iterable[list[str]]) -> list[str]:
     """The lines of a table. The first cell of a column is its heading. Columns of numbers are aligned right."""
     columns = [[shorten(cell, 32) for cell in column] for column in columns]
     sides = ["right" if all(cell[:1] in "-±.0123456789" for cell in column[1:]) else "left" for column in columns]
-    rows = list(zip(*columns, strict=True))
-    lines = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True).splitlines()
-    return [line.rstrip() for line in lines]
+    text = tabulate(list(zip(*columns, strict=True)), tablefmt="plain", colalign=sides, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def shorten(text: str, longest: int) -> str:
