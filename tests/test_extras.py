@@ -117,7 +117,7 @@ def copy(folder: Path, without: str) -> Path:
 def call(folder: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1100
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=2400
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -144,7 +144,7 @@ def test_a_copy_without_an_extra_or_all_of_them_trains_and_sweeps(tmp_path, pyth
 
 @pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2500)
 def test_in_a_copy_without_extras_the_tests_of_the_core_pass(tmp_path):
     folder = copy(tmp_path, "extras")
     options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--timeout", "300"]
