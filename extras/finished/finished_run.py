@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from loaders import Preloader, build_loader
 from scripts import command
@@ -113,7 +113,7 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
             settings[key] = {**settings[key], **value} if key in ("train", "loader") else value
     values = [text.lstrip("+") for text in overrides if text not in groups.values()]
     merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
-    assert OmegaConf.is_dict(merged)
+    assert isinstance(merged, DictConfig)
     return checked(merged)
 
 
