@@ -70,6 +70,7 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     began = time.perf_counter()
     for _ in range(steps):
         run.trainer.train_step(batch)
+        run.trainer.scaler.update()
     Accelerator(run.trainer.device).synchronize()
     results = run.processes.gather(((time.perf_counter() - began) / steps, run.checkpoints.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
