@@ -78,7 +78,7 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
         FINISH[experiment](tmp_path / "run", summary)
 
 
-OWN_STATE = ("gan", "moco", "lines")  # two optimizers, a queue, a place in a stream
+OWN_STATE = ("gan", "lines")  # two optimizers, a place in a stream
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ def images(tmp_path):
     return write_images(tmp_path / "images", ("cat",), count=64)
 
 
-@pytest.mark.parametrize("workload", bench.WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", [pytest.param(one, marks=[pytest.mark.slow] if one == "packed" else []) for one in bench.WORKLOADS]
+)
 def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
     if workload == "packed" and not bench.PACK_IMAGES.exists():
         pytest.skip("extras/packed was deleted")

@@ -22,6 +22,7 @@ def images(tmp_path, monkeypatch, python):
     return write_images(tmp_path / "images", ("cat",), count=64)
 
 
+@pytest.mark.slow
 def test_an_installed_loader_is_measured_and_a_missing_peer_is_left_out_with_the_reason(images, tmp_path, monkeypatch):
     rows = {f"{row}, files": (row, "files") for row in ("workers", "ffcv")}
     monkeypatch.setattr("extras.benchmarks.bench_peers.ROWS", rows)
