@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaders.nested import move, rows, tensors
+from loaders.nested import is_dense, move, rows, tensors
 
 Point = namedtuple("Point", "x y")
 
@@ -206,6 +206,20 @@ class Slotted:
 def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
     tensor = torch.ones(2)
     assert any(found is tensor for found in tensors([hide(tensor)]))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(2, 3, 4).permute(2, 0, 1), torch.zeros(6)[1:4], torch.zeros(()), torch.zeros(1, 5)[:, :4]]
+)
+def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor):  # the stride of a dimension of size 1 does not matter
+    assert is_dense(tensor)
+    for gapped in (
+        torch.zeros(6)[::2],
+        torch.zeros(2, 6)[:, :3],
+        torch.zeros(3, 5)[:, :1].t(),
+        tensor.expand(3, *tensor.shape),
+    ):
+        assert not is_dense(gapped)
 
 
 @pytest.mark.parametrize(

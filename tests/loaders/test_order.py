@@ -175,7 +175,7 @@ def test_a_sampler_of_20_million_starts_at_once_and_is_drawn_as_it_is_needed():
     seed=st.integers(0, 3),
     data=st.data(),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches(
     length, batch_size, world_size, seed, data
 ):

@@ -43,11 +43,6 @@ def test_a_row_is_a_function_of_its_own_key_and_every_draw_is_fresh():
     assert len(np.unique(np.concatenate([whole for whole, _ in draws], axis=1))) == 3 * 9
 
 
-@pytest.mark.parametrize(("key", "shape"), [((1, 2), (3,)), ((1, np.arange(5)), (5, 3)), ((np.arange(0),), (0, 3))])
-def test_a_draw_has_a_row_for_each_element_of_the_key(key, shape):
-    assert Random(*key).uniform(3).shape == shape
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_generator_is_a_function_of_the_key_and_the_draw(device):
     one, same = Random(0, 1), Random(0, 1)

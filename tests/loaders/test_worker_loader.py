@@ -195,10 +195,3 @@ def test_the_figures_of_an_epoch_can_be_read_after_it_although_its_workers_have_
                 assert figures["wait_seconds"] >= 0 and figures["bytes"] >= 0
                 assert {"active_workers", "worker_queued_seconds", "copied_batches", "deaths"} <= set(figures)
     assert loader.stats() == {}
-
-
-def test_a_collate_fn_that_is_set_between_epochs_counts_from_the_next_epoch_on():
-    with WorkerLoader(Numbers(4), 2, seed=0) as loader:
-        assert contents(loader) == [[0, 1], [2, 3]]
-        loader.collate_fn = tuple
-        assert list(loader) == [(0, 1), (2, 3)]
