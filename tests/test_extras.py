@@ -1,18 +1,13 @@
-"""Imports run downwards and in no circle, each extra stands alone, and without extras/ the core works."""
+"""Imports run downwards and in no circle, and each extra stands alone."""
 
 import ast
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.forks import ROOT
+
 BELOW = {  # what each part of the core may import, besides itself
     "loaders": set(),
     "data": {"loaders"},
@@ -22,8 +17,6 @@ BELOW = {  # what each part of the core may import, besides itself
     "scripts": {"training", "data", "models", "loaders"},
     "tests": {"train", "training", "data", "models", "loaders", "scripts", "examples"},
 }
-SMALL = ["data=synthetic", "data.length=64", "data.test_length=16", "data.image_size=8", "model=linear"]
-SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
 
 
 def modules() -> dict[str, Path]:
@@ -104,48 +97,3 @@ def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is(
             assert other == path, f"Hydra would read {other} instead of {path}"
             assert isinstance(yaml.safe_load(path.read_text()), dict), path
         assert len((folder / "README.md").read_text().splitlines()) <= 12, folder
-
-
-def copy(folder: Path, without: str) -> Path:
-    """A copy of the repository without an extra, or without extras/."""
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "downloads")
-    shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True)
-    shutil.rmtree(folder / without)
-    return folder
-
-
-def call(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=2400
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
-
-
-SINGLE = ("extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
-PRESENT = [name for name in SINGLE if (ROOT / name).exists()]
-
-
-@pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("without", ["extras", *(pytest.param(one, marks=pytest.mark.slow) for one in PRESENT)])
-def test_a_copy_without_an_extra_or_all_of_them_trains_and_sweeps(tmp_path, python, without):
-    folder = copy(tmp_path, without)
-    options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": ""}, "quick_exit": True, "timeout": 100}
-    python.run("train.py", *SMALL, *SHORT, "hydra.run.dir=run", check=True, **options)
-    assert json.loads((folder / "run" / "summary.json").read_text())["verdict"]
-    python.run("train.py", "-m", "seed=0,1", *SMALL, *SHORT, "hydra.sweep.dir=sweep", check=True, **options)
-    assert all((folder / "sweep" / job / "summary.json").exists() for job in ("0", "1"))
-    assert (folder / "sweep" / "sweep.md").exists() == (folder / "extras" / "sweep").exists()
-    if without in SINGLE:
-        call(folder, "-m", "pytest", "-q", "--collect-only", "-n", "0", "tests/examples", "extras")
-
-
-@pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
-@pytest.mark.slow
-@pytest.mark.timeout(2500)
-def test_in_a_copy_without_extras_the_tests_of_the_core_pass(tmp_path):
-    folder = copy(tmp_path, "extras")
-    options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--timeout", "300"]
-    call(folder, "-m", "pytest", *options, "tests", "--ignore=tests/loaders", "--ignore=tests/clients")

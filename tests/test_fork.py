@@ -1,105 +1,61 @@
-"""A fork that adds files and deletes an extra trains, and the repository's tests pass in it."""
+"""A fork that adds files and deletes extras trains and sweeps, and the repository's tests pass in it."""
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.test_extras import ROOT, SHORT, call, copy
+from tests.configs import checkpoint
+from tests.forks import IS_OURS, ROOT, call, copy, snippets
 
+pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages have other snippets")
 FILES = {
-    "my/__init__.py": "",
-    "my/points.py": """
-import numpy as np
-
-
-class Points:
-    classes = ["left", "right"]
-
-    def __init__(self, train, path, noise):
-        self.points = np.load(f"{path}/{'train' if train else 'test'}.npy")
-
-    def __len__(self):
-        return len(self.points)
-
-    def __getitem__(self, index):
-        point = self.points[index]
-        return {"point": point, "side": int(point[0] > 0)}
-""",
-    "my/counts.py": """
-class Counts:
-    steps = 0
-
-    def on_step(self, run):
-        self.steps += 1
-
-    def on_end(self, run, summary):
-        if summary:
-            summary["my_steps"] = self.steps
-""",
-    "conf/data/points.yaml": "_target_: my.points.Points\npath: ???\nnoise: 0.5\n",  # as a beginner writes it
-    "conf/model/my_linear.yaml": "_target_: torch.nn.Linear\nin_features: 2\nout_features: 2\n",
-    "conf/callbacks/counts.yaml": "counts: {_target_: my.counts.Counts}\n",
-    "conf/experiment/mine.yaml": """# @package _global_
+    **snippets(ROOT / "docs" / "data.md", ROOT / "docs" / "doors.md"),
+    "conf/data/points.yaml": "_target_: my.moons.Moons\nlength: ???\n",  # as a beginner writes it
+    "conf/callbacks/points.yaml": "patience: {_target_: my.callbacks.Patience}\n",
+    "conf/experiment/points.yaml": """# @package _global_
 defaults:
   - override /data: points
-  - override /model: my_linear
-  - override /callbacks: counts
-task: {inputs: point, label: side}
-""",
-    "tests/test_mine.py": """
-import numpy as np
-from my.points import Points
-from training.checks import check_dataset
-from training.tasks import Classification
-
-
-def test_points(tmp_path):
-    np.save(tmp_path / "test.npy", np.ones((4, 2), np.float32))
-    points = Points(False, tmp_path, noise=0)
-    check_dataset(points, Classification(points, inputs="point", label="side"))
-""",
-    "write.py": """
-import numpy as np
-
-for name, count in (("train", 96), ("test", 32)):
-    np.save(f"{name}.npy", np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32))
+  - override /model: perceptron
+  - override /callbacks: points
+task: {inputs: point}
 """,
 }
+SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
 LOOK = [  # tests that look at the files of the repository
-    *("tests/test_mine.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
-    "tests/training/test_command_line.py",
-    *("-k", "(mine or extras or pages or datasets or choice or inline) and not (copy or run or open or passes)"),
+    *("test_moons.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
+    *("tests/training/test_command_line.py", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-k"),
+    "(moons or extras or pages or datasets or choice or inline) and not commands",
 ]
-
-pytestmark = pytest.mark.skipif(not (ROOT / "extras").exists(), reason="extras/ was deleted")
-
-
-@pytest.fixture
-def fork(tmp_path: Path) -> Path:
-    copy(tmp_path, min(f"extras/{path.parent.name}" for path in ROOT.glob("extras/*/README.md")))
-    for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    return tmp_path
+COLLECT = ["tests/examples", "extras", "-q", "--collect-only", "-n", "0"]
+WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
+WITHOUT = [pytest.param(one, marks=[pytest.mark.slow] * (one != "extras")) for one in WITHOUT if (ROOT / one).exists()]
 
 
 @pytest.mark.timeout(600)
-def test_a_fork_trains_on_its_own_data_and_the_tests_that_look_at_files_pass(fork):
-    call(fork, "write.py")
-    call(fork, "train.py", "experiment=mine", "data.path=.", *SHORT, "hydra.run.dir=run")
-    assert '"my_steps": 6' in (fork / "run" / "summary.json").read_text()
-    call(fork, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "--timeout", "300", *LOOK)
+@pytest.mark.parametrize("without", WITHOUT)
+def test_a_fork_without_extras_trains_sweeps_and_passes_the_tests_that_look_at_files(python, tmp_path, without):
+    fork = copy(tmp_path / "fork", without, FILES)
+    (fork / "look.py").write_text("import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n")
+    mine = ["train.py", "experiment=points", "data.length=96", *SHORT]
+    sweep = [*mine, "-m", "seed=0,1", "hydra.sweep.dir=sweep"]
+    call(python, fork, [*mine, "hydra.run.dir=run"], sweep, ["look.py", *(LOOK if without == "extras" else COLLECT)])
+    for run in (fork / "run", fork / "sweep" / "0", fork / "sweep" / "1"):
+        assert json.loads((run / "summary.json").read_text())["verdict"]
+        assert checkpoint(run)["step"] == 6 and checkpoint(run)["callbacks"]["patience"]
+    assert (fork / "sweep" / "sweep.md").exists() == (fork / "extras" / "sweep").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_tests_of_a_fork_pass(fork):
+@pytest.mark.parametrize("without", [one.values[0] for one in WITHOUT[:2]])
+def test_all_tests_of_a_fork_pass(tmp_path, without):
+    fork = copy(tmp_path / "fork", without, FILES)
     (fork / ".venv").symlink_to(sys.prefix)
     environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": ""}
     command = [fork / "scripts" / "test", "-q", "--ignore", "tests/test_fork.py", "--timeout", "300"]
+    command += ["--ignore", "tests/loaders"] * (without == "extras")  # they know no extras
     done = subprocess.run(command, cwd=fork, env=environment, capture_output=True, text=True, timeout=3500)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -4,50 +4,30 @@ A snippet that begins with the line `# PATH` is a file of the fork. Commands run
 settings where they leave these open. Words in capital letters are names of folders, which the fork has.
 """
 
-import json
 import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = {"doors.md": pytest.mark.slow}  # many runs; tests/training/test_doors.py goes through each door
 EXTRAS = sorted(path for path in ROOT.glob("extras/*/README.md"))
 SMALL = [
     *("train.max_steps=2", "train.batch_size=16", "train.epochs=1", "train.eval_steps=2", "loader.num_workers=1"),
     *("train.num_threads=1", "callbacks.report.seconds=0", "train.warmup_epochs=0"),
 ]
+FIRST = ["train.py", *SMALL[:6], "hydra.run.dir=outputs/DATE_TIME"]  # the run that others go on with
 ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
     *("data.path=FOLDER", "data=cifar10", "logger="),
 )
 OF = {"hydra/launcher": "slurm", "callbacks.timeline": "timeline", "experiment=data_bound": "benchmarks"}
-PARTS = ("training", "loaders", "data", "models", "conf", "scripts", "extras", "examples")
-OURS = "# A PyTorch training template for accelerators that wait for data"
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "README.md").read_text().startswith(OURS), reason="a fork's pages make promises of their own"
-)
-# Runs commands as `python COMMAND` in one process, in which importing takes its time once.
-DRIVER = """
-import json, runpy, sys
-for line in json.loads(sys.argv[1]):
-    sys.argv = line
-    try:
-        runpy.run_path(line[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            sys.exit(f"{line}: {end.code}")
-"""
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promises of their own")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -60,93 +40,61 @@ def commands(page: Path) -> list[list[str]]:
 def small(words: list[str]) -> list[str]:
     """A command of train.py, with SMALL for what it leaves open."""
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
-    elsewhere = any(name in word for name in ELSEWHERE for word in words)
-    left_open = [] if elsewhere else [text for text in SMALL if text.partition("=")[0] not in keys]
+    if any(name in word for name in ELSEWHERE for word in words):
+        return ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
+    left_open = [text for text in SMALL if text.partition("=")[0] not in keys]
     if "train.resume" in keys or not (ROOT / "extras" / "report").exists():
         left_open = [text for text in left_open if "report" not in text]
     if "loader=torch" in words:
         left_open = [text for text in left_open if "num_workers" not in text]
-    if "data=plankton" in words:
-        left_open.append("data.root=PLANKTON")
-    if elsewhere:
-        words = ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
-    return [*words, *left_open]
+    return [*words, *left_open, *["data.root=PLANKTON"] * ("data=plankton" in words)]
 
 
-def runs(words: list[str]) -> list[str] | None:
-    """The command as the driver runs it; None for one of the shell, of another test, or of an extra that is gone."""
-    if any(
-        word.startswith(key) and not (ROOT / "extras" / extra).exists() for word in words for key, extra in OF.items()
-    ):
-        return None
-    if words[0] == "python" and words[1].endswith(".py") and "GROUP=CHOICE" not in words:
-        return ["train.py", *small(words[2:])] if words[1] == "train.py" else words[1:]
-    return None
+def lines_of(page: Path) -> list[list[str]]:
+    """The page's commands as `call` runs them, without those of the shell or of an extra that is gone."""
+    gone = tuple(key for key, extra in OF.items() if not (ROOT / "extras" / extra).exists())
+    lines = [words[1:] for words in commands(page) if words[0] == "python" and words[1].endswith(".py")]
+    lines = [line for line in lines if "GROUP=CHOICE" not in line and not any(word.startswith(gone) for word in line)]
+    return [["train.py", *small(line[1:])] if line[0] == "train.py" else line for line in lines]
 
 
-@pytest.fixture
-def fork(tmp_path: Path):
-    """Makes a copy of the repository in tmp_path, with the files of a page and the folders that commands name."""
-
-    def make(*pages: Path) -> Path:
-        (tmp_path / "fork").mkdir()
-        shutil.copy(ROOT / "train.py", tmp_path / "fork")
-        for folder in PARTS:
-            if (ROOT / folder).exists():
-                ignored = shutil.ignore_patterns("__pycache__", "tests")
-                shutil.copytree(ROOT / folder, tmp_path / "fork" / folder, ignore=ignored)
-        for text in [text for page in pages for kind in ("python", "yaml") for text in blocks(page, kind)]:
-            if found := re.match(r"(?:# @package \S+\n)?# (\S+\.(?:py|yaml))\n", text):
-                path = tmp_path / "fork" / found[1]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-        random = np.random.default_rng(0)
-        for split, name, number in ((s, n, i) for s in ("train", "val") for n in ("cat", "dog") for i in range(20)):
-            path = tmp_path / "fork" / "DIR" / split / name / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(256, size=(40, 48, 3), dtype=np.uint8)).save(path)
-        for name in ("IMAGES", "photos"):
-            (tmp_path / "fork" / name).symlink_to("DIR")
-        (tmp_path / "fork" / "PLANKTON").mkdir()
-        for split in ("train", "test"):
-            np.save(
-                tmp_path / f"fork/PLANKTON/{split}-images.npy",
-                random.integers(256, size=(32, 64, 64, 3), dtype=np.uint8),
-            )
-            np.save(tmp_path / f"fork/PLANKTON/{split}-labels.npy", np.arange(32) % 3)
-        return tmp_path / "fork"
-
-    return make
+def runs_of(*pages: Path) -> list[list[str]]:
+    return [line for page in pages for line in lines_of(page) if line[0] == "train.py"]
 
 
-def call(python, fork: Path, *lines: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    options = {"cwd": fork, "env": environment, "timeout": 600}
-    (fork / "driver.py").write_text(DRIVER)
-    done = python.run(fork / "driver.py", json.dumps(lines), **options)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+def fork(folder: Path, *pages: Path) -> Path:
+    """A copy of the repository with the files of these pages and the folders that commands name."""
+    copy(folder, files=snippets(*pages))
+    random = np.random.default_rng(0)
+    for split, name, number in ((s, n, i) for s in ("train", "val") for n in ("cat", "dog") for i in range(20)):
+        path = folder / "DIR" / split / name / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(256, size=(40, 48, 3), dtype=np.uint8)).save(path)
+    for name in ("IMAGES", "photos"):
+        (folder / name).symlink_to("DIR")
+    (folder / "PLANKTON").mkdir()
+    for split in ("train", "test"):
+        images = random.integers(256, size=(32, 64, 64, 3), dtype=np.uint8)
+        np.save(folder / "PLANKTON" / f"{split}-images.npy", images)
+        np.save(folder / "PLANKTON" / f"{split}-labels.npy", np.arange(32) % 3)
+    return folder
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", [pytest.param(p, marks=SLOW.get(p.name, ()), id=p.name) for p in PAGES])
-def test_the_commands_of_a_page_run_in_a_fork_with_its_snippets(python, fork, page):
-    lines = [line for words in commands(page) if (line := runs(words)) and line[0] == "train.py"]
-    if not lines:
-        pytest.skip("it has none")
-    needed = [ROOT / "docs" / "data.md"] if page.parent.name == "docs" and page.name != "data.md" else []
-    folder = fork(page, *needed)
-    call(python, folder, ["train.py", *SMALL[:6], "hydra.run.dir=outputs/DATE_TIME"], *lines)
-
-
-def test_the_doors_of_the_readme_open(python, fork):
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+def test_the_doors_of_the_readme_open(python, tmp_path):
+    readme = PAGES[0]
     doors = ["model=net", "'task.loss={_target_: my.loss}'", "trainer._target_=my.Noisy"]
     doors.append("+callbacks.enough._target_=my.Enough")
-    assert all(f"`{door}`" in text for door in doors) and "`_target_: my.Net`" in text
-    folder = fork(readme)
+    assert all(f"`{door}`" in readme.read_text() for door in doors) and "`_target_: my.Net`" in readme.read_text()
+    folder = fork(tmp_path / "fork", readme)
     (folder / "conf" / "model" / "net.yaml").write_text("_target_: my.Net\n")
     call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(door)[0] for door in doors)])
+
+
+@pytest.mark.slow  # tests/training has a test of what each of them does
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pages", [PAGES[:1], PAGES[1:]], ids=["README", "docs"])
+def test_the_commands_of_the_pages_run(python, tmp_path, pages):
+    call(python, fork(tmp_path / "fork", *pages), FIRST, *runs_of(*pages))
 
 
 def test_the_snippet_of_the_readme_loads_batches():
@@ -155,12 +103,6 @@ def test_the_snippet_of_the_readme_loads_batches():
     here = snippet.replace('device="cuda", depth=2', 'device="cpu", depth=0').replace("num_workers=8", "num_workers=1")
     exec(here, {"dataset": list(range(1000)), "step": steps.append})
     assert here != snippet and len(steps) == 4
-
-
-def test_the_test_of_a_dataset_on_the_page_passes(python, fork):
-    folder = fork(ROOT / "docs" / "data.md")
-    (folder / "program.py").write_text("from test_moons import test_moons\n\ntest_moons()\n")
-    call(python, folder, ["program.py"])
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "loaders/README.md", *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
@@ -183,33 +125,23 @@ def is_there(path: Path) -> bool:
     return path.exists() or (parts[0] == "extras" and not (ROOT / "extras" / parts[1]).exists())
 
 
-def test_readme_has_short_lines_and_says_what_is_in_each_folder():
-    text = (ROOT / "README.md").read_text()
-    assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("data-bound: ")]
-    for name in ("train.py", "training/", "loaders/", "data/", "models/", "conf/", "scripts/", "tests/"):
-        assert f"\n{name} " in text
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", EXTRAS, ids=lambda page: page.parent.name)
-def test_the_commands_of_an_extra_run(python, fork, page):
-    lines = [line for words in commands(page) if (line := runs(words))]
-    lines = [line for line in lines if "benchmarks" not in line[0] and "index_tars" not in line[0]]
-    images = ["data=image_folder", "data.root=DIR", "data.image_size=32"]
-    call(python, fork(page), ["train.py", *SMALL, *images, "hydra.run.dir=outputs/DATE_TIME"], *lines)
+def test_the_commands_of_an_extra_run(python, tmp_path, page):
+    lines = [line for line in lines_of(page) if "benchmarks" not in line[0] and "index_tars" not in line[0]]
+    images = ["callbacks.report.seconds=0", "data=image_folder", "data.root=DIR", "data.image_size=32"]
+    call(python, fork(tmp_path / "fork", page), [*FIRST, *images], *lines)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_torchrun_as_on_the_pages(python, fork):
-    lines = [words for page in PAGES for words in commands(page) if words[0] == "torchrun"]
-    folder = fork()
-    for words in lines:
+def test_torchrun_as_on_the_pages(python, tmp_path):
+    folder = fork(tmp_path / "fork")
+    program = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+    environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    for words in [words for page in PAGES for words in commands(page) if words[0] == "torchrun"]:
         options = [word for word in words[1:] if word.startswith("--")]
         rest = small([word for word in words[1:] if word not in ("train.py", *options)])
-        program = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
-        environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
         arguments = [*options, "train.py", *rest, "device=cpu"]
-        done = python.run("-c", program, *arguments, cwd=folder, env=environment, timeout=400)
-        assert done.returncode == 0, done.stderr[-3000:]
+        python.run("-c", program, *arguments, cwd=folder, env=environment, timeout=400, check=True)

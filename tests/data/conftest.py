@@ -1,22 +1,9 @@
-"""No test of this folder needs a network."""
-
-from urllib.error import URLError
-
 import pytest
 
 
 @pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*_, **__):
-        raise URLError("no network in tests")
-
-    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", refuse)
-    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", refuse)
-
-
-@pytest.fixture
 def any_cifar(monkeypatch):
-    """Switches off torchvision's checksums, so that it accepts the small files."""
+    """Switches off torchvision's checksums, so that it accepts the small files of fakes.py."""
     from torchvision.datasets import CIFAR10
 
     for attribute in ("train_list", "test_list"):

@@ -73,9 +73,8 @@ def test_erased_boxes_have_the_distribution_of_torchvisions(size):
     assert (bottom <= size[0]).all() and (right <= size[1]).all() and (top >= 0).all() and (left >= 0).all()
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
-def test_mixup_blends_images_and_labels_with_the_same_share(kind):
-    batch, plain = augment({**make_batch(), "label": make_batch()["label"].to(kind)}, mixup=0.4), normalized()
+def test_mixup_blends_images_and_labels_with_the_same_share():
+    batch, plain = augment({**make_batch(), "label": make_batch()["label"].to(torch.uint8)}, mixup=0.4), normalized()
     share = batch["label"][1, 1].item()  # of class 1, of which image 1 is, and image 0 not
     assert 0 < share < 1
     assert torch.allclose(batch["image"], share * plain + (1 - share) * plain.roll(1, 0), atol=1e-5)

@@ -95,7 +95,6 @@ def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
         ("P", "png", (200, 100, 50), (200, 100, 50)),
         ("I;16", "png", 120 * 257, (120, 120, 120)),
         ("L", "png", 120, (120, 120, 120)),
-        ("L", "jpg", 120, (120, 120, 120)),
         ("CMYK", "jpg", (55, 155, 205, 0), (200, 100, 50)),
     ],
 )

@@ -39,19 +39,13 @@ class Fork:
     """A copy of the scripts in a folder with a space in its name, and a PATH with a fake python3."""
 
     def __init__(self, folder: Path):
-        self.root = folder / "my fork"
-        self.bin = folder / "bin"
-        self.log = folder / "log"
+        self.root, self.bin, self.log = folder / "my fork", folder / "bin", folder / "log"
         self.venv = self.root / ".venv"
-        self.ready = self.venv / "ready"
-        (self.root / "scripts").mkdir(parents=True)
-        for name in ("train", "test", "environment.sh"):
-            shutil.copy(SCRIPTS / name, self.root / "scripts")
+        shutil.copytree(SCRIPTS, self.root / "scripts")
         self.require("torch")
         self.bin.mkdir()
-        for tool in TOOLS:
-            if found := shutil.which(tool):
-                (self.bin / tool).symlink_to(found)
+        for tool in filter(shutil.which, TOOLS):
+            (self.bin / tool).symlink_to(shutil.which(tool))
         self.add_python("python3", "3.12")
 
     def require(self, text: str) -> None:
@@ -60,12 +54,12 @@ class Fork:
     def add_python(self, name: str, version: str, no_venv: int = 0) -> None:
         write_script(self.bin / name, PYTHON.format(version=version, no_venv=no_venv))
 
-    def add_users_venv(self, version: str | None = "3.12") -> None:
-        """A .venv that environment.sh did not make, with a file to find again. None: it has no Python."""
+    def add_users_venv(self, python: str) -> None:
+        """A .venv that environment.sh did not make, with a file to find again and this Python, if it is not empty."""
         (self.venv / "bin").mkdir(parents=True)
         (self.venv / "keepsake").touch()
-        if version:
-            write_script(self.venv / "bin" / "python", PYTHON.format(version=version, no_venv=0))
+        if python:
+            write_script(self.venv / "bin" / "python", python)
 
     def start(self, script: str = "train", *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.Popen:
         env = {"PATH": str(self.bin), "BIN": str(self.bin), "LOG": str(self.log), "VENV_GB": "0", **env}
@@ -85,8 +79,7 @@ class Fork:
     def sentence(self, **options) -> str:
         """The last line of standard error of a run that must fail."""
         result = self.run(**options)
-        assert result.returncode == 1
-        assert result.stdout == ""
+        assert result.returncode == 1 and not result.stdout
         return result.stderr.splitlines()[-1]
 
 
@@ -145,9 +138,7 @@ def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
     ],
 )
 def test_a_venv_of_the_users_own_is_used_if_it_meets_every_requirement_and_is_left_as_it_is(fork, line, reason):
-    fork.add_users_venv(None)
-    real = f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n'
-    write_script(fork.venv / "bin" / "python", real)
+    fork.add_users_venv(f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n')
     fork.require(line)
     if reason:
         assert reason in fork.sentence()
@@ -158,31 +149,16 @@ def test_a_venv_of_the_users_own_is_used_if_it_meets_every_requirement_and_is_le
     assert fork.installs() == []
 
 
-@pytest.mark.parametrize(
-    ("version", "options", "reason"),
-    [
-        ("3.8", {}, "/my fork/.venv has Python 3.8, and 3.10 or newer is needed. "),
-        (None, {}, "/my fork/.venv has no bin/python that runs. "),
-        ("3.12", {"PYTHON": "python3.11"}, "/my fork/.venv has Python 3.12, and PYTHON=python3.11 asks for another. "),
-    ],
-)
-def test_a_venv_of_the_users_own_that_does_not_fit_is_refused_and_left_as_it_is(fork: Fork, version, options, reason):
-    fork.add_python("python3.11", "3.11")
-    fork.add_users_venv(version)
-    sentence = fork.sentence(**options)
-    assert reason in sentence and sentence.endswith("or move it away to have a new one made.")
-    assert (fork.venv / "keepsake").exists() and fork.installs() == []
-
-
 def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_one(fork: Fork):
     fork.add_python("python3.11", "3.11")
     fork.run(PYTHON="python3.11")
-    assert "3.11" in fork.ready.read_text()
+    ready = fork.venv / "ready"
+    assert "3.11" in ready.read_text()
     assert fork.run().stderr == ""
     assert "Making .venv with python3" in fork.run(PYTHON="python3").stderr
-    assert "3.12" in fork.ready.read_text()
+    assert "3.12" in ready.read_text()
     fork.add_python("python3", "3.9")
-    fork.ready.write_text("made for another folder")
+    ready.write_text("made for another folder")
     assert "with python3.11:" in fork.run().stderr
 
 
@@ -198,15 +174,22 @@ def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the
 
 
 @pytest.mark.parametrize(
-    ("python", "options", "sentence"),
+    ("python", "venv", "options", "sentence"),
     [
-        (("3.8",), {}, "Python 3.10 or newer is needed, and python3 is 3.8:"),
-        (("3.12",), {"PYTHON": "python3.99"}, "and python3.99 is missing: install one"),
-        (("3.12", 1), {}, "apt install python3.12-venv"),
-        (("3.12",), {"VENV_GB": "999999"}, "GB free, and making .venv takes 999999 GB: make room"),
+        (("3.8",), None, {}, "Python 3.10 or newer is needed, and python3 is 3.8:"),
+        (("3.12",), None, {"PYTHON": "python3.99"}, "and python3.99 is missing: install one"),
+        (("3.12", 1), None, {}, "apt install python3.12-venv"),
+        (("3.12",), None, {"VENV_GB": "999999"}, "GB free, and making .venv takes 999999 GB: make room"),
+        (("3.12",), "3.8", {}, "/my fork/.venv has Python 3.8, and 3.10 or newer is needed. "),
+        (("3.12",), "", {}, "/my fork/.venv has no bin/python that runs. "),
+        (("3.12",), "3.12", {"PYTHON": "python3.99"}, "has Python 3.12, and PYTHON=python3.99 asks for another. "),
     ],
 )
-def test_what_is_missing_is_named_before_anything_is_installed(fork: Fork, python, options, sentence):
+def test_what_does_not_fit_is_named_before_anything_is_installed(fork: Fork, python, venv, options, sentence):
     fork.add_python("python3", *python)
-    assert sentence in fork.sentence(**options)
-    assert fork.installs() == []
+    if venv is not None:
+        fork.add_users_venv(venv and PYTHON.format(version=venv, no_venv=0))
+    said = fork.sentence(**options)
+    assert sentence in said and fork.installs() == []
+    if venv is not None:
+        assert said.endswith("or move it away to have a new one made.") and (fork.venv / "keepsake").exists()

@@ -1,20 +1,26 @@
 """What the tests of runs share."""
 
+import gc
+import io
 import logging
-import os
 import re
 import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.configs import CONF, SMALL
+from tests.training.doors import Stop
 from training.launch import EXPECTED
+
+# Two steps in an epoch, with a network whose `size` shows which settings a run has.
+FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
 
 
 class Ended(NamedTuple):
@@ -27,43 +33,51 @@ class Ended(NamedTuple):
         return self.output + self.errors
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """Does what `python train.py ARGUMENTS` does in the folder tmp_path, in this process: quickly."""
-
-    def run(*arguments: str, environment: dict[str, str] | None = None) -> Ended:
-        root = logging.getLogger()
-        handlers, level = root.handlers[:], root.level
-        with monkeypatch.context() as patch:
-            patch.chdir(tmp_path)
-            patch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
-            for name, value in (environment or {}).items():
-                patch.setitem(os.environ, name, value)
-            code = 0
-            try:
-                runpy.run_path(str(CONF.parent / "train.py"), run_name="__main__")
-            except SystemExit as end:
-                code = end.code or 0
-                if isinstance(code, str):  # as the interpreter does
-                    print(code, file=sys.stderr)
-                    code = 1
-            except Exception:
+def call(folder: Path, *arguments: str) -> Ended:
+    """Does what `python train.py ARGUMENTS` does in the folder, in this process: quickly."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    code, output, errors = 0, io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            runpy.run_path(str(CONF.parent / "train.py"), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+            if isinstance(code, str):  # as the interpreter does
+                print(code, file=sys.stderr)
                 code = 1
-                traceback.print_exc()  # as the interpreter does
-            finally:
-                for handler in [one for one in root.handlers if one not in handlers]:
-                    handler.close()
-                root.handlers[:] = handlers
-                root.setLevel(level)
-        return Ended(code, *capsys.readouterr())
+        except Exception:
+            code = 1
+            traceback.print_exc()  # as the interpreter does
+        finally:
+            for handler in [one for one in root.handlers if one not in handlers]:
+                handler.close()
+            root.handlers[:] = handlers
+            root.setLevel(level)
+            Stop.at = 0  # which arguments set
+            gc.freeze()  # as in configs.train
+    return Ended(code, output.getvalue(), errors.getvalue())
 
-    return run
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., Ended]:
+    """`python train.py ARGUMENTS` in the folder tmp_path."""
+    return partial(call, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, with settings that are not the defaults. No test changes it."""
+    folder = tmp_path_factory.mktemp("before")
+    assert call(folder, *FAST, "model.size=7", "optim.lr=0.125", "hydra.run.dir=earlier").code == 0
+    return folder / "earlier"
 
 
 @pytest.fixture(scope="session")
 def fast() -> list[str]:
-    """Settings of a run of two steps in an epoch, with a network whose `size` shows which settings it has."""
-    return [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
+    return FAST
 
 
 @pytest.fixture

@@ -40,13 +40,6 @@ class Images:
         return torch.full((8, 8, 3), 200 * (index % 2), dtype=torch.uint8), index % 2
 
 
-class Strict(Images):
-    """Takes no other argument."""
-
-    def __init__(self, train: bool, train_length: int) -> None:
-        super().__init__(train, train_length)
-
-
 class Stream(IterableDataset):
     """A stream of random images, whose labels are their numbers modulo 10."""
 
@@ -144,12 +137,9 @@ class Alternating(Trainer):
 class Beside(Trainer):
     """Keeps a trained module and a slowly following one beside the network; its scores draw random numbers."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def configure_optimizers(self) -> Optimizer:
         self.head = nn.Sequential(nn.Linear(10, 10), nn.Dropout(0.5), nn.Linear(10, 10))
         self.slow = nn.Linear(10, 10).requires_grad_(False)
-
-    def configure_optimizers(self) -> Optimizer:
         return SGD([*self.model.parameters(), *self.head.parameters()], 0.05, momentum=0.9)
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
@@ -163,18 +153,6 @@ class Beside(Trainer):
         (images,), labels = self.inputs_and_labels(batch)
         outputs = self.head(self.model(images)) + self.slow(torch.randn(len(images), 10))
         return {"loss": self.task.loss(outputs, labels)}
-
-
-class Counting(Trainer):
-    """Counts the samples of each label that it trains, in a buffer that is its own."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.seen = nn.BatchNorm1d(10, affine=False)
-
-    def train_step(self, batch: dict[str, Any]) -> None:
-        self.seen.running_mean += torch.bincount(batch["label"].flatten(), minlength=10)
-        super().train_step(batch)
 
 
 # The optimizer and its schedule

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from training import stopping
-from training.stopping import SIGNALS, Stopped, StopSignals
+from training.stopping import SIGNALS, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -19,7 +18,7 @@ def test_the_first_signal_only_sets_a_number_and_the_programs_handler_is_put_bac
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_ends_the_program_at_once(monkeypatch):
+def test_a_second_signal_ends_the_program_at_once():
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         signals._received_at -= 2.0
@@ -34,10 +33,3 @@ def test_an_ignored_signal_stays_ignored():
             assert not signals.received
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_the_exit_code_tells_ctrl_c_from_a_preemption_and_no_sweep_goes_on():
-    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} == set(stopping.SIGNALS)
-    assert Stopped("", signal.SIGINT).exit_code == 130
-    assert Stopped("", signal.SIGTERM).exit_code == Stopped("", signal.SIGUSR1).exit_code == 75
-    assert not issubclass(Stopped, Exception), "Hydra goes on after an Exception"

@@ -85,12 +85,6 @@ def test_regression_takes_labels_with_and_without_a_dimension_of_their_own(label
     assert own.loss(outputs, labels) == 0.5, "a loss of one's own gets labels of the outputs' shape"
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
-def test_labels_may_have_any_integer_dtype(dtype):
-    task = Classification(THREE)
-    assert task.loss(LOGITS, LABELS.to(dtype)) == task.loss(LOGITS, LABELS)
-
-
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4

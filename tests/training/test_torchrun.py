@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -80,14 +79,9 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         """Waits until the checkpoint of a step from `step` on is there."""
-        files = self.out / "checkpoints"
-        self.wait_for(lambda: any(int(path.stem[5:]) >= step for path in files.glob("step-*.pt")))
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + LONG
-        while not condition():
-            over = any(program.poll() is not None for program in self.programs)
-            assert (not over or condition()) and time.monotonic() < end, self.text()
+        while not any(int(path.stem[5:]) >= step for path in self.out.glob("checkpoints/step-*.pt")):
+            assert time.monotonic() < end and all(one.poll() is None for one in self.programs), self.text()
             time.sleep(0.005)
 
     def text(self) -> str:
@@ -129,50 +123,42 @@ def test_two_processes_train_as_one_does_and_write_one_folder_and_one_log(undist
     assert log.count("epoch 2: test_loss") == 1 == undisturbed.text().count("epoch 2: test_loss")
 
 
+KILLS = [pytest.param(step, rank, marks=pytest.mark.slow) for step in (10, 30) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("step", "rank"), [(20, 1), *KILLS])
 def test_after_a_rank_was_killed_torchrun_restarts_the_run_and_it_ends_with_the_same_bits(
-    python, tmp_path, undisturbed
+    python, tmp_path, undisturbed, step, rank
 ):
-    run = Run(python, tmp_path, "train.checkpoint_every=10", torchrun=True)
-    run.wait_for_step(20)
-    run.ranks()[1].kill()
+    run = Run(python, tmp_path, "train.checkpoint_every=5", torchrun=True)
+    run.wait_for_step(step)
+    run.ranks()[rank].kill()
     run.finish()
     assert "resum" in run.text()
     assert differences(checkpoint(run.out)["model"], checkpoint(undisturbed.out)["model"]) == []
     assert untimed(run.out) == untimed(undisturbed.out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("step", [10, 20, 30])
-def test_a_rank_may_be_killed_at_any_time(python, tmp_path, undisturbed, victim, step):
-    run = Run(python, tmp_path, "train.checkpoint_every=5", "loader.num_workers=1", torchrun=True)
-    run.wait_for_step(step)
-    run.ranks()[victim].kill()
-    run.finish()
-    assert differences(checkpoint(run.out)["model"], checkpoint(undisturbed.out)["model"]) == []
+UNUSED = f"model._target_={DOORS}.Unused"
 
 
 @pytest.mark.slow
-def test_a_step_with_two_optimizers_is_the_same_in_two_processes(python, tmp_path):
-    settings = [*TWO_PARTS, f"trainer._target_={DOORS}.Alternating"]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [*TWO_PARTS, f"trainer._target_={DOORS}.Alternating"],  # two optimizers
+        [UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
+        ["train.accumulate=2"],
+    ],
+)
+def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, settings):
     assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))
 
 
 @pytest.mark.slow
-def test_weights_that_a_step_does_not_use_need_a_key_that_the_sentence_names(python, tmp_path):
-    unused = [f"model._target_={DOORS}.Unused", "train.max_steps=3"]
-    run = Run(python, tmp_path / "without", *unused)
-    assert run.wait() == [1, 1] and "Traceback" not in run.text()
-    assert "aside.weight" in run.text() and "train.find_unused_parameters=true" in run.text()
-    keyed = [*unused, "train.find_unused_parameters=true"]
-    assert_close(*(Run(python, tmp_path / f"{n}", *keyed, processes=n).finish() for n in (1, 2)))
-
-
-@pytest.mark.slow
-def test_accumulated_parts_and_a_batch_sampler_are_the_same_in_two_processes(python, tmp_path):
-    assert_close(*(Run(python, tmp_path / f"{n}", "train.accumulate=2", processes=n).finish() for n in (1, 2)))
+def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
     pairs = [f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
-    Run(python, tmp_path / "pairs", *pairs).finish()
+    Run(python, tmp_path, *pairs).finish()
 
 
 @pytest.mark.slow
@@ -208,9 +194,16 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_batch_that_processes_cannot_share_is_refused(python, tmp_path):
-    run = Run(python, tmp_path, "train.batch_size=15")
-    assert run.wait() == [1, 1] and "train.batch_size=15" in run.text() and "Traceback" not in run.text()
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("train.batch_size=15", ["train.batch_size=15"]),
+        (UNUSED, ["aside.weight", "train.find_unused_parameters=true"]),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(python, tmp_path, override, named):
+    run = Run(python, tmp_path, override)
+    assert run.wait() == [1, 1] and "Traceback" not in run.text() and all(name in run.text() for name in named)
 
 
 @pytest.mark.slow

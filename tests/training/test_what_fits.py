@@ -34,44 +34,25 @@ class Broken(Images):
         return super().__getitem__(index)
 
 
-class Unlabelled(Images):
+class Floats(Images):
     def __getitem__(self, index: int) -> Any:
-        return {"image": super().__getitem__(index)[0]}
-
-
-def collate_to_dict(samples: list[Any]) -> dict[str, Any]:
-    images, labels = zip(*samples, strict=True)
-    return {"image": torch.stack(images), "label": torch.tensor(labels), "names": ["a"] * len(images)}
-
-
-def confident(outputs: Tensor, labels: None) -> Tensor:
-    return -outputs.softmax(1).amax(1).log().mean()
+        image, label = super().__getitem__(index)
+        return image.permute(2, 0, 1) / 255, label
 
 
 FITTING = {
+    "parts of which one has one sample": ["train.batch_size=4", "train.accumulate=3"],
     "one sample": ["data.length=1", "data.test_length=1", "train.batch_size=1"],
     "a last batch of one sample": ["data.length=17", "train.last_batch=keep"],
     "a stream of one sample": [
         *(f"data._target_={HERE}.OneOfAStream", "train.steps_per_epoch=2", "train.batch_size=1", "loader=workers"),
         *("loader.streams=1", "loader.num_workers=0"),
     ],
-    "worker processes": ["loader=workers", "loader.num_workers=1"],
-    "a collate that returns a dict": [f"data.collate={{_target_: {HERE}.collate_to_dict}}"],
-    "no label": [
-        *(f"data._target_={HERE}.Unlabelled", "task=own", "task.label=null", "+model.num_classes=2"),
-        f"task.loss={{_target_: {HERE}.confident}}",
-    ],
     "first samples that cannot be read": [
         *(f"data._target_={HERE}.Broken", "loader=workers", "loader.on_error=skip", "loader.num_workers=0")
     ],
     "float images": [f"data._target_={HERE}.Floats"],
 }
-
-
-class Floats(Images):
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return image.permute(2, 0, 1) / 255, label
 
 
 @pytest.mark.parametrize("case", FITTING)

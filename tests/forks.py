@@ -1,0 +1,58 @@
+"""Copies of the repository with files of a fork in them, and programs that run there."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tests.python_server import PythonServer
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_COPIED = (".*", "__pycache__", "outputs", "multirun", "downloads")
+# Runs `python LINE` for each line, in one process: importing takes longer than all of these programs.
+DRIVER = """
+import gc, json, runpy, sys
+for line in json.loads(sys.argv[1]):
+    sys.argv = line
+    try:
+        runpy.run_path(line[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            sys.exit(f"{line}: {end.code}")
+    gc.freeze()  # as in configs.train
+"""
+OURS = "# A PyTorch training template for accelerators that wait for data"
+IS_OURS = (ROOT / "README.md").read_text().startswith(OURS)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def snippets(*pages: Path) -> dict[str, str]:
+    """The code blocks that are files of a fork, by their paths. They begin with the line `# PATH`."""
+    texts = [text for page in pages for kind in ("python", "yaml") for text in blocks(page, kind)]
+    found = [(re.match(r"(?:# @package \S+\n)?# (\S+\.(?:py|yaml))\n", text), text) for text in texts]
+    return {match[1]: text for match, text in found if match}
+
+
+def copy(folder: Path, without: str = "", files: dict[str, str] | None = None) -> Path:
+    """A copy of the repository without a folder such as extras/report, with more files."""
+    ignored = shutil.ignore_patterns(*NOT_COPIED)
+    shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True, symlinks=True)
+    if without:
+        shutil.rmtree(folder / without)
+    for name, text in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def call(python: PythonServer, folder: Path, *lines: list[str]) -> None:
+    """Runs programs one after the other. The first that fails fails the test."""
+    environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
+    (folder / "driver.py").write_text(DRIVER)
+    done = python.run(folder / "driver.py", json.dumps(lines), cwd=folder, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

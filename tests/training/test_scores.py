@@ -1,0 +1,87 @@
+"""Scores and metrics of a fork, and which of its checkpoints is the best."""
+
+import pytest
+from torch import Tensor, nn
+
+from tests.configs import DOORS, LINEAR, checkpoint, metrics, train
+
+HERE = __name__
+
+
+def falling(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A score of each sample that falls while the network learns."""
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+class Listed:
+    """A metric whose values are given."""
+
+    def __init__(self, values: list[object], higher_is_better: bool | None = None) -> None:
+        self.values, self.samples = iter(float(value) for value in values), 0
+        self.higher_is_better = higher_is_better
+
+    def reset(self) -> None:
+        self.samples = 0
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        self.samples += len(labels)
+
+    def compute(self) -> float:
+        return next(self.values) if self.samples == 64 else 0.0  # else it is the check before the first step
+
+
+def score(name: str) -> list[str]:
+    """A function of a fork, beside a loss that is one of torch's."""
+    loss = "task.loss={_target_: torch.nn.MultiMarginLoss}"
+    return [loss, f"task.scores={{{name}: {{_target_: {HERE}.falling}}}}", f"task.metric={name}"]
+
+
+def listed(values: str) -> list[str]:
+    return [f"task.metrics={{mine: {{_target_: {HERE}.Listed, {values}}}}}", "task.metric=mine"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lower"),
+    [
+        *[(score(name), True) for name in ("cross_entropy", "MSE")],
+        ([*score("mine"), "task.higher_is_better=false"], True),
+        ([*score("mine"), "task.higher_is_better=true"], False),
+        (listed("values: [3, 2, 4], higher_is_better: false"), True),
+        ([*listed("values: [nan, 0.5, nan]"), "task.higher_is_better=true"], False),
+    ],
+)
+def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given(tmp_path, overrides, lower):
+    summary = train(tmp_path, LINEAR, *overrides, "train.epochs=3", "optim.lr=0.01")
+    name = summary["score"]
+    values = {line["step"]: line[name] for line in metrics(tmp_path) if name in line}
+    assert summary["lower_is_better"] is lower and len(values) == 3 and "test_accuracy" in summary
+    values = {step: value for step, value in values.items() if value is not None}  # NaN is never the best
+    assert checkpoint(tmp_path, "best")["step"] == (min if lower else max)(values, key=values.get)
+
+
+def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_checkpoint(tmp_path, caplog):
+    several = [f"task.metrics={{m: {{_target_: {DOORS}.Several}}}}", "task.metric=m_worst"]
+    summary = train(tmp_path, LINEAR, *several, "train.epochs=3")
+    assert 0 <= summary["test_m_worst"] <= 1 and summary["test_m_map"] == 0.5
+    assert not {"test_m_classes", "test_m_name"} & summary.keys()
+    warnings = [text for text in caplog.messages if "classes" in text and "name" in text]
+    assert len(warnings) == 1, "one warning names what is left out, not one in each epoch"
+    scores = [line["test_m_worst"] for line in metrics(tmp_path) if "test_m_worst" in line]
+    assert checkpoint(tmp_path, "best")["step"] == 8 * (1 + max(range(3), key=lambda i: (scores[i], i)))
+
+
+@pytest.mark.slow  # importing it takes most of it; `Listed` and `Several` have the same methods
+def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
+    pytest.importorskip("torchmetrics")
+    about = "_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: macro"
+    both = f"both: {{_target_: {HERE}.collection}}"
+    summary = train(tmp_path, LINEAR, f"task.metrics={{f1: {{{about}}}, {both}}}", "task.metric=f1")
+    assert 0 < summary["test_f1"] <= 1 + 1e-6
+    assert summary["test_both_MulticlassAccuracy"] == pytest.approx(summary["test_accuracy"])
+
+
+def collection():
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy
+
+    return MetricCollection([MulticlassAccuracy(10, average="micro")])
