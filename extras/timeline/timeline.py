@@ -105,14 +105,13 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     figure = new_figure(title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + 0.62 * height)
     axes = figure.subplots()
     for activity, (meaning, color) in ACTIVITIES.items():
-        if shown := [span for span in spans if span.activity == activity]:
+        if shown := [span for span in spans if span.activity == activity and span.end - span.start > least / 20]:
             parts = [(lanes.index(span.lane), span.end - span.start, 0.62, span.start) for span in shown]
             style = {"color": color, "edgecolor": "white", "linewidth": 0.5, "label": meaning}
             bars = axes.barh(*zip(*parts, strict=True), **style)
             if activity in NUMBERED:
                 numbers = [str(one.batch[1]) if one.batch and one.end - one.start > least else "" for one in shown]
                 axes.bar_label(bars, numbers, label_type="center", fontsize=8, color=NUMBERED[activity])
-    axes.barh(-1, 0, facecolor="white", edgecolor=PALE, label="nothing to do")  # for the legend: it is out of sight
     read = {  # when and in which row a batch was read
         span.batch: (span.end, lanes.index(span.lane) + 0.31) for span in spans if span.activity in ("read", "collate")
     }
@@ -126,7 +125,7 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside lower left", ncols=len(ACTIVITIES) + 1, frameon=False, fontsize=9)
+    figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)
     return png(figure)
 
 

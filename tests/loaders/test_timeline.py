@@ -40,8 +40,9 @@ def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
     recorded.add("worker 1", "read", 1.0, 2.25, (0, 2))
     clock.now = 3.0
     recorded.close()
-    recorded.add("worker 0", "read", 2.5, 2.9, (0, 3))
-    assert [span.batch for span in recorded.spans()] == [(0, 2), (0, 1)]
+    recorded.add("worker 0", "read", 2.5, 2.9, (0, 3))  # known only after the end
+    recorded.add("worker 0", "read", 3.0, 3.5, (0, 4))
+    assert [span.batch for span in recorded.spans()] == [(0, 2), (0, 1), (0, 3)]
     assert not recorded.is_open
 
 
