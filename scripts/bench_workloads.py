@@ -124,15 +124,15 @@ WORKLOADS: dict[str, Callable[[], dict[str, Maker]]] = {
 }
 # The ratios in docs/benchmarks.md, with two workers on two idle cores.
 DOCUMENTED: dict[str, dict[str, float]] = {
-    "transport": {"torch": 1, "workers": 8.0, "workers-plain": 6.5, "threads": 8.0, "threads-plain": 8.3},
+    "transport": {"torch": 1, "workers": 12.2, "workers-plain": 12.0, "threads": 10.6, "threads-plain": 10.9},
     "cifar": {
         "torch": 1,
-        "workers": 12.8,
-        "workers-plain": 7.3,
-        "threads": 11.6,
-        "threads-plain": 3.6,
-        "resident": 16,
+        "workers": 11.4,
+        "workers-plain": 5.8,
+        "threads": 7.2,
+        "threads-plain": 2.7,
+        "resident": 9.2,
     },
-    "tiny": {"torch": 1, "workers": 4.8, "workers-plain": 4.2, "threads": 5.4, "threads-plain": 3.8},
-    "batch-1": {"torch": 1, "workers": 5.1, "workers-plain": 5.6, "threads": 4.7, "threads-plain": 7.1},
+    "tiny": {"torch": 1, "workers": 9.6, "workers-plain": 3.8, "threads": 9.0, "threads-plain": 3.5},
+    "batch-1": {"torch": 1, "workers": 8.5, "workers-plain": 4.3, "threads": 8.5, "threads-plain": 8.6},
 }

@@ -166,6 +166,7 @@ class Sweep:
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
         title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
+        title += f", the simplest of {len(self.fastest)} that are equal" if len(self.fastest) > 1 else ""
         shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
         bars = []
         for one in shown:
