@@ -112,6 +112,8 @@ def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, 
 
 
 def draw(rows: list[Row], title: str) -> bytes:
+    """A PNG with a bar per row; without the pack of pixels, which decodes nothing."""
+    rows = [row for row in rows if row["reads"] != "pack of pixels"]
     figure = new_figure(title, 11, 1 + 0.34 * len(rows))
     axes = figure.subplots()
     names, speeds = [f"{row['name']}: {row['reads']}" for row in rows], [row["images_per_second"] for row in rows]
