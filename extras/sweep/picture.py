@@ -28,7 +28,7 @@ def draw_bars(title: str, bars: list[Bar], ceiling: float | None) -> bytes:
     """
     figure = new_figure(title, 11, 1.5 + 0.28 * len(bars))
     axes = figure.subplots()
-    heading = "Training speed in images/s, with its range (more is better), and the share of the time spent waiting for data"
+    heading = "Speed in images/s, with its range (more is better), and the share of the time spent waiting for data"
     if ceiling:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
         axes.axvline(ceiling, color=INK, linestyle="--", linewidth=1.2)
