@@ -167,9 +167,8 @@ class Sweep:
         """A PNG with a bar per setting; free data are a dashed line."""
         title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
         title += f", the simplest of {len(self.fastest)} that are equal" if len(self.fastest) > 1 else ""
-        shown = [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings
         bars = []
-        for one in shown:
+        for one in [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings:
             speed = one.numbers_of(SPEED)
             text = f"{one.text(SPEED, '{:,.0f}')}, {one.text(WAITING, '{:.1%}')}" if speed else one.status
             bars.append(Bar(self.label(one.jobs), self.mark(one), speed or Range(0.0, 0.0, 0.0), text))
