@@ -166,6 +166,8 @@ NOT_FITTING = {
         [f"sampler._target_={DOORS}.backwards", f"batch_sampler._target_={DOORS}.Pairs"],
         ["batch_sampler", r"(?<!batch_)sampler"],
     ),
+    "half a step between checkpoints": (["train.checkpoint_every=0.5"], [r"train\.checkpoint_every=0\.5", "10min"]),
+    "no checkpoint to keep": (["train.keep_checkpoints=0"], [r"train\.keep_checkpoints=0", "from 1"]),
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
     "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),
     "an unknown precision": (["train.precision=fp8"], ["fp8", "bf16"]),
