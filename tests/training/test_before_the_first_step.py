@@ -145,7 +145,7 @@ NOT_FITTING = {
     "a loss without gradient": ([f"task.loss={{_target_: {HERE}.mistakes}}"], ["gradient"]),
     "a loss that takes no shares of mixup": (
         ["augment.mixup=0.2", "task.loss={_target_: torch.nn.MultiMarginLoss}"],
-        ["loss|augment|mixup"],
+        ["loss|augment|mixup|target"],
     ),
     # steps and metrics of a fork
     "a loss per sample": ([own("trainer", "PerSample")], [r"\(2,\)|\(16,\)", "mean"]),
