@@ -39,7 +39,11 @@ class Job:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error
         self.values = dict(text.partition("=")[::2] for text in overrides)
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
-        self.summary: dict[str, Any] = json.loads(Path(folder, "summary.json").read_text()) if status == "done" else {}
+        path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
+        try:
+            self.summary = json.loads(path.read_text()) if status == "done" else {}
+        except (OSError, ValueError) as damage:  # the other jobs have theirs
+            self.status, self.error = "damaged", f"{path} cannot be read ({damage}): run the job again"
 
 
 class Range(NamedTuple):
@@ -166,7 +170,7 @@ class Sweep:
     def picture(self) -> bytes:
         """A PNG with a bar per setting; free data are a dashed line."""
         title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
-        title += f", the simplest of {len(self.fastest)} that are equal" if len(self.fastest) > 1 else ""
+        title += f", the simplest of {len(self.fastest)} that are equally fast" if len(self.fastest) > 1 else ""
         bars = []
         for one in [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings:
             speed = one.numbers_of(SPEED)

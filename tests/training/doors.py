@@ -116,6 +116,14 @@ class Doubled(Trainer):
         return super().evaluation_step(batch)
 
 
+class EveryOther(Trainer):
+    """Steps every other time only."""
+
+    def train_step(self, batch: dict[str, Any]) -> None:
+        if self.step % 2:
+            super().train_step(batch)
+
+
 class Alternating(Trainer):
     """Trains two networks in turn, each with its optimizer, as a GAN does: `train_step` as a whole."""
 

@@ -91,6 +91,11 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
     assert [line["evaluated"] for line in metrics(tmp_path / "own") if "evaluated" in line] == [32.0]
 
 
+def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_loss(tmp_path):
+    train(tmp_path, LINEAR, f"trainer._target_={DOORS}.EveryOther", "train.precision=fp16")
+    assert steps(tmp_path)[-1]["step"] == 16
+
+
 def test_an_optimizer_of_a_fork_keeps_numbers_in_its_groups_over_a_resume_and_takes_a_new_rate(tmp_path):
     settings = [LINEAR, f"optim._target_={DOORS}.Signs", "schedule=constant", "optim.lr=0.01"]
     train(tmp_path, *settings, "train.max_steps=5")

@@ -33,7 +33,7 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
 
 
 def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
-    """A job: done with a speed or a summary, failed with an error, unfinished with neither."""
+    """A job: done with a speed or a summary ({}: a damaged one), failed with an error, unfinished with neither."""
     job, error = folder / f"job {number}", outcome if isinstance(outcome, str) else ""
     status = "failed" if error else "unfinished" if outcome is None else "done"
     job.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
         loader = next((o.partition("=")[2] for o in overrides.split() if o.startswith("loader=")), "torch")
         summary = {"loader": loader, "data_wait_fraction": 0.25, "test_accuracy": 0.9}
         summary |= outcome if isinstance(outcome, dict) else {"images_per_second": outcome}
-        (job / "summary.json").write_text(json.dumps(summary))
+        (job / "summary.json").write_text("" if outcome == {} else json.dumps(summary))
     note = {"number": number, "folder": str(job), "overrides": overrides.split(), "status": status, "error": error}
     (folder / NOTES).mkdir(exist_ok=True)
     write_whole(folder / NOTES / f"{number}.json", json.dumps(note))
@@ -74,6 +74,15 @@ SWEEPS = {  # jobs, what the report says, what it does not say
             "Jobs: 2 done, 1 failed, 1 unfinished\n",
         ],
         ["Best score"],
+    ),
+    "a summary that is damaged": (
+        [("loader=torch", 1000), ("loader=threads", {})],
+        [
+            "Jobs: 1 done, 1 damaged",
+            "Damaged: job 1 (loader=threads): ",
+            "job 1/summary.json cannot be read (Expecting",
+        ],
+        [],
     ),
     "repeats that overlap": (
         NOISY,
