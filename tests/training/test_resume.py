@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.configs import DOORS, LINEAR, checkpoint, differences, train, untimed
+from tests.configs import DOORS, LINEAR, checkpoint, differences, steps, train, untimed
 from tests.training.doors import Stop
 from training.stopping import Stopped
 
@@ -131,9 +131,13 @@ def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, cap
 
 
 def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, error):
+    larger = [LINEAR, "train.batch_size=64", "train.log_interval=1"]
     train(tmp_path, LINEAR, "train.epochs=1")
-    assert train(tmp_path, LINEAR, "train.batch_size=64")["epochs"] == 2
+    assert train(tmp_path, *larger)["epochs"] == 2
     assert checkpoint(tmp_path)["step"] == 8 + 4
+    train(tmp_path / "whole", *larger)
+    ours, whole = ([line["lr"] for line in steps(folder)][-4:] for folder in (tmp_path, tmp_path / "whole"))
+    assert ours == whole, "the schedule is where an epoch begins"
     train(tmp_path / "within", LINEAR, "train.max_steps=3")
     with error("32", "64"):
         train(tmp_path / "within", LINEAR, "train.batch_size=64")
