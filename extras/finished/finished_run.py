@@ -120,5 +120,5 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 def parser(about: str | None) -> ArgumentParser:
     """A parser whose help is `about`, the program's docstring, with the argument that all three programs have."""
     options = command.parser(about)
-    options.add_argument("run", type=Path, help="a run's folder, or a checkpoint file")
+    options.add_argument("run", type=lambda path: Path(path).expanduser(), help="a run's folder, or a checkpoint file")
     return options

@@ -205,7 +205,10 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
-    return tuple(str(name).strip() for name in names)
+    found = tuple(str(name).strip() for name in names)
+    if len({*found}) != max(1, len(found)):
+        raise DataError(f"data.classes={classes}: of its {len(found)} names, each has to be another one")
+    return found
 
 
 def read_indices(shards: list[str]) -> list[Index]:

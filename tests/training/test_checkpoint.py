@@ -57,7 +57,14 @@ def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_
     for step in (8, 9):
         earlier.save(state(step))
     earlier.mark_best(9)
-    yours = {"step-0000008-good.pt", "step-0000008 (copy).pt", "step-99.pt", "step-.pt", "my step-0000001.pt"}
+    yours = {
+        "step-0000008-good.pt",
+        "step-0000008 (copy).pt",
+        "step-99.pt",
+        "step-00000012.pt",
+        "step-.pt",
+        "my step-0000001.pt",
+    }
     for name in yours:
         (tmp_path / "checkpoints" / name).write_text("mine")
     afresh = checkpoints(tmp_path, keep=1)  # train.resume=null in the same folder

@@ -32,6 +32,7 @@ STOP = f"+callbacks.stop._target_={DOORS}.Stop"
         (["train.epochs=two"], r"train\.epochs(.|\n)*two|two(.|\n)*train\.epochs"),
         (["train.epochs=["], r"train\.epochs=\["),
         ([""], "''|empty|override"),
+        (["=3"], "=3: there is no key"),
         (["optim.lr=~nobody"], "optim.lr=~nobody"),
         (["data=image_folder", "data.root=/no/such/folder"], "/no/such/folder"),
         (["train.batch_size=20000"], "^error: train.batch_size=20000.*\n$"),
@@ -86,7 +87,14 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
 def test_a_program_ends_well_whatever_its_terminal_and_by_a_link(fast, tmp_path, program, after):
     for name in ("train.py", "linked.py"):
         (tmp_path / name).symlink_to(ROOT / "train.py")
-    words = [sys.executable, program, *fast, "train.epochs=9", "hydra.run.dir=out"]
+    words = [
+        sys.executable,
+        program,
+        *fast,
+        "train.epochs=9",
+        "hydra.run.dir=out",
+        "callbacks/standard=[best,progress_bar]",
+    ]
     shell = " ".join([*(f"'{word}'" for word in words), after])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True)

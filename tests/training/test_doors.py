@@ -210,6 +210,18 @@ class Lying:
         return iter(range(self.gives))
 
 
+class Endless(Lying):
+    __len__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "named"), [("Endless", 1, "__len__"), ("Lying", 0, "train.batch_size"), ("Lying", 64, "no batch")]
+)
+def test_a_sampler_without_a_length_or_samples_is_named(tmp_path, error, kind, says, named):
+    with error(named):
+        train(tmp_path, f"sampler._target_={HERE}.{kind}", "+sampler.gives=0", f"+sampler.says={says}")
+
+
 @pytest.mark.parametrize(
     ("gives", "says", "loader", "schedule"), [(64, 128, "workers", "one_cycle"), (128, 64, "torch", "cosine")]
 )

@@ -50,6 +50,8 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
         tuple(THREE.labels),
         list(torch.tensor(labels)),
         np.eye(3)[labels],
+        labels.astype(">i4"),
+        labels.astype(object),
     ]
     kinds += [torch.tensor(labels).to(torch.uint32), pytest.importorskip("pandas").Series(labels, labels + 7)]
     for kind in kinds:
