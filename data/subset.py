@@ -56,8 +56,9 @@ def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
 
     It is the same part each time. The part is not augmented if the dataset has a method `without_augmentation()`.
     """
-    if len(dataset) < 2:
-        raise DataError(f"data.val_fraction={fraction} needs two or more training samples, not {len(dataset)}")
+    if len(dataset) < 2 or not 0 < fraction < 1:
+        needs = "give a share between 0 and 1, and two or more training samples"
+        raise DataError(f"data.val_fraction={fraction} of {len(dataset)} samples: {needs}")
     order = np.random.default_rng(0).permutation(len(dataset))
     size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
     plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset

@@ -49,13 +49,14 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                 computed = trainer.metrics.compute()
             except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
                 log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
-                names.append(task.metric)
+                names += [task.metric] if trainer.metrics.metric_of(task.metric) else []
     if left_out := [name for name, value in computed.items() if value is None]:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     names += [name for name in computed if name not in left_out]
     if task.metric not in names:
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
-    for known in (trainer.metrics.higher_is_better(task.metric), DIRECTIONS.get(task.metric.lower())):
+    its_own = getattr(trainer.metrics.metric_of(task.metric), "higher_is_better", None)
+    for known in (its_own, DIRECTIONS.get(task.metric.lower())):
         task.higher_is_better = known if task.higher_is_better is None else task.higher_is_better
     if task.higher_is_better is None:
         raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")

@@ -69,8 +69,7 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     """Trains on the batch. Returns the seconds per step of each process; [] after a signal."""
     began = time.perf_counter()
     for _ in range(steps):
-        run.trainer.train_step(batch)
-        run.trainer.scaler.update()
+        run.trainer.take_step(batch)
     Accelerator(run.trainer.device).synchronize()
     results = run.processes.gather(((time.perf_counter() - began) / steps, run.checkpoints.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
@@ -78,7 +77,8 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
 
 @contextmanager
 def weights_put_back(trainer: Trainer) -> Iterator[None]:
-    """Trains in the block, and puts weights and buffers back afterwards."""
+    """Trains in the block, and puts the step, weights and buffers back afterwards."""
+    step = trainer.step
     modules = trainer.model, *trainer.others.values()
     weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
     kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
@@ -86,6 +86,7 @@ def weights_put_back(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
+        trainer.step = step
         with torch.no_grad():
             for weight, content in zip(weights, kept, strict=True):
                 weight.copy_(content)

@@ -41,8 +41,8 @@ class Job:
         self.setting = tuple(text for text in overrides if not text.startswith("seed="))
         path, self.summary = Path(folder, "summary.json"), dict[str, Any]()
         try:
-            self.summary = json.loads(path.read_text()) if status == "done" else {}
-        except (OSError, ValueError) as damage:  # the other jobs have theirs
+            self.summary = dict(json.loads(path.read_text())) if status == "done" else {}
+        except (OSError, TypeError, ValueError) as damage:  # the other jobs have theirs
             self.status, self.error = "damaged", f"{path} cannot be read ({damage}): run the job again"
 
 

@@ -59,6 +59,7 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
 def test_each_part_of_a_split_has_a_sample_and_the_fraction_is_rounded(length, fraction, part):
     rest, kept = split(list(range(length)), fraction)
     assert len(kept) == part and sorted([*rest.indices, *kept.indices]) == list(range(length))
-    with pytest.raises(DataError, match=r"data.val_fraction=0.5 needs two or more training samples, not 1"):
-        split([7], 0.5)
+    for samples, share in ((1, 0.5), (9, 1.0), (9, -0.1)):
+        with pytest.raises(DataError, match=rf"data.val_fraction={share} of {samples} samples: "):
+            split([7] * samples, share)
     assert split(list(range(10)), 0.3)[1].indices.tolist() == [2, 4, 6]  # on every machine

@@ -52,12 +52,13 @@ class Spy:
 
 
 class NumpyState:
-    """Has a state that weights_only refuses."""
+    """From step 3 on it has a state that weights_only refuses."""
 
-    def on_step(self, run: Any) -> None: ...
+    def on_step(self, run: Any) -> None:
+        self.best = 0.5 if run.trainer.step < 3 else np.float64(0.5)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": np.float64(0.5)}
+        return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

@@ -93,6 +93,23 @@ class Uncomputable(Worst):
         raise TypeError("not of such labels")
 
 
+class NeedsMore(Worst):
+    """Cannot be computed on two samples."""
+
+    def compute(self) -> Any:
+        if self.all.sum() < 3:
+            raise ValueError("too few")
+        return {"x": 0.5}
+
+
+def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_path, error):
+    needs_more = [LINEAR, f"task.metrics={{m: {{_target_: {HERE}.NeedsMore}}}}", "task.higher_is_better=true"]
+    for metric in ("accuracies", "m_y"):
+        with error(f"task.metric={metric}: it is one of .*accuracy"):
+            train(tmp_path / metric, *needs_more, f"task.metric={metric}")
+    assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
+
+
 SYNTHETIC = "data._target_=data.synthetic.Synthetic"  # its samples are dicts
 
 

@@ -149,4 +149,6 @@ def test_a_damaged_summary_is_named_and_the_run_goes_on_without_it(tmp_path, err
     with error(f"{tmp_path}/summary.json is damaged"):
         train(tmp_path, LINEAR, "train.epochs=1")
     (tmp_path / "summary.json").unlink()
-    assert train(tmp_path, LINEAR, "train.epochs=1") == json.loads((tmp_path / "summary.json").read_text())
+    again = train(tmp_path, LINEAR, "train.epochs=1")
+    assert again == json.loads((tmp_path / "summary.json").read_text())
+    assert again["images_per_second"] is None and again["verdict"] == "no step was timed"

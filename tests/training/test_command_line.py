@@ -16,6 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tests.configs import CONF, DOORS, checkpoint, composed, metrics, steps
+from training.launch import completed
 
 ROOT = CONF.parent
 STOP = f"+callbacks.stop._target_={DOORS}.Stop"
@@ -37,6 +38,7 @@ STOP = f"+callbacks.stop._target_={DOORS}.Stop"
         (["data=image_folder", "data.root=/no/such/folder"], "/no/such/folder"),
         (["train.batch_size=20000"], "^error: train.batch_size=20000.*\n$"),
         (["train.resume=nowhere"], "nowhere"),
+        (["hydra/job_logging=disabled", "train.batch_size=0"], "train.batch_size=0"),
         (["-m", "train.resume=one,two"], r"train\.resume"),
     ],
     ids=str,
@@ -169,6 +171,12 @@ def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     assert re.search(r"train\.epochs.* 2\b.* 1\b", done.output), "the changed setting is logged"
     verdict = json.loads((new / "summary.json").read_text())["verdict"]
     assert verdict in done.output and verdict in (new / "train.log").read_text()
+
+
+def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monkeypatch, earlier):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert "hydra.run.dir=outputs/mine" in completed([f"train.resume={earlier}/checkpoints/last.pt"])
 
 
 def test_each_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):

@@ -55,6 +55,18 @@ def test_an_error_in_a_callbacks_start_ends_those_that_were_started(tmp_path):
     assert Spy.calls == ["start", "interrupted"]
 
 
+def test_each_callback_is_ended_once_also_if_one_of_them_fails_there(tmp_path):
+    spies = [f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last")]
+    with pytest.raises(AssertionError, match="not started"):
+        train(tmp_path, LINEAR, spies[0], f"+callbacks.fails._target_={HERE}.FailsAtEnd", spies[1])
+    assert Spy.calls[-2:] == ["end", "interrupted"]
+
+
+class FailsAtEnd:
+    def on_end(self, run: Any, summary: Any) -> None:
+        raise AssertionError("it was not started")
+
+
 class Fails:
     def on_start(self, run: Any) -> None:
         raise ZeroDivisionError
@@ -63,10 +75,10 @@ class Fails:
         raise AssertionError("it was not started")
 
 
-def test_a_state_that_cannot_be_read_again_is_named_at_the_first_save(tmp_path, error):
+def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, error):
     with error(r"callbacks\.mine", r"numpy|float64"):
         train(tmp_path, f"+callbacks.mine._target_={DOORS}.NumpyState", "train.checkpoint_every=1")
-    assert [line["step"] for line in metrics(tmp_path)] in ([], [1]), "not at the run's end"
+    assert checkpoint(tmp_path)["step"] == 2, "the one before is kept"
 
 
 def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path):
@@ -103,6 +115,12 @@ def test_an_optimizer_of_a_fork_keeps_numbers_in_its_groups_over_a_resume_and_ta
     (optimizer,) = checkpoint(tmp_path)["optimizers"]
     assert {group["taken"] for group in optimizer["param_groups"]} == {7}
     assert steps(tmp_path)[-1]["lr"] == pytest.approx(0.001)
+
+
+def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earlier_one(tmp_path):
+    train(tmp_path, LINEAR, "schedule=one_cycle", "train.max_steps=9")
+    train(tmp_path, LINEAR, "schedule=constant", "train.max_steps=10")
+    assert checkpoint(tmp_path)["optimizers"][0]["param_groups"][0]["momentum"] == 0.9
 
 
 # The parts of a batch, and networks that are frozen in part

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from extras.report.load import Load, free_seconds
-from tests.configs import checkpoint, differences, train
+from tests.configs import DOORS, checkpoint, differences, train
 from training.stopping import Stopped
 
 HERE = __name__.rpartition(".")[2]
@@ -65,6 +65,11 @@ def test_measuring_changes_neither_checkpoints_nor_weights_nor_scores(tmp_path):
     assert differences(one, other) == []
     assert measured["test_loss"] == plain["test_loss"] and measured["free_step_ms"]
     assert differences(Witness.weights, other["model"]) == []
+
+
+def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_under_fp16(tmp_path):
+    every_other = f"trainer._target_={DOORS}.EveryOther"
+    assert train(tmp_path, REPORT % 0.2, *LINEAR, every_other, "train.precision=fp16")["free_step_ms"]
 
 
 def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):

@@ -33,15 +33,16 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
 
 
 def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
-    """A job: done with a speed or a summary ({}: a damaged one), failed with an error, unfinished with neither."""
+    """A job: done with a speed or a summary (bytes: its file), failed with an error, unfinished with neither."""
     job, error = folder / f"job {number}", outcome if isinstance(outcome, str) else ""
     status = "failed" if error else "unfinished" if outcome is None else "done"
     job.mkdir(parents=True, exist_ok=True)
     if status == "done":
         loader = next((o.partition("=")[2] for o in overrides.split() if o.startswith("loader=")), "torch")
         summary = {"loader": loader, "data_wait_fraction": 0.25, "test_accuracy": 0.9}
+        damaged = isinstance(outcome, bytes)
         summary |= outcome if isinstance(outcome, dict) else {"images_per_second": outcome}
-        (job / "summary.json").write_text("" if outcome == {} else json.dumps(summary))
+        (job / "summary.json").write_bytes(outcome if damaged else json.dumps(summary).encode())
     note = {"number": number, "folder": str(job), "overrides": overrides.split(), "status": status, "error": error}
     (folder / NOTES).mkdir(exist_ok=True)
     write_whole(folder / NOTES / f"{number}.json", json.dumps(note))
@@ -76,11 +77,12 @@ SWEEPS = {  # jobs, what the report says, what it does not say
         ["Best score"],
     ),
     "a summary that is damaged": (
-        [("loader=torch", 1000), ("loader=threads", {})],
+        [("loader=torch", 1000), ("loader=threads", b""), ("loader=workers", b"[1]")],
         [
-            "Jobs: 1 done, 1 damaged",
+            "Jobs: 1 done, 2 damaged",
             "Damaged: job 1 (loader=threads): ",
             "job 1/summary.json cannot be read (Expecting",
+            "job 2/summary.json cannot be read",
         ],
         [],
     ),
