@@ -71,6 +71,20 @@ def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_program
     assert_untouched(handlers)
 
 
+EARLY = """
+import os, signal
+from loaders import WorkerLoader
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
+with WorkerLoader(range(8), 4, seed=0, num_workers=2) as loader:
+    print([batch.tolist() for batch in loader], loader.stats()["workers"]["deaths"])
+"""
+
+
+def test_ctrl_c_does_not_end_a_worker_that_has_just_started(python, bound):
+    done = python.run("-c", EARLY, timeout=bound)
+    assert (done.stdout, done.stderr) == ("[[0, 1, 2, 3], [4, 5, 6, 7]] 0\n", "")
+
+
 class Watched(Numbers):
     """A sample takes a while, so that a worker is inside one when its parent ends."""
 
