@@ -16,3 +16,9 @@ def test_the_snippets_of_the_guide_run(python, tmp_path, bound):
     done = python.run(tmp_path / "program.py", cwd=tmp_path, env=environment, timeout=3 * bound)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["torch.Size([256, 32, 32, 3])", "20"]
+
+
+def test_the_files_that_the_guide_names_exist():
+    (path_of_a_batch,) = re.findall(r"```\n(plans.py.*?)```", GUIDE, re.DOTALL)
+    names = re.findall(r"^([\w/]+(?:\.py|/)) ", path_of_a_batch, re.MULTILINE)
+    assert names and [name for name in names if not (ROOT / "loaders" / name).exists()] == []
