@@ -66,7 +66,7 @@ class ArrayDataset:
         return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
 
     def prepare(self, image: np.ndarray) -> np.ndarray:
-        """What `resized_middle` makes of an image of any size, uint8 (H, W, C), at a sample's height and width."""
+        """Resizes an image of any size, uint8 (H, W, C), to a sample's height and width: see `resized_middle`."""
         return resized_middle(image, *self.image_shape[:2])
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:

@@ -20,10 +20,10 @@ class Subset:
                 setattr(self, name, getattr(dataset, name))
         for name in ("read_batch", "arrays"):
             if not offers(dataset, name):
-                setattr(self, name, None)  # a loader then reads the subset without it, as it reads the dataset
+                setattr(self, name, None)  # a loader then reads the subset as it reads the dataset: without it
 
     def __getattr__(self, name: str) -> Any:
-        """The dataset's own attributes, such as `labels`; of those with a value per sample, those of this part."""
+        """The dataset's attributes, such as `labels`; those with a value per sample have only this part's values."""
         if name.startswith("_") or name in ("dataset", "indices") or ismethod(value := getattr(self.dataset, name)):
             raise AttributeError(f"{type(self).__name__} has no {name}")
         if hasattr(value, "iloc"):  # of pandas, which would look for its own labels
@@ -54,7 +54,7 @@ class Subset:
 def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
     """Splits a random `fraction` (0..1) off the dataset: (the rest, the part), each in the dataset's order.
 
-    It is the same part each time. The part is not augmented if the dataset has a method `without_augmentation()`.
+    The part is the same each time. The part is not augmented if the dataset has a method `without_augmentation()`.
     """
     if len(dataset) < 2 or not 0 < fraction < 1:
         needs = "give a share between 0 and 1, and two or more training samples"

@@ -58,7 +58,7 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     try:
         return default_collate(found)
     except (TypeError, RuntimeError) as error:
-        raise DataError(f"{name}: two samples make no batch ({error}): set data.collate") from error
+        raise DataError(f"{name}: two samples cannot make a batch ({error}): set data.collate") from error
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:
@@ -81,7 +81,7 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
 
 
 def is_classes(labels: Tensor, below: int) -> bool:
-    """Whether labels are one integer below `below` for each sample, or shares of the classes, (B, classes)."""
+    """Whether labels are an integer below `below` per sample, or shares of the classes, (B, classes)."""
     if labels.is_floating_point():
         return labels.ndim == 2
     return labels.numel() == len(labels) and all(0 <= label < below for label in labels.flatten().tolist())

@@ -75,7 +75,7 @@ def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """In the block the network evaluates. Its end puts back buffers and modes, and clears sums."""
+    """In the block the network is in evaluation mode. Then restores buffers and modes, and clears sums."""
     modules = [trainer.model, *trainer.others.values()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     # Two samples are not worth a minute of compiling.

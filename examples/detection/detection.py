@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from models.small_cnn import convolution
 from training.tasks import Task
 
-STRIDE, SIDE = 8, 16.0  # pixels of a cell, and of a box for which the network gives 0
+STRIDE, SIDE = 8, 16.0  # pixels: of a cell, and of a box for which the network returns 0
 
 Boxes = dict[str, Tensor]  # "boxes", float (N, 4): left, top, right, bottom; "labels", int64 (N,); predicted: "scores"
 

@@ -15,7 +15,7 @@ The rows take turns of --steps steps each, in three rounds, and the medians are 
 `idle` is the share of a step in which the device waited for its batch.
 
 With --modelled the device is a calculation; only the host's time per batch is measured. `hidden` is the share of the
-copies' time by which training does not get longer. It is 0 if each step first copies its batch.
+copies' time that does not make training longer. It is 0 if each step first copies its batch.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--batch-size", type=int, help="(depends on the model)")
     options.add_argument("--steps", type=int, help="per turn (depends on the model)")
     options.add_argument(
-        "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is not there"
+        "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is only modelled"
     )
     options.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = options.parse_args(arguments)

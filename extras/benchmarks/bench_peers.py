@@ -43,7 +43,7 @@ NAMES = {"torch": "DataLoader, Pillow", "torch-tv": "DataLoader, torchvision's d
 NAMES |= {peer: package.split()[-1] for peer, (package, _) in PEERS.items()}
 FILES = [(loader, "files") for loader in ("torch", "torch-tv", *PEERS, "workers")]
 ROWS = {f"{a}, {b}": (a, b) for a, b in [*FILES, ("ffcv", "pack, short side 256"), *(("workers", b) for b in PACKS)]}
-NOTES = "space: of the files; ±: half of the rounds' range; ratio: to the first row. FFCV has a file of its own."
+NOTES = "space: of the files; ±: half of the rounds' range; ratio: to the first row. FFCV reads its own file format."
 ROUNDS, COLORS = 5, ("red", "green", "blue")
 COLUMNS: Columns = (
     ("name", "loader", "{}"),

@@ -105,7 +105,7 @@ def load(path: Path) -> Predict:
 def compare(model: nn.Module, exported: Predict, inputs: Inputs, path: Path) -> tuple[str, list[Tensor]]:
     """Compares on a batch, and on its first sample alone. Returns a sentence about it, and the network's outputs.
 
-    Raises ConfigError, after it removed the file, if outputs differ by more than TOLERANCE.
+    If outputs differ by more than TOLERANCE, removes the file and raises ConfigError.
     """
     differences = []
     with torch.no_grad():
@@ -122,7 +122,7 @@ def compare(model: nn.Module, exported: Predict, inputs: Inputs, path: Path) -> 
 
 
 def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]) -> None:
-    """Writes README.md and example.npz beside the network, which tell how to call it."""
+    """Writes README.md and example.npz beside the network, which show how to call it."""
     names, arrays = list(run.task.inputs), [one.numpy() for one in inputs]
     outs = {"outputs" if len(outputs) == 1 else f"outputs_{at}": one.numpy() for at, one in enumerate(outputs)}
     example: dict[str, Any] = {**dict(zip(names, arrays, strict=True)), **outs}
@@ -139,7 +139,7 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
         )
     call = CALLS[path.name].format(names=names)
     lines += ["", "```python", "import numpy", 'example = numpy.load("example.npz")', call, "```"]
-    lines += ["", "example.npz has inputs, prepared, and the outputs that the network gives for them: compare yours."]
+    lines += ["", "example.npz has prepared inputs, and the network's outputs for them: compare yours."]
     if run.task.label_below:
         lines += ["Outputs are logits: softmax makes them probabilities. The classes, in order:", ""]
         lines += [f"    {name}" for name in run.data.test.classes]

@@ -3,10 +3,10 @@
     python extras/finished/predict.py RUN photos/ one.jpg list.txt          # folders, images, lists of paths
     python extras/finished/predict.py RUN data=image_folder data.root=DIR   # a dataset's test samples; --split train
 
-RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is written anew each time,
+RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is new each time,
 with a row for each sample, in order: its file or index, the five most probable classes with their probabilities, and
-an error if it cannot be read. A task without classes has its values in place of them; of a network that returns
-anything but a tensor (B, values), such as boxes, each row is a line of JSON. A task with `columns` and
+an error if it cannot be read. For a task without classes they are its values. If a network returns anything but
+a tensor (B, values), such as boxes, each row is a line of JSON. A task with `columns` and
 write_prediction(prediction, name, folder), such as that of examples/segmentation, writes files into predictions/, and
 names them. Images are prepared by the dataset's own `prepare(image)`. data.collate is not used.
 """

@@ -1,4 +1,4 @@
-"""Logger: what the loggers share. Training goes on without a logger that fails."""
+"""Logger: what the loggers share. If a logger fails, training continues without it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Logger:
         write_whole(self._id_file, identifier + "\n")
 
     def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        """Calls the method, unless this logger is left out. One that fails is, and the warning says why."""
+        """Calls the method. If it fails, a warning says why, and this logger is left out from then on."""
         try:
             if self._works:
                 method(*arguments)

@@ -1,6 +1,6 @@
 """Free data: how long a training step takes when its batch is already on the device.
 
-After the run, some batches of the training loader are kept and trained on. The weights are put back afterwards.
+After the run, some batches of the training loader are kept and trained on. The weights are restored afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-REPETITIONS = 5  # each with a batch of its own, so that their range shows how much batches differ
+REPETITIONS = 5  # each with another batch, so that their range shows how much batches differ
 WARM_UP_STEPS = 2
 LONGEST = 10  # nothing is measured if that would take this many times as long as it may
 MOST_STEPS = 1000  # of a repetition

@@ -58,7 +58,7 @@ class Report:
         if total.steps:
             lines += ["", *step_table(run), "", *worker_lines(stats, total), free_sentence(found)]
         if (others := found["others_cpu_fraction"]) > BUSY_OTHERS:
-            lines.append(f"Other programs used {others:.0%} of the cores meanwhile: other figures on an idle machine.")
+            lines.append(f"Other programs used {others:.0%} of the cores: an idle machine gives other figures.")
         lines.append(memory_sentence(found))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
         if run.is_main:
@@ -102,7 +102,7 @@ def step_table(run: Run) -> list[str]:
 
 
 def worker_lines(stats: dict[str, Any], total: Window) -> list[str]:
-    """What a batch costs: its workers, and its way to the device."""
+    """What a batch costs its worker, and its copy to the device."""
     lines, workers, preloader = [], stats.get("workers", {}), stats.get("preloader", {})
     if batches := workers.get("read_batches"):
         busy, cpu, queued = (1000 * workers[f"worker_{key}_seconds"] / batches for key in ("busy", "cpu", "queued"))

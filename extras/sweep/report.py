@@ -33,7 +33,7 @@ METRICS = {  # keys of summary.json, their headings in the table, and how their 
 
 
 class Job:
-    """A job, as its note has it. summary: the content of its summary.json; empty if it is not done."""
+    """A job, read from its file in .sweep/. summary: the content of its summary.json; empty until it is done."""
 
     def __init__(self, number: int, folder: str, overrides: list[str], status: str, error: str) -> None:
         self.number, self.folder, self.overrides, self.status, self.error = number, folder, overrides, status, error

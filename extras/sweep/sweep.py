@@ -1,7 +1,7 @@
 """SweepTable: Hydra's callback, which rewrites a sweep's report (sweep.csv, .md and .png) when one of its jobs ends.
 
-Jobs are known by Hydra, whatever their folders are called. A job may run in another process or on another machine
-(hydra/launcher=joblib, submitit_slurm), so it notes its start and end in a file: .sweep/NUMBER.json.
+A job may run in another process or on another machine (hydra/launcher=joblib, submitit_slurm), and its folder may have
+any name. So each job notes its start and end in the file .sweep/NUMBER.json.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def write_note(config: DictConfig, status: str, error: str = "") -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Prints the report, also after Ctrl-C and of a sweep that failed."""
+    """Prints the report, also after Ctrl-C, and if jobs failed."""
     if read_jobs(folder):
         print(Sweep(folder).text())

@@ -31,7 +31,7 @@ MOST_STEPS = 24  # in the picture; timeline.json has all
 
 
 class TimelinePicture:
-    """Records `steps` steps after those that are not timed, and writes both files when the run ends; 0: none."""
+    """Records `steps` steps after the warm-up, and writes both files when the run ends; 0: none."""
 
     def __init__(self, steps: int = 0) -> None:
         if steps < 0:

@@ -142,7 +142,7 @@ class WebDatasetStream(CroppedStream):
             state |= {"place": state["place"] + 1, "byte": 0}
 
     def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
-        """Yields where each sample from byte `start` on ends, its image file, the name of that, and its label."""
+        """Yields for each sample from byte `start` on: where it ends, its image file and name, and its label."""
         others = list[str]()
         with opened(shard, attempts=self.attempts) as file:
             file.seek(start)
@@ -159,7 +159,7 @@ class WebDatasetStream(CroppedStream):
 
 
 def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
-    return os.getpid(), threading.get_ident(), indices.tobytes()  # not those of another thread, or before a fork
+    return os.getpid(), threading.get_ident(), indices.tobytes()  # not another thread's, nor those of before a fork
 
 
 def read_file(name: str, shard: str, start: int, size: int, version: Version) -> bytes:
@@ -207,7 +207,7 @@ def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
     found = tuple(str(name).strip() for name in names)
     if len({*found}) != max(1, len(found)):
-        raise DataError(f"data.classes={classes}: of its {len(found)} names, each has to be another one")
+        raise DataError(f"data.classes={classes}: its {len(found)} names must all differ")
     return found
 
 
