@@ -1,10 +1,12 @@
-"""What a fork adds to the template, as small as it can be: a dataset, networks, steps, callbacks, metrics, samplers.
+"""What a fork adds to the template, as small as it can be: datasets, networks, steps, metrics, samplers, callbacks.
 
 Runs of the tests name these classes in their configs.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,16 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
-from data.synthetic import Synthetic
-from tests.training.door_callbacks import NumpyState as NumpyState
-from tests.training.door_callbacks import Spy as Spy
-from tests.training.door_callbacks import Stop as Stop
 from training.trainer import Trainer
-
-# Data
 
 
 class Images:
@@ -53,9 +48,6 @@ class Stream(IterableDataset):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for number in range(first, self.length, step):
             yield (200 * torch.rand(8, 8, 3) + 5 * (number % 10)).to(torch.uint8), number % 10
-
-
-# Networks and losses
 
 
 def linear(num_classes: int, in_channels: int, **_: Any) -> nn.Module:
@@ -100,9 +92,6 @@ class Centred(nn.Module):
         return functional.cross_entropy(outputs - self.centre, labels)
 
 
-# The training step
-
-
 class Doubled(Trainer):
     """A loss that is twice the task's."""
 
@@ -114,14 +103,6 @@ class Doubled(Trainer):
     def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         self.log(evaluated=len(batch["label"]))
         return super().evaluation_step(batch)
-
-
-class EveryOther(Trainer):
-    """Steps every other time only."""
-
-    def train_step(self, batch: dict[str, Any]) -> None:
-        if self.step % 2:
-            super().train_step(batch)
 
 
 class Alternating(Trainer):
@@ -163,9 +144,6 @@ class Beside(Trainer):
         return {"loss": self.task.loss(outputs, labels)}
 
 
-# The optimizer and its schedule
-
-
 class Signs(Optimizer):
     """Steps by the sign of the gradient. Keeps a number in its groups, as Prodigy does."""
 
@@ -178,14 +156,6 @@ class Signs(Optimizer):
             group["taken"] += 1
             for weight in (one for one in group["params"] if one.grad is not None):
                 weight.sub_(weight.grad.sign(), alpha=group["lr"] / group["taken"])
-
-
-def halving(optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """The learning rate of the first half of the run, and half of it."""
-    return LambdaLR(optimizer, lambda step: 1.0 if step < total_steps / 2 else 0.5)
-
-
-# Metrics of an epoch
 
 
 class Worst:
@@ -215,18 +185,6 @@ class Several(Worst):
         return {"worst": super().compute(), "map": np.float64(0.5), "classes": torch.arange(10), "name": "mine"}
 
 
-# Samplers
-
-
-def only_threes(dataset: Synthetic) -> WeightedRandomSampler:
-    """Draws samples of class 3 alone."""
-    return WeightedRandomSampler([float(dataset[i]["label"] == 3) for i in range(len(dataset))], 64)
-
-
-def backwards(dataset: Any) -> list[int]:
-    return list(range(len(dataset)))[::-1]
-
-
 class Pairs:
     """A batch sampler of neighbours, in an order that depends on the seed and the epoch."""
 
@@ -242,3 +200,72 @@ class Pairs:
     def __iter__(self) -> Iterator[list[int]]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.pairs)
         return iter([[2 * int(pair), 2 * int(pair) + 1] for pair in order[self.mine]])
+
+
+class Spy:
+    """Remembers how it was called, and has a state."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every, self.steps = every, 0
+        Spy.calls = []
+
+    def on_start(self, run: Any) -> None:
+        assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
+        assert len(run.data.train) == 256 and run.train_loader is not None
+        self.calls.append("start")
+
+    def on_step(self, run: Any) -> None:
+        self.steps += 1
+        self.calls.append("step")
+        if run.trainer.step % self.every == 0:
+            run.log(twice=2 * run.trainer.step)
+
+    def on_log(self, run: Any, values: dict[str, Any]) -> None:
+        self.calls.append(f"log {values['step']}")
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        assert {"test_loss", "test_accuracy"} <= scores.keys()
+        self.calls.append("evaluation")
+
+    def on_epoch_end(self, run: Any) -> None:
+        run.log(epochs_done=run.trainer.epoch)
+        self.calls.append("epoch end")
+
+    def on_end(self, run: Any, summary: dict[str, Any] | None) -> None:
+        self.calls.append("interrupted" if summary is None else "end")
+        if summary is not None:
+            summary["counted_steps"] = self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append(f"loaded {state['steps']}")
+        self.steps = state["steps"]
+
+
+class Stop:
+    """Stops the run once, after a step or its evaluation, by a signal or an error.
+
+    Tests set `Stop.at` and `Stop.how`; programs get them as arguments.
+    """
+
+    at, how = 0, ""
+
+    def __init__(self, at: int | None = None, how: str = "") -> None:
+        if at is not None:
+            Stop.at, Stop.how = at, how
+
+    def on_step(self, run: Any) -> None:
+        if run.trainer.step == Stop.at and Stop.how != "evaluation":
+            self._stop()
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        if run.trainer.step >= Stop.at > 0 and Stop.how == "evaluation":
+            self._stop()
+
+    def _stop(self) -> None:
+        how, Stop.at, Stop.how = Stop.how, 0, ""
+        if not how.startswith("SIG"):
+            raise ZeroDivisionError(how)
+        os.kill(os.getpid(), getattr(signal, how))

@@ -1,17 +1,19 @@
 """Before the first step a run passes two samples through all of its parts: what does not fit ends in a sentence.
 
-The sentence has the value and the remedy. What fits passes, and the checks leave no trace: see test_what_fits.
+The sentence has the value and the remedy. What fits passes, and the checks leave no trace.
 """
 
-from types import SimpleNamespace
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
-from tests.configs import DOORS, LINEAR, train
-from tests.training.doors import Images, Worst
+from tests.configs import DOORS, LINEAR, checkpoint, metrics, steps, train
+from tests.training.doors import Images, Stream, Worst
 from training.checks import check_dataset
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -29,10 +31,8 @@ class Faulty(Images):
     def __init__(self, train: bool, fault: str, **options: Any) -> None:
         super().__init__(train, **options)
         self.fault = fault
-        if fault == "no classes":
-            self.classes = ()
-        if fault == "empty":
-            self.length = 0
+        self.classes = () if fault == "no classes" else Images.classes
+        self.length *= fault != "empty"
 
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
@@ -62,18 +62,13 @@ def forgets_return(**_: Any) -> None:
     nn.Linear(3, 2)
 
 
-def collate_to_object(samples: list[Any]) -> Any:
-    return SimpleNamespace(image=torch.stack([image for image, _ in samples]))
-
-
 def mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs.argmax(dim=1) != labels).float().mean()
 
 
 class Unscored(Trainer):
     def evaluation_step(self, batch: dict[str, Any]) -> Any:
-        (images,), labels = self.inputs_and_labels(batch)
-        return self.task.loss(self.model(images), labels)
+        return super().evaluation_step(batch)["loss"]
 
 
 class PerSample(Trainer):
@@ -102,17 +97,6 @@ class NeedsMore(Worst):
         return {"x": 0.5}
 
 
-def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_path, error):
-    needs_more = [LINEAR, f"task.metrics={{m: {{_target_: {HERE}.NeedsMore}}}}", "task.higher_is_better=true"]
-    for metric in ("accuracies", "m_y"):
-        with error(f"task.metric={metric}: it is one of .*accuracy"):
-            train(tmp_path / metric, *needs_more, f"task.metric={metric}")
-    assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
-
-
-SYNTHETIC = "data._target_=data.synthetic.Synthetic"  # its samples are dicts
-
-
 def own(key: str, name: str) -> str:
     return f"{key}._target_={HERE}.{name}"
 
@@ -121,6 +105,13 @@ def fault(name: str) -> list[str]:
     return [own("data", "Faulty"), f"+data.fault='{name}'"]
 
 
+def metric(name: str, chosen: str) -> list[str]:
+    return [f"task.metrics={{m: {{_target_: {name}}}}}", f"task.metric={chosen}"]
+
+
+NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
+LOSSLESS = [f"task.scores={{lossless: {{_target_: {HERE}.mistakes}}}}", "task.metric=lossless"]
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {
     # the samples
     "a label out of range": (fault("a wrong label"), ["label", r"\b2\b", r"0 (to|and) 1"]),
@@ -130,33 +121,22 @@ NOT_FITTING = {
     "no samples": (fault("empty"), ["Faulty", "sample"]),
     "no __getitem__": ([own("data", "NoItems")], ["NoItems", "__getitem__"]),
     "a stream without an end": ([f"data._target_={DOORS}.Stream"], [r"train\.steps_per_epoch", "Stream"]),
-    "a batch larger than the set": (["train.batch_size=300"], [r"train\.batch_size=300", r"\b64\b"]),
-    "a collate that returns an object": (
-        [f"data.collate={{_target_: {HERE}.collate_to_object}}"],
-        [r"data\.collate|batch", "SimpleNamespace|dict"],
-    ),
     # names
-    "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
-    "a score without a direction": (
-        [f"task.scores={{lossless: {{_target_: {HERE}.mistakes}}}}", "task.metric=lossless"],
-        ["task.metric=lossless", r"task\.higher_is_better=true or false"],
+    "a field that is not there": (
+        ["task.inputs=picture", "data._target_=data.synthetic.Synthetic"],
+        ["picture", "image"],
     ),
+    "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
     "a metric that is not there": (
-        [f"task.metrics={{m: {{_target_: {DOORS}.Several}}}}", "task.metric=m_wurst"],
+        metric(f"{DOORS}.Several", "m_wurst"),
         [r"task\.metric=m_wurst", "m_worst", "accuracy"],
     ),
     # the network
     "other images to test": (fault("other test images"), [r"6, 8", "test"]),
     "another number of outputs": (["+model.num_classes=1000"], ["1000", r"\b2\b"]),
     "a network that is none": ([own("model", "forgets_return")], ["model", "None", "return"]),
-    "a norm that gets one sample": (
-        [own("model", "Normed"), "train.batch_size=4", "train.accumulate=3"],
-        [r"train\.last_batch=drop", r"train\.accumulate"],
-    ),
-    "a norm with a last batch of one": (
-        [own("model", "Normed"), "data.length=65", "train.last_batch=keep"],
-        [r"train\.last_batch=drop", r"train\.accumulate"],
-    ),
+    "a norm that gets one sample": ([NORM, "train.batch_size=4", "train.accumulate=3"], ONE_SAMPLE),
+    "a norm with a last batch of one": ([NORM, "data.length=65", "train.last_batch=keep"], ONE_SAMPLE),
     "a frozen part that is not there": (["train.freeze=features"], [r"train\.freeze=features", r"\b1\b"]),
     # the loss and the scores
     "a loss without gradient": ([f"task.loss={{_target_: {HERE}.mistakes}}"], ["gradient"]),
@@ -169,22 +149,18 @@ NOT_FITTING = {
     "a step that returns nothing": ([own("trainer", "Forgetful")], ["Forgetful|training_step", "None|return"]),
     "scores without names": ([own("trainer", "Unscored")], ["evaluation_step", "dict|name"]),
     "a metric that cannot be computed": (
-        [f"task.metrics={{u: {{_target_: {HERE}.Uncomputable}}}}"],
+        metric(f"{HERE}.Uncomputable", "loss"),
         [r"task\.metrics", "not of such labels"],
     ),
     # the rest of the run
     "a function without a target": (["data.collate=data.collate.pad"], [r"data\.collate", "_target_"]),
     "a callback without methods": (["+callbacks.mine._target_=torch.nn.ReLU"], [r"callbacks\.mine", "on_step"]),
-    "a schedule that looks at a score": (
-        ["schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"],
-        ["ReduceLROnPlateau", "callback|trainer"],
-    ),
+    "a schedule that looks at a score": ([f"schedule._target_={PLATEAU}"], ["ReduceLROnPlateau", "callback|trainer"]),
     "two samplers": (
-        [f"sampler._target_={DOORS}.backwards", f"batch_sampler._target_={DOORS}.Pairs"],
+        [f"sampler._target_={DOORS}.Pairs", f"batch_sampler._target_={DOORS}.Pairs"],
         ["batch_sampler", r"(?<!batch_)sampler"],
     ),
     "half a step between checkpoints": (["train.checkpoint_every=0.5"], [r"train\.checkpoint_every=0\.5", "10min"]),
-    "no checkpoint to keep": (["train.keep_checkpoints=0"], [r"train\.keep_checkpoints=0", "from 1"]),
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
     "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),
     "an unknown precision": (["train.precision=fp8"], ["fp8", "bf16"]),
@@ -200,7 +176,12 @@ def test_what_does_not_fit_ends_in_a_sentence_with_the_value_and_the_remedy(tmp_
     assert not (tmp_path / "metrics.jsonl").exists() and not list(tmp_path.glob("checkpoints/*"))
 
 
-# For a fork's own tests
+def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_path, error):
+    for chosen in ("accuracies", "m_y"):
+        with error(f"task.metric={chosen}: it is one of .*accuracy"):
+            more = metric(f"{HERE}.NeedsMore", chosen)
+            train(tmp_path / chosen, LINEAR, *more, "task.higher_is_better=true")
+    assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
 def test_a_fork_may_check_its_dataset_in_a_test(error):
@@ -208,3 +189,102 @@ def test_a_fork_may_check_its_dataset_in_a_test(error):
     assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
     with error("label", r"\b2\b"):
         check_dataset(Faulty(True, "a wrong label"), Classification(Images(train=True)))
+
+
+# What fits
+
+
+class OneOfAStream(IterableDataset):
+    classes = Stream.classes
+
+    def __init__(self, train: bool, **_: Any) -> None: ...
+
+    def __iter__(self) -> Any:
+        yield torch.ones(8, 8, 3, dtype=torch.uint8), 3
+
+
+class Broken(Images):
+    """Its first two samples cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index < 2:
+            raise OSError(f"{index}.png is truncated")
+        return super().__getitem__(index)
+
+
+class Floats(Images):
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image.permute(2, 0, 1) / 255, label
+
+
+INLINE = ["loader=workers", "loader.num_workers=0"]
+ONE = [own("data", "OneOfAStream"), "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1"]
+FITTING = {
+    "parts of which one has one sample": ["train.batch_size=4", "train.accumulate=3"],
+    "one sample": ["data.length=1", "data.test_length=1", "train.batch_size=1"],
+    "a last batch of one sample": ["data.length=17", "train.last_batch=keep"],
+    "a stream of one sample": [*ONE, *INLINE],
+    "first samples that cannot be read": [own("data", "Broken"), "loader.on_error=skip", *INLINE],
+    "float images": [own("data", "Floats")],
+}
+
+
+@pytest.mark.parametrize("case", FITTING)
+def test_what_fits_trains(tmp_path, case):
+    summary = train(tmp_path, *IMAGES, "train.epochs=1", *FITTING[case])
+    assert np.isfinite(summary["test_loss"]) and steps(tmp_path)[0]["loss"] > 0
+
+
+class Noisy(nn.Module):
+    """Counts in buffers, and draws random numbers, in each forward pass, unless `quiet`."""
+
+    def __init__(self, num_classes: int, in_channels: int, quiet: bool = False, **_: Any) -> None:
+        super().__init__()
+        self.quiet, self.norm = quiet, nn.BatchNorm2d(in_channels)
+        self.layer = nn.Linear(64 * in_channels, num_classes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        if not self.quiet:
+            Snapshot.draw()
+        return self.layer(self.norm(images).flatten(1))
+
+
+class Seen(Worst):
+    """How many samples it has seen."""
+
+    def compute(self) -> Tensor:
+        return self.all.sum()
+
+
+class Snapshot:
+    """Keeps what the first step begins with."""
+
+    @staticmethod
+    def draw() -> tuple[float, ...]:
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    def on_start(self, run: Any) -> None:
+        run.log(started=1.0)
+        Snapshot.state = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
+        Snapshot.gradients = [weight.grad for weight in run.trainer.model.parameters()]
+        Snapshot.drawn = self.draw()
+
+
+def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
+    overrides = [own("model", "Noisy"), f"task.metrics={{seen: {{_target_: {HERE}.Seen}}}}", "train.max_steps=3"]
+    overrides += [f"+callbacks.snapshot._target_={HERE}.Snapshot", f"trainer._target_={DOORS}.Doubled"]
+    drawn = []
+    for quiet in (False, True):
+        train(tmp_path / str(quiet), *overrides, f"+model.quiet={quiet}")
+        drawn.append(Snapshot.drawn)
+        assert Snapshot.state["calls"] == 0 == Snapshot.state["norm.num_batches_tracked"]
+        assert torch.equal(Snapshot.state["norm.running_mean"], torch.zeros(3))
+        assert Snapshot.gradients == [None] * len(Snapshot.gradients)
+    assert drawn[0] == drawn[1]
+    assert checkpoint(tmp_path / "False")["model"]["norm.num_batches_tracked"] == 3
+    lines = metrics(tmp_path / "False")
+    assert [line["test_seen"] for line in lines if "test_seen" in line] == [64.0]
+    assert lines[0]["rows"] == 32.0 and "evaluated" not in lines[0]

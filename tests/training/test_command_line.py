@@ -53,7 +53,7 @@ def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, 
 
 def test_an_error_in_the_code_of_a_fork_has_a_traceback(command, fast):
     done = command(*fast, STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine", "hydra.run.dir=out")
-    assert done.code == 1 and "ZeroDivisionError: mine" in done.shown and "door_callbacks.py" in done.shown
+    assert done.code == 1 and "ZeroDivisionError: mine" in done.shown and "doors.py" in done.shown
 
 
 # How it ends

@@ -1,14 +1,12 @@
-"""Runs of two processes against the same run in one; torchrun restarts them. Most of these tests are slow."""
+"""Runs of two processes against the same run in one, as torchrun starts and restarts them. Most of these are slow."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from torch.distributed import TCPStore
 
 from tests.configs import CONF, DOORS, LINEAR, SMALL, checkpoint, differences, metrics, untimed
 from tests.python_server import PythonServer
@@ -19,81 +17,56 @@ SETTINGS = [
     *(f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}}}", "task.metric=worst", "loader=workers"),
 ]
 TWO_PARTS = [f"model._target_={DOORS}.TwoParts", "+model.dropout=0.0"]
-STOP = f"+callbacks.stop._target_={DOORS}.Stop"
-# torchrun, whose processes are forked: torchrun starts interpreters, and each takes seconds to import torch.
+UNUSED = f"model._target_={DOORS}.Unused"
+STOP = [f"+callbacks.stop._target_={DOORS}.Stop", "+callbacks.stop.how=SIGTERM"]
+# What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
-import os, runpy, sys
-from torch.distributed import run
+import runpy, signal, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-def rank(_, script, *arguments):
-    sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
+def rank(*arguments):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's own handler is inherited here
+    sys.argv = list(arguments)
+    runpy.run_path(arguments[0], run_name="__main__")
 
-def forking(config, entrypoint, launch=run.elastic_launch):
-    config.start_method = "fork"
-    return launch(config, rank)
-
-run.elastic_launch = forking
-run.main()
+about = {"nproc_per_node": 2, "max_restarts": int(sys.argv[1]), "run_id": sys.argv[2], "start_method": "fork"}
+about |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "monitor_interval": 0.1}
+elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, **about), rank)(*sys.argv[3:])
 """
 
 
 class Run:
-    """A run in `folder`/out, of one process or of several.
-
-    Several processes are started as torchrun starts them; `torchrun=True` starts torchrun, which restarts them.
-    """
+    """A run in `folder`/out, of one process or of two."""
 
     def __init__(
-        self, python: PythonServer, folder: Path, *overrides: str, processes: int = 2, torchrun: bool = False
+        self, python: PythonServer, folder: Path, *overrides: str, processes: int = 2, restarts: int = 0, id: str = "1"
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.out, self._torchrun = folder / "out", torchrun
-        self._output = (folder / "output.txt").open("a+")
+        self.out, self._output = folder / "out", (folder / "output.txt").open("a+")
         given = {text.partition("=")[0]: text for text in (*SETTINGS, f"hydra.run.dir={self.out}", *overrides)}
         command = [CONF.parent / "train.py", *(text for text in given.values() if text != "hydra.run.dir=")]
-        ranks: list[dict[str, object]] = [{}]
-        if torchrun:
-            limits = [f"--nproc-per-node={processes}", "--max-restarts=3", "--monitor-interval=0.1"]
-            command = ["-c", TORCHRUN, *limits, *command]
-        elif processes > 1:
-            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            about = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._store.port, "WORLD_SIZE": processes}
-            about |= {"LOCAL_WORLD_SIZE": processes, "TORCHELASTIC_USE_AGENT_STORE": True}
-            about |= {"TORCHELASTIC_RUN_ID": os.environ.get("TORCHELASTIC_RUN_ID", "1")}
-            ranks = [{**about, "RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
-        root = {"PYTHONPATH": CONF.parent, "OMP_NUM_THREADS": 1}
-        environments = [{**os.environ, **{k: str(v) for k, v in {**root, **rank}.items()}} for rank in ranks]
-        options = {"cwd": folder, "output": self._output, "quick_exit": True}
-        self.programs = [python.start(*command, env=environment, **options) for environment in environments]
+        environment = {**os.environ, "PYTHONPATH": str(CONF.parent), "OMP_NUM_THREADS": "1"}
+        started = ["-c", TORCHRUN, restarts, id] if processes == 2 else []
+        self.program = python.start(*started, *command, env=environment, cwd=folder, output=self._output)
 
-    def ranks(self) -> list[psutil.Process]:
-        """The processes by rank."""
-        if not self._torchrun:
-            return [psutil.Process(program.pid) for program in self.programs]
-        return sorted(psutil.Process(self.programs[0].pid).children(), key=psutil.Process.create_time)
+    def rank(self, number: int) -> psutil.Process:
+        return sorted(psutil.Process(self.program.pid).children(), key=psutil.Process.create_time)[number]
 
     def wait_for_step(self, step: int) -> None:
         """Waits until the checkpoint of a step from `step` on is there."""
         end = time.monotonic() + LONG
         while not any(int(path.stem[5:]) >= step for path in self.out.glob("checkpoints/step-*.pt")):
-            assert time.monotonic() < end and all(one.poll() is None for one in self.programs), self.text()
+            assert time.monotonic() < end and self.program.poll() is None, self.text()
             time.sleep(0.005)
 
     def text(self) -> str:
         self._output.seek(0)
         return self._output.read()
 
-    def wait(self) -> list[int]:
-        """The exit codes."""
-        return [program.wait(LONG) for program in self.programs]
-
-    def finish(self) -> "Run":
-        assert not any(self.wait()), self.text()
+    def finish(self, *ranks_said: str) -> "Run":
+        """Waits for the end. ranks_said: what the output has if the processes fail, which they then must."""
+        assert bool(self.program.wait(LONG)) == bool(ranks_said), self.text()
+        assert all(said in self.text() for said in ranks_said), self.text()
         return self
 
 
@@ -103,6 +76,11 @@ def assert_close(one: Run, other: Run) -> None:
         assert {name: mine[name] for name in ("step", "epoch")} == {name: theirs[name] for name in ("step", "epoch")}
         for name in mine.keys() & {"loss", "accuracy", "test_loss", "test_accuracy", "test_worst"}:
             assert mine[name] == pytest.approx(theirs[name], abs=1e-6), "each of the 65 test samples counts once"
+
+
+def assert_same(one: Run, other: Run) -> None:
+    assert differences(checkpoint(one.out)["model"], checkpoint(other.out)["model"]) == []
+    assert untimed(one.out) == untimed(other.out)
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +101,15 @@ def test_two_processes_train_as_one_does_and_write_one_folder_and_one_log(undist
     assert log.count("epoch 2: test_loss") == 1 == undisturbed.text().count("epoch 2: test_loss")
 
 
-KILLS = [pytest.param(step, rank, marks=pytest.mark.slow) for step in (10, 30) for rank in (0, 1)]
-
-
-@pytest.mark.parametrize(("step", "rank"), [(20, 1), *KILLS])
-def test_after_a_rank_was_killed_torchrun_restarts_the_run_and_it_ends_with_the_same_bits(
+@pytest.mark.parametrize(("step", "rank"), [(20, 1), pytest.param(10, 0, marks=pytest.mark.slow)])
+def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bits(
     python, tmp_path, undisturbed, step, rank
 ):
-    run = Run(python, tmp_path, "train.checkpoint_every=5", torchrun=True)
+    run = Run(python, tmp_path, "train.checkpoint_every=5", restarts=3)
     run.wait_for_step(step)
-    run.ranks()[rank].kill()
-    run.finish()
-    assert "resum" in run.text()
-    assert differences(checkpoint(run.out)["model"], checkpoint(undisturbed.out)["model"]) == []
-    assert untimed(run.out) == untimed(undisturbed.out)
-
-
-UNUSED = f"model._target_={DOORS}.Unused"
+    run.rank(rank).kill()
+    assert "resum" in run.finish().text()
+    assert_same(run, undisturbed)
 
 
 @pytest.mark.slow
@@ -163,9 +133,8 @@ def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(python, tmp_path, single):
-    run = Run(python, tmp_path, STOP, "+callbacks.stop.at=12", "+callbacks.stop.how=SIGTERM")
-    assert run.wait() == [75, 75], run.text()
-    assert "SIGTERM" in run.text() and checkpoint(run.out)["step"] in (12, 13)
+    run = Run(python, tmp_path, *STOP, "+callbacks.stop.at=12").finish("exitcode  : 75", "SIGTERM")
+    assert checkpoint(run.out)["step"] in (12, 13)
     again = Run(python, tmp_path, processes=1).finish()
     assert "resum" in again.text()
     torch.testing.assert_close(checkpoint(again.out)["model"], checkpoint(single.out)["model"], rtol=0, atol=1e-6)
@@ -175,22 +144,18 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
 def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_workers(python, tmp_path):
     stream = [f"data._target_={DOORS}.Stream", *TWO_PARTS, "train.steps_per_epoch=12", "loader.streams=4"]
     whole = Run(python, tmp_path / "whole", *stream).finish()
-    at_14 = [STOP, "+callbacks.stop.at=14", "+callbacks.stop.how=SIGTERM", "loader.num_workers=1"]
-    stopped = Run(python, tmp_path / "stopped", *stream, *at_14)
-    assert stopped.wait() == [75, 75], stopped.text()
-    again = Run(python, tmp_path / "stopped", *stream).finish()
-    assert differences(checkpoint(again.out)["model"], checkpoint(whole.out)["model"]) == []
+    Run(python, tmp_path / "stopped", *stream, *STOP, "+callbacks.stop.at=14", "loader.num_workers=1").finish(
+        "SIGTERM"
+    )
+    assert_same(Run(python, tmp_path / "stopped", *stream).finish(), whole)
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10", "train.epochs=100")
     run.wait_for_step(10)
-    stopped = run.ranks()[1]
-    stopped.suspend()
-    assert run.programs[0].wait(LONG) == 1
-    stopped.send_signal(signal.SIGKILL)
-    assert "train.process_timeout=3 seconds" in run.text()
+    run.rank(1).suspend()
+    run.finish("train.process_timeout=3 seconds")
 
 
 @pytest.mark.slow
@@ -202,14 +167,12 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     ],
 )
 def test_what_processes_cannot_share_is_refused(python, tmp_path, override, named):
-    run = Run(python, tmp_path, override)
-    assert run.wait() == [1, 1] and "Traceback" not in run.text() and all(name in run.text() for name in named)
+    run = Run(python, tmp_path, override).finish("exitcode  : 1", *named)
+    assert 'train.py", line' not in run.text(), "no traceback but the launcher's"
 
 
 @pytest.mark.slow
-def test_a_static_rendezvous_does_not_take_over_an_earlier_run(python, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # what torchrun --master-addr gives to every run
-    for number in (1, 2):
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"/tmp/torchelastic_x/none_{number}/attempt_0/0/error.json")
-        run = Run(python, tmp_path, "train.max_steps=2", "hydra.run.dir=", "train.resume=auto").finish()
+def test_runs_without_a_name_do_not_take_over_an_earlier_one(python, tmp_path):
+    for number in (1, 2):  # what torchrun --master-addr calls every run
+        run = Run(python, tmp_path, "train.max_steps=2", "hydra.run.dir=", "train.resume=auto", id="none").finish()
         assert len(list((tmp_path / "outputs").iterdir())) == number and "resum" not in run.text()

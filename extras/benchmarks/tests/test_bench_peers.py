@@ -13,7 +13,7 @@ def images(tmp_path, monkeypatch, python):
     """A folder of 64 images, and a bench of one round that reads no packs."""
 
     def start_quickly(command, **_):
-        return python.run(*command[1:], cwd=tmp_path, timeout=100, quick_exit=True)
+        return python.run(*command[1:], cwd=tmp_path, timeout=100)
 
     monkeypatch.setattr("extras.benchmarks.bench_peers.run", start_quickly)
     monkeypatch.setattr("extras.benchmarks.bench_peers.ROUNDS", 1)

@@ -143,7 +143,7 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
 @pytest.mark.parametrize("name", ["evaluate", "predict", "export"])
 def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, name, python, bound):
     program = ROOT / "extras" / "finished" / f"{name}.py"
-    done = python.run(program, tmp_path, cwd=tmp_path, timeout=bound, quick_exit=True)
+    done = python.run(program, tmp_path, cwd=tmp_path, timeout=bound)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: ") and "no checkpoint file" in done.stderr
 

@@ -18,7 +18,7 @@ THERE = ["hydra.sweep.dir=there", "hydra.sweep.subdir=${hydra.job.override_dirna
 
 def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, python, bound):
     settings = [*SMALL, "loader.num_workers=0,-1", "optim.lr=0.1", *THERE, "hydra.output_subdir=null"]
-    done = python.run(ROOT / "train.py", "-m", *settings, cwd=tmp_path, timeout=bound, quick_exit=True)
+    done = python.run(ROOT / "train.py", "-m", *settings, cwd=tmp_path, timeout=bound)
     assert done.returncode == 1, "a job failed"
     rows = list(csv.DictReader((tmp_path / "there" / "sweep.csv").open()))
     assert [(row["loader.num_workers"], row["status"]) for row in rows] == [("0", "done"), ("-1", "failed")]
