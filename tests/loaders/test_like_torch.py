@@ -70,12 +70,12 @@ def row_of(program: Program) -> str:
     """Returns the row of the table because of which the program cannot be compared, or ""."""
     sends_samples = program.collation == "as is" or program.batch_size is None
     if program.dataset == "failing" and isinstance(ERRORS[program.error], StopIteration):
-        return "StopIteration"
+        return "`StopIteration` of a dataset"
     if program.seed is None and "random" in program.leaves:
         return "random numbers"
     writes = program.consumer == "write" and "row" in program.leaves
     if program.seed is None and (writes or (program.dataset == "scratch" and sends_samples)):
-        return "shared memory"
+        return "a tensor that the dataset keeps"
     return ""
 
 
@@ -86,7 +86,7 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
         return run(alone, WorkerLoader, seed=program.seed)
     row, expected = "a sampler's error", run(alone, DataLoader)
     if program.sampler != "breaking":
-        row = "sent as it is"
+        row = "conjugated tensors, newer dtypes"
         if not NOT_SENT_RIGHT & {*program.leaves}:
             try:
                 torchs = run(program, DataLoader, timeout=HANG_SECONDS)
