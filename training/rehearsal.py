@@ -41,18 +41,17 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                 with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
                     trainer.training_step(rows_of(batch, slice(1)))
                 trainer.model.eval()
-        batch, computed = data.transform(tested), dict[str, Any]()
+        batch = data.transform(tested)
         with explained(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
             names = [*trainer.evaluation_step(batch).keys()]
         with explained("task.metrics cannot compute", batch):
             try:
-                computed = trainer.metrics.compute()
+                names += trainer.metrics.compute()
             except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
                 log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
                 names += [task.metric] if trainer.metrics.metric_of(task.metric) else []
-    if left_out := [name for name, value in computed.items() if value is None]:
+    if left_out := trainer.metrics.left_out:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
-    names += [name for name in computed if name not in left_out]
     if task.metric not in names:
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
     its_own = getattr(trainer.metrics.metric_of(task.metric), "higher_is_better", None)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from training.processes import Processes
 from training.stopping import StopSignals
 
 
-def checkpoints(folder: Path, keep: int = 2, interval: tuple = (None, None)) -> Checkpoints:
+def checkpoints(folder: Path, keep: int = 2, interval: tuple = (inf, inf)) -> Checkpoints:
     config: Any = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
     config.process_timeout, config.find_unused_parameters = 60.0, False
     return Checkpoints(folder, config, Processes("cpu", config), StopSignals())
@@ -43,7 +44,7 @@ def test_the_newest_and_the_best_checkpoint_are_kept_and_linked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("interval", "due"), [((3, None), [3, 6]), ((None, 0.0), [1, 2, 3, 4, 5, 6]), ((None, 3600.0), [])]
+    ("interval", "due"), [((3, inf), [3, 6]), ((inf, 0.0), [1, 2, 3, 4, 5, 6]), ((inf, 3600.0), []), ((inf, inf), [])]
 )
 def test_checkpoints_are_saved_after_so_many_steps_or_so_many_seconds(tmp_path, interval, due):
     ours = checkpoints(tmp_path, 9, interval)
