@@ -1,4 +1,4 @@
-"""What the tests of Lightning train, in their own process and in scripts."""
+"""What the tests of Lightning train, in their own process and in a script."""
 
 from typing import Any
 
@@ -18,11 +18,10 @@ class Recorder(lightning.LightningModule):
 
     def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         self.trained.setdefault(self.current_epoch, []).append(indices(batch))
-        return self._loss(batch)
+        return (self.line(batch["x"]).squeeze(1) - batch["labels"]).square().mean()
 
     def validation_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
         self.validated += indices(batch)
-        self.log("loss", self._loss(batch))
 
     def predict_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         return batch["x"][:, 0]
@@ -30,12 +29,7 @@ class Recorder(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
-    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (self.line(batch["x"]).squeeze(1) - batch["labels"]).square().mean()
-
 
 def trainer(**settings: Any) -> lightning.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return lightning.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "enable_checkpointing": False, **quiet, **settings}
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return lightning.Trainer(**{"max_epochs": 3, "devices": 1, "enable_checkpointing": False, **quiet, **settings})

@@ -1,6 +1,5 @@
 """A small dataset whose batches tell which samples are in them, and the order in which they should come."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,21 +19,15 @@ class Points(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Any:
         return {"x": torch.tensor([index, 1.0]), "labels": index % 2}
 
 
 def indices(batch: dict[str, torch.Tensor]) -> list[int]:
     """Which samples of Points are in the batch; checks that each is whole."""
     found = batch["x"][:, 0].long()
-    assert torch.equal(batch["x"][:, 1], torch.ones(len(found)))
-    assert torch.equal(batch["labels"], found % 2)
+    assert torch.equal(batch["x"][:, 1], torch.ones(len(found))) and torch.equal(batch["labels"], found % 2)
     return found.tolist()
-
-
-def epoch_of(loader: Iterable[dict[str, torch.Tensor]]) -> list[list[int]]:
-    """Which samples each batch of an epoch has."""
-    return [indices(batch) for batch in loader]
 
 
 def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list[int]]:
@@ -44,13 +37,9 @@ def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list
     return [batch.tolist() for batch in loader]
 
 
-def flat(batches: Iterable[list[int]]) -> list[int]:
-    return [index for batch in batches for index in batch]
-
-
 def check_epochs(epochs: list[list[list[int]]], length: int = LENGTH) -> None:
     """Each epoch has every sample once, and no two have the same order."""
-    orders = [flat(batches) for batches in epochs]
+    orders = [[index for batch in batches for index in batch] for batches in epochs]
     for order in orders:
         assert sorted(order) == list(range(length))
     assert len(set(map(tuple, orders))) == len(orders), "two epochs have the same order"

@@ -40,16 +40,13 @@ class Fork:
 
     def __init__(self, folder: Path):
         self.root, self.bin, self.log = folder / "my fork", folder / "bin", folder / "log"
-        self.venv = self.root / ".venv"
+        self.venv, self.requirements = self.root / ".venv", self.root / "requirements.txt"
         shutil.copytree(SCRIPTS, self.root / "scripts")
-        self.require("torch")
+        self.requirements.write_text("torch")
         self.bin.mkdir()
         for tool in filter(shutil.which, TOOLS):
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.add_python("python3", "3.12")
-
-    def require(self, text: str) -> None:
-        (self.root / "requirements.txt").write_text(text)
 
     def add_python(self, name: str, version: str, no_venv: int = 0) -> None:
         write_script(self.bin / name, PYTHON.format(version=version, no_venv=no_venv))
@@ -63,24 +60,22 @@ class Fork:
 
     def start(self, script: str = "train", *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.Popen:
         env = {"PATH": str(self.bin), "BIN": str(self.bin), "LOG": str(self.log), "VENV_GB": "0", **env}
-        command = [self.root / "scripts" / script, *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd or self.root, env=env)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+        return subprocess.Popen([self.root / "scripts" / script, *arguments], cwd=cwd or self.root, **options)
 
-    def run(self, *arguments, **options) -> subprocess.CompletedProcess:
+    def run(self, *arguments: str, status: int = 0, **options) -> tuple[str, str]:
+        """What a run printed to standard output and standard error."""
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=30)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        assert process.returncode == status, err
+        return out, err
+
+    def says(self, *arguments: str, **options) -> str:
+        return self.run(*arguments, **options)[1]
 
     def installs(self) -> list[str]:
         """The program that made each install."""
         return self.log.read_text().split() if self.log.exists() else []
-
-    def sentence(self, **options) -> str:
-        """The last line of standard error of a run that must fail."""
-        result = self.run(**options)
-        assert result.returncode == 1 and not result.stdout
-        return result.stderr.splitlines()[-1]
 
 
 def write_script(path: Path, text: str) -> None:
@@ -94,8 +89,8 @@ def fork(tmp_path: Path) -> Fork:
 
 
 def test_train_runs_where_the_caller_is_and_test_in_the_root(fork: Fork, tmp_path: Path):
-    assert fork.run("train", "a b", "c=1", cwd=tmp_path).stdout == f"{tmp_path}: {fork.root}/train.py a b c=1\n"
-    tested = fork.run("test", "-k", "x y", cwd=tmp_path).stdout
+    assert fork.run("train", "a b", "c=1", cwd=tmp_path)[0] == f"{tmp_path}: {fork.root}/train.py a b c=1\n"
+    tested, _ = fork.run("test", "-k", "x y", cwd=tmp_path)
     assert tested.startswith(f"{fork.root}: -m pytest ") and tested.endswith(" -k x y\n")
 
 
@@ -104,20 +99,19 @@ def test_an_install_is_repeated_if_it_failed_or_the_requirements_changed_and_els
     if installer == "uv":  # which needs no venv module
         write_script(fork.bin / "uv", UV)
         fork.add_python("python3", "3.12", no_venv=1)
-    assert "could not be installed" in fork.sentence(INSTALL_FAILS="1")
-    assert "6 GB" in fork.run().stderr
-    assert (fork.run().stderr, fork.run("test").stderr) == ("", "")
+    assert "could not be installed" in fork.says(INSTALL_FAILS="1", status=1)
+    assert "6 GB" in fork.says()
+    assert fork.says() == fork.says("test") == ""
     keepsake = fork.venv / "keepsake"
     keepsake.touch()
-    fork.require("torch\ntimm")
-    assert "requirements.txt has changed" in fork.run().stderr
-    assert fork.run().stderr == "" and keepsake.exists()
+    fork.requirements.write_text("torch\ntimm")
+    assert "requirements.txt has changed" in fork.says()
+    assert fork.says() == "" and keepsake.exists()
     assert fork.installs() == [installer] * 3
 
 
+@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
 def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
-    if not shutil.which("flock"):
-        pytest.skip("needs flock")
     hold = tmp_path / "hold"
     os.mkfifo(hold)
     first = fork.start(HOLD=str(hold))
@@ -131,46 +125,39 @@ def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("packaging", None),
-        ("# a comment\n\nwindows-only>=1; platform_system == 'Nowhere'\npytest>=1,<1000  # why", None),
+        ("# a comment\n\nwindows-only>=1; platform_system == 'Nowhere'\npytest>=1,<1000  # why", ""),
         ("pytest\nno-such-package>=2  # why", "lacks no-such-package>=2 (it has none). "),
         ("pytest<1", f"lacks pytest<1 (it has {pytest.__version__}). "),
     ],
 )
 def test_a_venv_of_the_users_own_is_used_if_it_meets_every_requirement_and_is_left_as_it_is(fork, line, reason):
     fork.add_users_venv(f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n')
-    fork.require(line)
-    if reason:
-        assert reason in fork.sentence()
-    else:
-        result = fork.run()
-        assert (result.returncode, result.stderr) == (0, "")
-    assert {path.name for path in fork.venv.iterdir()} == {"bin", "keepsake"}
-    assert fork.installs() == []
+    fork.requirements.write_text(line)
+    said = fork.says(status=bool(reason))
+    assert reason in said and bool(reason) == bool(said)
+    assert {path.name for path in fork.venv.iterdir()} == {"bin", "keepsake"} and fork.installs() == []
 
 
 def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_one(fork: Fork):
     fork.add_python("python3.11", "3.11")
-    fork.run(PYTHON="python3.11")
     ready = fork.venv / "ready"
-    assert "3.11" in ready.read_text()
-    assert fork.run().stderr == ""
-    assert "Making .venv with python3" in fork.run(PYTHON="python3").stderr
-    assert "3.12" in ready.read_text()
+    assert "with python3.11:" in fork.says(PYTHON="python3.11") and "3.11" in ready.read_text()
+    assert fork.says() == ""
+    assert "Making .venv with python3:" in fork.says(PYTHON="python3") and "3.12" in ready.read_text()
     fork.add_python("python3", "3.9")
     ready.write_text("made for another folder")
-    assert "with python3.11:" in fork.run().stderr
+    assert "with python3.11:" in fork.says()
 
 
 def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the_old_files(fork: Fork, tmp_path: Path):
     fork.run()
     fork.root = fork.root.rename(tmp_path / "moved")
-    fork.venv = fork.root / ".venv"
+    venv = fork.root / ".venv"
     for missing in ("nothing", "bin/python"):
-        (fork.venv / missing).unlink(missing_ok=True)
-        (fork.venv / "old").touch()
-        assert "Making .venv" in fork.run().stderr
-        assert fork.run().stderr == "" and not (fork.venv / "old").exists()
+        (venv / missing).unlink(missing_ok=True)
+        (venv / "old").touch()
+        assert "Making .venv" in fork.says()
+        assert fork.says() == "" and not (venv / "old").exists()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +176,7 @@ def test_what_does_not_fit_is_named_before_anything_is_installed(fork: Fork, pyt
     fork.add_python("python3", *python)
     if venv is not None:
         fork.add_users_venv(venv and PYTHON.format(version=venv, no_venv=0))
-    said = fork.sentence(**options)
+    said = fork.says(status=1, **options)
     assert sentence in said and fork.installs() == []
     if venv is not None:
-        assert said.endswith("or move it away to have a new one made.") and (fork.venv / "keepsake").exists()
+        assert said.endswith("or move it away to have a new one made.\n") and (fork.venv / "keepsake").exists()

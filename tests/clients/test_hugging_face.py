@@ -1,0 +1,78 @@
+"""Accelerate's prepare(), which builds a DataLoader on our dataset, batch sampler and collate_fn, and the Trainer."""
+
+import pytest
+
+accelerate = pytest.importorskip("accelerate")
+
+import torch
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+
+from loaders import WorkerLoader
+
+
+def epoch_of(loader) -> list[list[int]]:
+    """Which samples each batch of an epoch has."""
+    return [indices(batch) for batch in loader]
+
+
+def test_the_epoch_that_set_epoch_names_comes_or_what_is_left_of_it():
+    loader = WorkerLoader(Points(), BATCH_SIZE, shuffle=True, seed=SEED)
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+    for epoch in (4, 2, 2, 0):
+        prepared.set_epoch(epoch)
+        assert epoch_of(prepared) == seeded_epoch(epoch)
+    rest = skip_first_batches(prepared, 2)
+    rest.set_epoch(1)
+    assert epoch_of(rest) == seeded_epoch(1)[2:]
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_two_processes_share_every_epoch_and_no_two_epochs_have_the_same_order(seed):
+    # Accelerate seeds the unseeded sampler from torch's generator, which is in the same state on every process.
+    ranks = []
+    for rank in range(2):
+        torch.manual_seed(1)
+        loader = WorkerLoader(Points(24), BATCH_SIZE, shuffle=True, seed=seed)
+        ranks.append(prepare_data_loader(loader, num_processes=2, process_index=rank))
+    epochs = list(zip(*([epoch_of(rank) for _ in range(3)] for rank in ranks), strict=True))
+    check_epochs([first + second for first, second in epochs], 24)
+    if seed is not None:
+        wholes = [seeded_epoch(epoch, 24) for epoch in range(3)]
+        assert [list(shares) for shares in epochs] == [[whole[0::2], whole[1::2]] for whole in wholes]
+
+
+class Line(torch.nn.Module):
+    """Notes which samples each batch had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.seen = torch.nn.Linear(2, 1), []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(indices({"x": x, "labels": labels}))
+        return {"loss": (self.line(x).squeeze(1) - labels).square().mean()}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own deprecations
+def test_the_trainer_gets_the_order_of_each_epoch_and_after_a_resume_the_batches_that_were_left(tmp_path):
+    # It leaves out the first ones by a stock DataLoader on our batch sampler.
+    transformers = pytest.importorskip("transformers")
+    loader = WorkerLoader(Points(), BATCH_SIZE, True, num_workers=2, persistent_workers=True, seed=SEED)
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return loader
+
+    def train(resume: str | None = None) -> list[list[int]]:
+        line, quiet = Line(), {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+        times = {"per_device_train_batch_size": BATCH_SIZE, "save_strategy": "steps", "save_steps": 8}
+        settings = transformers.TrainingArguments(str(tmp_path), **quiet, **times)
+        Trainer(line, settings, train_dataset=loader.dataset).train(resume_from_checkpoint=resume)
+        return line.seen
+
+    whole = [batch for epoch in range(3) for batch in seeded_epoch(epoch)]
+    with loader:
+        assert train() == whole
+        loader.set_epoch(0)
+        assert train(str(tmp_path / "checkpoint-8")) == whole[8:]
