@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import yaml
@@ -32,14 +33,13 @@ MODULES = modules()
 
 def imports(name: str, lazy_too: bool = True) -> Iterator[str]:
     """The repository's modules that the module `name` imports; `lazy_too`: also in functions."""
-    tree = ast.parse(MODULES[name].read_text())
-    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    tree, is_package = ast.parse(MODULES[name].read_text()), MODULES[name].name == "__init__.py"
     for node in ast.walk(tree) if lazy_too else tree.body:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            source = ".".join([*base, *filter(None, [node.module])])
+            package = name.split(".")[: len(name.split(".")) + is_package - node.level] if node.level else []
+            source = ".".join([*package, *filter(None, [node.module])])
             found = [f"{source}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -66,18 +66,7 @@ def test_imports_of_the_core_run_downwards():
 
 
 def test_there_is_no_circle_of_imports_lazy_ones_counted():
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, " -> ".join([*path[path.index(name) :], name])
-        if name not in done:
-            for imported in imports(name):
-                if imported != name:  # a package's own submodules are found as itself
-                    visit(imported, (*path, name))
-            done.add(name)
-
-    for name in MODULES:
-        visit(name, ())
+    TopologicalSorter({name: set(imports(name)) - {name} for name in MODULES}).prepare()  # a CycleError names them
 
 
 def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
@@ -91,9 +80,9 @@ def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
 def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is():
     conf = {path.relative_to(ROOT / "conf"): path for path in (ROOT / "conf").rglob("*.yaml")}
     assert not [path for path in conf.values() if "_target_: extras." in path.read_text()]
+    for path in ROOT.glob("extras/*/conf/**/*.yaml"):
+        other = conf.setdefault(Path(*path.relative_to(ROOT).parts[3:]), path)
+        assert other == path, f"Hydra would read {other} instead of {path}"
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path
     for folder in (path for path in (ROOT / "extras").glob("*/") if path.name[0] not in "._"):
-        for path in folder.glob("conf/**/*.yaml"):
-            other = conf.setdefault(path.relative_to(folder / "conf"), path)
-            assert other == path, f"Hydra would read {other} instead of {path}"
-            assert isinstance(yaml.safe_load(path.read_text()), dict), path
         assert len((folder / "README.md").read_text().splitlines()) <= 12, folder

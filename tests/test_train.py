@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from data.errors import DataError
 from data.synthetic import Synthetic
 from tests.configs import LINEAR, SMALL, checkpoint, composed, differences, metrics, steps, train
 from train import run
@@ -66,9 +67,8 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint_in_a_folder_that_
     assert "test_accuracy" in summary
 
 
-@pytest.mark.parametrize("overrides", [["train.precision=bf16"], ["optim=adamw", "optim.lr=0.01"]], ids=str)
-def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path, overrides):
-    summary = train(tmp_path, "train.epochs=6", *overrides)
+def test_training_lowers_the_loss_and_is_better_than_chance(tmp_path):
+    summary = train(tmp_path, "train.epochs=6", "train.precision=bf16", "optim=adamw", "optim.lr=0.01")
     losses = [line["loss"] for line in steps(tmp_path)]
     assert losses[-1] < 0.7 * losses[0] and summary["test_accuracy"] > 0.5, "there are ten classes"
 
@@ -79,22 +79,23 @@ def test_a_compiled_model_trains_and_its_checkpoint_loads_into_an_uncompiled_one
     assert train(tmp_path, "train.epochs=3")["epochs"] == 3
 
 
-def test_a_finished_run_returns_its_summary_unless_more_is_asked_for(tmp_path, caplog):
+def test_a_finished_run_returns_its_summary_unless_more_is_asked_for_or_its_files_are_damaged(tmp_path, caplog):
     caplog.set_level("INFO")
-    summary = train(tmp_path, "train.epochs=1")
-    assert train(tmp_path, "train.epochs=1") == summary
+    once = LINEAR, "train.epochs=1"
+    summary = train(tmp_path, *once)
+    assert train(tmp_path, *once) == summary == train(tmp_path, LINEAR, "train.max_steps=5")
     assert "this run has finished: raise train.epochs" in caplog.text
+    (tmp_path / "summary.json").write_text("")
+    with pytest.raises(DataError, match=rf"{tmp_path}/summary\.json is damaged"):
+        train(tmp_path, *once)
     (tmp_path / "summary.json").unlink()  # as if it had been killed before
-    assert train(tmp_path, "train.epochs=1")["test_accuracy"] == summary["test_accuracy"]
-    train(tmp_path, "train.epochs=2")
-    assert "changed settings: train.epochs is 2, was 1" in caplog.text
-
-
-def test_a_run_goes_on_after_its_metrics_were_damaged(tmp_path):
-    train(tmp_path, "train.epochs=1")
+    again = train(tmp_path, *once)
+    assert again["test_accuracy"] == summary["test_accuracy"]
+    assert again["images_per_second"] is None and again["verdict"] == "no step was timed"
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1')
-    train(tmp_path, "train.epochs=2")
+    train(tmp_path, LINEAR, "train.epochs=2")
+    assert "changed settings: train.epochs is 2, was 1" in caplog.text
     assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
 
 

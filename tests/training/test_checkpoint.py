@@ -1,7 +1,6 @@
 """Checkpoints: which are written, kept, linked, found and read."""
 
-import errno
-import json
+import os
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from tests.configs import LINEAR, checkpoint, metrics, train
-from training import checkpoint as module
-from training.checkpoint import Checkpoints, read_checkpoint
+from training.checkpoint import Checkpoints
 from training.config import ConfigError
 from training.processes import Processes
 from training.stopping import StopSignals
@@ -39,8 +37,7 @@ def test_the_newest_and_the_best_checkpoint_are_kept_and_linked(tmp_path):
         if step == 2:
             ours.mark_best(2)
     assert names(tmp_path) == {"last.pt", "best.pt", *(f"step-000000{step}.pt" for step in (2, 4, 5))}
-    for name, step in (("last.pt", 5), ("best.pt", 2)):
-        assert read_checkpoint(tmp_path / "checkpoints" / name)["step"] == step
+    assert checkpoint(tmp_path)["step"] == 5 and checkpoint(tmp_path, "best")["step"] == 2
 
 
 @pytest.mark.parametrize(
@@ -58,14 +55,7 @@ def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_
     for step in (8, 9):
         earlier.save(state(step))
     earlier.mark_best(9)
-    yours = {
-        "step-0000008-good.pt",
-        "step-0000008 (copy).pt",
-        "step-99.pt",
-        "step-00000012.pt",
-        "step-.pt",
-        "my step-0000001.pt",
-    }
+    yours = {"step-0000008 (copy).pt", "step-99.pt", "step-00000012.pt", "step-.pt", "my step-0000001.pt"}
     for name in yours:
         (tmp_path / "checkpoints" / name).write_text("mine")
     afresh = checkpoints(tmp_path, keep=1)  # train.resume=null in the same folder
@@ -93,18 +83,11 @@ def test_a_damaged_checkpoint_is_named_and_an_earlier_one_used_but_no_run_starts
         checkpoints(tmp_path).find("auto")
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint_whole(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
     ours = checkpoints(tmp_path)
     ours.save(state(1))
-
-    def fill_the_disk(state: Any, file: Any) -> None:
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module.torch, "save", fill_the_disk)
-    with pytest.raises((OSError, ConfigError), match="No space left"):
-        ours.save(state(2))
-    monkeypatch.undo()
+    with pytest.raises(AttributeError):  # pickle has written half of the file by then
+        ours.save(state(2) | {"more": [torch.zeros(9), lambda: None]})
     assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and checkpoints(tmp_path).find("auto")["step"] == 1
 
 
@@ -129,7 +112,7 @@ def test_what_is_no_checkpoint_is_refused_and_code_in_it_is_not_run(tmp_path, mo
     torch.save(content, tmp_path / "weights.pt")
     with error(r"weights\.pt"):
         train(tmp_path / "run", LINEAR, f"train.resume={tmp_path}/weights.pt")
-    assert "RAN" not in module.os.environ
+    assert "RAN" not in os.environ
 
 
 def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_path):
@@ -137,19 +120,6 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     train(tmp_path / "plain", LINEAR)
     mean, plain = (checkpoint(tmp_path / name) for name in ("mean", "plain"))
     assert torch.equal(mean["model"]["1.weight"], plain["model"]["1.weight"]), "training is the same"
+    assert not torch.equal(mean["callbacks"]["ema"]["module.1.weight"], mean["model"]["1.weight"])
     scores = [[line.get("test_loss") for line in metrics(tmp_path / name)] for name in ("mean", "plain")]
     assert scores[0] != scores[1], "evaluation is not"
-    ema = mean["callbacks"]["ema"]
-    weights = next(value for key, value in ema.items() if key.endswith("1.weight"))
-    assert not torch.equal(weights, mean["model"]["1.weight"])
-
-
-def test_a_damaged_summary_is_named_and_the_run_goes_on_without_it(tmp_path, error):
-    train(tmp_path, LINEAR, "train.epochs=1")
-    (tmp_path / "summary.json").write_text("")
-    with error(f"{tmp_path}/summary.json is damaged"):
-        train(tmp_path, LINEAR, "train.epochs=1")
-    (tmp_path / "summary.json").unlink()
-    again = train(tmp_path, LINEAR, "train.epochs=1")
-    assert again == json.loads((tmp_path / "summary.json").read_text())
-    assert again["images_per_second"] is None and again["verdict"] == "no step was timed"

@@ -130,11 +130,6 @@ def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, cap
         assert "raise train.epochs" not in caplog.text
 
 
-def test_a_finished_run_that_is_asked_for_less_keeps_its_summary(tmp_path):
-    summary = train(tmp_path, LINEAR)
-    assert train(tmp_path, LINEAR, "train.max_steps=5") == summary
-
-
 def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, error):
     larger = [LINEAR, "train.batch_size=64", "train.log_interval=1"]
     train(tmp_path, LINEAR, "train.epochs=1")

@@ -11,7 +11,6 @@ from tests.training.doors import Images
 
 HERE = __name__
 IMAGES = [f"data._target_={DOORS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
-OWN = f"data._target_={HERE}"
 
 
 def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
@@ -49,10 +48,11 @@ class Late(Images):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("loader", [["loader=torch"], ["loader=workers", "loader.num_workers=1"], ["loader=threads"]])
+@pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
 def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
+    late = [*IMAGES, f"data._target_={HERE}.Late", f"loader={loader}", "loader.num_workers=1"]
     with error(r"37\.png is missing"):
-        train(tmp_path, *IMAGES, f"{OWN}.Late", *loader)
-    if "loader=workers" in loader:
-        train(tmp_path / "skips", *IMAGES, f"{OWN}.Late", *loader, "loader.on_error=skip")
+        train(tmp_path, *late)
+    if loader == "workers":
+        train(tmp_path / "skips", *late, "loader.on_error=skip")
         assert checkpoint(tmp_path / "skips")["step"] == 8

@@ -44,17 +44,9 @@ def test_labels_are_smoothed_and_classes_weighted_whatever_the_parts_of_a_batch(
 
 def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
     labels = np.array(THREE.labels)
-    kinds = [
-        labels.astype(np.uint16),
-        labels[:, None],
-        tuple(THREE.labels),
-        list(torch.tensor(labels)),
-        np.eye(3)[labels],
-        labels.astype(">i4"),
-        labels.astype(object),
-    ]
-    kinds += [torch.tensor(labels).to(torch.uint32), pytest.importorskip("pandas").Series(labels, labels + 7)]
-    for kind in kinds:
+    kinds = [*map(labels.astype, ("u2", ">i4", object)), labels[:, None], np.eye(3)[labels]]
+    kinds += [tuple(THREE.labels), list(torch.tensor(labels)), torch.tensor(labels).to(torch.uint32)]
+    for kind in (*kinds, pytest.importorskip("pandas").Series(labels, labels + 7)):
         first = default_collate([kind.iloc[row] if hasattr(kind, "iloc") else kind[row] for row in (0, 5)])
         data = SimpleNamespace(classes=THREE.classes, labels=kind)
         task = Classification(data, class_weights="balanced")

@@ -28,7 +28,6 @@ def test_a_run_that_does_not_wait_is_compute_bound_and_gets_no_advice():
     ("loader", "stats", "remedy"),
     [
         ("torch", {}, "loader=prefetch"),
-        ("workers", workers(2, 1.0), r"cheaper|loader\.num_workers"),
         ("prefetch", {}, r"loader\.num_workers=auto"),
         ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
         ("prefetch", workers(max(1, available_cores() - 1), 1.0), rf"num_workers={available_cores()}|cheaper"),
@@ -42,10 +41,8 @@ def test_a_run_that_waits_is_told_how_much_free_data_would_bring_and_what_to_try
     assert re.search(remedy, said), said
 
 
-@pytest.mark.parametrize(("cost", "said"), [(0.0, ""), (5.0, "data-bound")])
-def test_the_verdict_of_a_run_is_that_of_its_waiting(tmp_path, cost, said):
-    slow = ["data.cost=wait", f"data.cost_ms={cost}", "data.length=64", "data.test_length=8", "timing.warmup_steps=1"]
+def test_the_verdict_of_a_run_is_that_of_its_waiting(tmp_path):
+    slow = ["data.cost=wait", "data.cost_ms=5", "data.length=64", "data.test_length=8", "timing.warmup_steps=1"]
     summary = train(tmp_path, LINEAR, *slow, "train.batch_size=8", "train.epochs=1")
-    assert summary["verdict"].startswith(said)
-    assert (summary["data_wait_fraction"] > 0.15) == summary["verdict"].startswith("data-bound")
+    assert summary["verdict"].startswith("data-bound") and summary["data_wait_fraction"] > 0.15
     assert 0 <= steps(tmp_path)[-1]["data_wait_fraction"] <= 1
