@@ -20,6 +20,8 @@ SMALL = (
     *("train.epochs=2", "train.log_interval=3", "loader=torch", "loader.num_workers=0"),
     "callbacks/standard=[best,ema]",
 )
+# Two steps in an epoch, with a network whose `size` shows which settings a run has.
+FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
 LINEAR = f"model._target_={DOORS}.linear"  # batch norm would make results depend on the parts of a batch
 
 

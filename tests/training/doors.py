@@ -205,9 +205,8 @@ class Pairs:
 class Spy:
     """Remembers how it was called, and has a state."""
 
-    def __init__(self, every: int = 1) -> None:
-        self.every, self.steps = every, 0
-        Spy.calls = []
+    def __init__(self) -> None:
+        self.steps, Spy.calls = 0, []
 
     def on_start(self, run: Any) -> None:
         assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
@@ -217,8 +216,7 @@ class Spy:
     def on_step(self, run: Any) -> None:
         self.steps += 1
         self.calls.append("step")
-        if run.trainer.step % self.every == 0:
-            run.log(twice=2 * run.trainer.step)
+        run.log(twice=2 * run.trainer.step)
 
     def on_log(self, run: Any, values: dict[str, Any]) -> None:
         self.calls.append(f"log {values['step']}")

@@ -15,7 +15,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from tests.configs import CONF, DOORS, checkpoint, composed, metrics, steps
+from tests.configs import CONF, DOORS, FAST, checkpoint, composed, metrics, steps
 from training.launch import completed
 
 ROOT = CONF.parent
@@ -51,8 +51,8 @@ def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, 
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
-def test_an_error_in_the_code_of_a_fork_has_a_traceback(command, fast):
-    done = command(*fast, STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine", "hydra.run.dir=out")
+def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
+    done = command(*FAST, STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine", "hydra.run.dir=out")
     assert done.code == 1 and "ZeroDivisionError: mine" in done.shown and "doors.py" in done.shown
 
 
@@ -60,16 +60,14 @@ def test_an_error_in_the_code_of_a_fork_has_a_traceback(command, fast):
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
-def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(
-    command, fast, tmp_path, name, code
-):
+def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, tmp_path, name, code):
     folder = tmp_path / "it's a=b, [1] é $HOME `ls`"
     quoted = str(folder).replace("'", r"\'")
     stop = [STOP, "+callbacks.stop.at=2", f"+callbacks.stop.how={name}"]
-    done = command(*fast, *stop, "optim.lr=0.125", f"hydra.run.dir='{quoted}'")
+    done = command(*FAST, *stop, "optim.lr=0.125", f"hydra.run.dir='{quoted}'")
     assert done.code == code, done.shown
-    assert checkpoint(folder)["step"] == 2 and name in done.output
-    (arguments,) = re.findall(r"python train\.py (.*)", done.output)
+    assert checkpoint(folder)["step"] == 2 and name in done.shown
+    (arguments,) = re.findall(r"python train\.py (.*)", done.shown)
     pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
     again = command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
     assert again.code == 0, again.shown
@@ -89,9 +87,9 @@ GONE = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"  # as `| hea
         (GONE, ["hydra/job_logging=disabled"]),
     ],
 )
-def test_a_program_ends_well_whatever_its_terminal(python, fast, tmp_path, before, more):
+def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before, more):
     code = f"import os, runpy, sys\n{before}\nrunpy.run_path('{ROOT}/train.py', run_name='__main__')"
-    settings = [*fast, "train.epochs=9", "hydra.run.dir=out", "callbacks/standard=[best,progress_bar]", *more]
+    settings = [*FAST, "train.epochs=9", "hydra.run.dir=out", "callbacks/standard=[best,progress_bar]", *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = python.run("-c", code, *settings, cwd=tmp_path, env=environment, timeout=100)
     assert done.returncode == 0 and not done.stderr, done.stderr
@@ -113,21 +111,21 @@ class Returned(Callback):
         Returned.jobs.append(job_return)
 
 
-def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their_scores(command, fast, tmp_path):
+def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their_scores(command, tmp_path):
     """As hydra-optuna-sweeper does."""
     Returned.jobs.clear()
     returned = f"+hydra.callbacks.returned._target_={__name__}.Returned"
     sweep = ["train.batch_size=32,1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]
-    done = command("-m", *fast, "train.max_steps=1", *sweep, returned)
-    assert done.code == 1 and "Traceback" not in done.shown and "batch_size=1000" in done.output
+    done = command("-m", *FAST, "train.max_steps=1", *sweep, returned)
+    assert done.code == 1 and "Traceback" not in done.shown and "batch_size=1000" in done.shown
     summaries = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text()) for job in "02"]
     assert not (tmp_path / "sweep" / "1" / "summary.json").exists()
     assert [Returned.jobs[job].return_value for job in (0, 2)] == [one[one["score"]] for one in summaries]
 
 
-def test_a_signal_ends_a_sweep_and_not_only_its_job(command, fast, tmp_path):
+def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
     stop = [STOP, "+callbacks.stop.at=1", "+callbacks.stop.how=SIGTERM"]
-    done = command("-m", *fast, *stop, "seed=0,1", "hydra.sweep.dir=sweep")
+    done = command("-m", *FAST, *stop, "seed=0,1", "hydra.sweep.dir=sweep")
     assert done.code == 75 and not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()
 
 
@@ -158,9 +156,9 @@ def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     assert done.code == 0, done.shown
     assert settings_of(new) == (7, 0.125, 64, "torch")
     assert checkpoint(new)["step"] == 4
-    assert re.search(r"train\.epochs.* 2\b.* 1\b", done.output), "the changed setting is logged"
+    assert re.search(r"train\.epochs.* 2\b.* 1\b", done.shown), "the changed setting is logged"
     verdict = json.loads((new / "summary.json").read_text())["verdict"]
-    assert verdict in done.output and verdict in (new / "train.log").read_text()
+    assert verdict in done.shown and verdict in (new / "train.log").read_text()
 
 
 def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monkeypatch, earlier):
@@ -187,12 +185,12 @@ def test_a_run_whose_overrides_cannot_be_read_is_refused(command, tmp_path, earl
     assert done.code == 1 and "Traceback" not in done.shown and "out/.hydra/overrides.yaml" in done.shown
 
 
-def test_a_run_of_another_config_goes_on_with_it(command, fast, tmp_path):
+def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
     (tmp_path / "mine").mkdir()
     settings = "defaults: [config, _self_]\noptim: {lr: 0.0625}\nmodel: {size: 7}\n"
     (tmp_path / "mine" / "short.yaml").write_text(settings)
     named = ["--config-dir=mine", "--config-name=short"]
-    assert command(*named, *fast, "hydra.run.dir=out").code == 0
+    assert command(*named, *FAST, "hydra.run.dir=out").code == 0
     done = command("train.resume=out", "train.epochs=2")
     assert done.code == 0, done.shown
     assert settings_of(tmp_path / "out") == (7, 0.0625, 64, "torch") and checkpoint(tmp_path / "out")["step"] == 4

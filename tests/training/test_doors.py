@@ -14,69 +14,54 @@ from tests.training.doors import Spy, Stop
 from training.stopping import Stopped
 from training.trainer import Trainer
 
-SPY = [f"+callbacks.spy._target_={DOORS}.Spy", "+callbacks.spy.every=2"]
+SPY = f"+callbacks.spy._target_={DOORS}.Spy"
 STOP = f"+callbacks.stop._target_={DOORS}.Stop"
 HERE = __name__
-
-
-@pytest.fixture
-def stop():
-    """Lets the run stop after a step."""
-
-    def at(step: int, how: str) -> None:
-        Stop.at, Stop.how = step, how
-
-    yield at
-    Stop.at = 0
 
 
 # Callbacks
 
 
 def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(tmp_path):
-    summary = train(tmp_path, *SPY, "train.log_interval=4")
+    summary = train(tmp_path, SPY, "train.log_interval=4")
     epoch = ["step"] * 3 + ["log 4"] + ["step"] * 4 + ["log 8", "log 8", "evaluation", "epoch end"]
     assert Spy.calls[: 3 + len(epoch)] == ["start", "step", "log 1", *epoch]
     assert Spy.calls[-1] == "end" and summary["counted_steps"] == 16
     assert json.loads((tmp_path / "summary.json").read_text())["counted_steps"] == 16
-    assert [line.get("twice") for line in steps(tmp_path)][1:3] == [6.0, 14.0], "the mean since the line before"
+    assert [line.get("twice") for line in steps(tmp_path)][1:3] == [6.0, 13.0], "the mean since the line before"
     assert sum("epochs_done" in line for line in metrics(tmp_path)) >= 1
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "error"])
-def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path, stop, how):
-    stop(5, how)
+def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path, how):
+    Stop.at, Stop.how = 5, how
     with pytest.raises((Stopped, ZeroDivisionError)):
-        train(tmp_path, *SPY, STOP, "train.checkpoint_every=2")
+        train(tmp_path, SPY, STOP, "train.checkpoint_every=2")
     assert Spy.calls[-1] == "interrupted"
-    assert train(tmp_path, *SPY, STOP, "train.checkpoint_every=2")["counted_steps"] == 16
+    assert train(tmp_path, SPY, STOP, "train.checkpoint_every=2")["counted_steps"] == 16
     assert Spy.calls[:2] == ["start", "loaded 5" if how == "SIGTERM" else "loaded 4"]
 
 
-def test_an_error_in_a_callbacks_start_ends_those_that_were_started(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, f"+callbacks.spy._target_={DOORS}.Spy", f"+callbacks.then._target_={HERE}.Fails")
-    assert Spy.calls == ["start", "interrupted"]
-
-
-def test_each_callback_is_ended_once_also_if_one_of_them_fails_there(tmp_path):
-    spies = [f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last")]
-    with pytest.raises(AssertionError, match="not started"):
-        train(tmp_path, LINEAR, spies[0], f"+callbacks.fails._target_={HERE}.FailsAtEnd", spies[1])
-    assert Spy.calls[-2:] == ["end", "interrupted"]
-
-
-class FailsAtEnd:
-    def on_end(self, run: Any, summary: Any) -> None:
-        raise AssertionError("it was not started")
-
-
 class Fails:
+    def __init__(self, where: str) -> None:
+        self.where = where
+
     def on_start(self, run: Any) -> None:
-        raise ZeroDivisionError
+        if self.where == "start":
+            raise ZeroDivisionError("start")
 
     def on_end(self, run: Any, summary: Any) -> None:
-        raise AssertionError("it was not started")
+        raise ZeroDivisionError("end")
+
+
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path, where):
+    first, last = (f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last"))
+    with pytest.raises(ZeroDivisionError, match=where):
+        train(
+            tmp_path, LINEAR, first, f"+callbacks.fails._target_={HERE}.Fails", f"+callbacks.fails.where={where}", last
+        )
+    assert Spy.calls[-2:] == [where, "interrupted"]
 
 
 class NumpyState(Spy):
@@ -143,24 +128,20 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
 # The parts of a batch, and networks that are frozen in part
 
 
-class Sizes(nn.Module):
-    """Notes how many samples it is given."""
+class Sizes(Trainer):
+    """Notes how many samples each part of a batch has."""
 
     sizes: ClassVar[list[int]] = []
 
-    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64 * in_channels, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        Sizes.sizes += [len(images)] * self.training
-        return self.layer(images.flatten(1))
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        Sizes.sizes.append(len(batch["label"]))
+        return super().training_step(batch)
 
 
 def test_the_parts_of_a_batch_are_of_nearly_one_size(tmp_path):
     Sizes.sizes.clear()
     small = ["train.batch_size=13", "train.accumulate=4", "train.max_steps=1"]
-    train(tmp_path, f"model._target_={HERE}.Sizes", *small)
+    train(tmp_path, LINEAR, f"trainer._target_={HERE}.Sizes", *small)
     assert sorted(Sizes.sizes) == [3, 3, 3, 4]
 
 
@@ -197,8 +178,8 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
         (["schedule=one_cycle"], None),
     ],
 )
-def test_the_learning_rate_follows_its_schedule_also_after_a_resume(tmp_path, stop, schedule, rates):
-    stop(7, "SIGTERM")
+def test_the_learning_rate_follows_its_schedule_also_after_a_resume(tmp_path, schedule, rates):
+    Stop.at, Stop.how = 7, "SIGTERM"
     with pytest.raises(Stopped):
         train(tmp_path, LINEAR, "train.log_interval=1", STOP, *schedule)
     train(tmp_path, LINEAR, "train.log_interval=1", STOP, *schedule)
