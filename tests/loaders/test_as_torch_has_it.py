@@ -83,3 +83,11 @@ KINDS = pytest.mark.parametrize(("kind", "seed"), [(Scaling, None), (SeededScali
 def test_a_loader_whose_collate_fn_is_its_method_can_be_copied_and_pickled(kind, seed, way):
     with way(kind(Numbers(4), 2, seed=seed)) as loader:
         assert contents(loader) == [[0, 10], [20, 30]]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, WorkerLoader])
+def test_an_iterators_workers_can_be_named_after_its_end(kind):
+    iterator = iter(kind(Numbers(4), 2, num_workers=2))
+    running = [worker.pid for worker in iterator._workers]
+    assert len(list(iterator)) == 2
+    assert [worker.pid for worker in iterator._workers] == running and len(running) == 2
