@@ -79,25 +79,7 @@ def lightning(loader: Any) -> Epochs:
     return list(module.trained.values())
 
 
-def skorch(loader: Any) -> Epochs:
-    skorch = pytest.importorskip("skorch")
-
-    class Records(skorch.callbacks.Callback):
-        def on_epoch_begin(self, net, **_) -> None:
-            epochs.append([])
-
-        def on_batch_begin(self, net, batch, training, **_) -> None:
-            if training:
-                epochs[-1].append(batch[0][:, 0].long().tolist())
-
-    epochs: Epochs = []
-    callbacks = {"callbacks": [("records", Records())], "iterator_train": lambda dataset, batch_size: loader}
-    settings = {"max_epochs": EPOCHS, "lr": 1e-4, "train_split": None, "verbose": 0}
-    skorch.NeuralNetRegressor(torch.nn.Linear(2, 1), **settings, **callbacks).fit(loader.dataset, None)
-    return epochs
-
-
-CLIENTS = {accelerate: Points, fastai: Pairs, ignite: Points, lightning: Points, skorch: Pairs}
+CLIENTS = {accelerate: Points, fastai: Pairs, ignite: Points, lightning: Points}
 WORKERS = {"num_workers": 2, "persistent_workers": True}
 KINDS = {  # the seed, the loader's settings, and the depth of a Preloader over it
     "seeded": (SEED, WORKERS, None),

@@ -15,16 +15,13 @@ FIGURES = {"images_per_second", "ratio_to_torch", "documented", "first_batch_sec
 
 def test_every_row_is_measured_and_listed_in_the_order_that_was_asked_for(tmp_path, capsys):
     path = tmp_path / "rows.json"
-    names = ["--loaders", "torch,workers"]
-    bench.main(["--workload", "tiny", *names, "--seconds", "0.1", "--workers", "1", "--json", str(path)])
+    bench.main(f"--workload tiny --loaders torch,workers --seconds 0.1 --workers 1 --json {path}".split())
     result = json.loads(path.read_text())
     assert (result["workload"], result["num_workers"]) == ("tiny", 1)
     table = capsys.readouterr().out
     for row in result["rows"]:
-        assert row.keys() == FIGURES | {"loader", "spread", "cpu_seconds_per_1000"}
+        assert row.keys() == FIGURES | {"loader", "spread", "cpu_seconds_per_1000"} and row["loader"] in table
         assert all(row[figure] > 0 for figure in FIGURES), row
-        assert row["cpu_seconds_per_1000"] >= 0, "the system counts it in steps of 10 ms"
-        assert row["loader"] in table
     assert [row["loader"] for row in result["rows"]] == ["torch", "workers"]
 
 
@@ -40,19 +37,13 @@ def test_each_row_is_compared_with_the_stock_loader_if_that_was_measured_and_wit
     assert ratios("workers") == [(None, 2.5)]
 
 
-def kinds_of_batches(makers):
-    """Of each row's images: how many, of how many numbers, of which type."""
-    for make in makers.values():
+def test_all_rows_of_cifar_deliver_the_same_kind_of_batch():
+    for make in bench_workloads.cifar(length=1024).values():
         loader = make(1)
         batch = next(iter(loader))
         image = batch["image"] if isinstance(batch, dict) else batch[0]
-        yield len(image), image[0].numel(), image.dtype
-        if hasattr(loader, "close"):
-            loader.close()
-
-
-def test_all_rows_of_cifar_deliver_the_same_kind_of_batch():
-    assert set(kinds_of_batches(bench_workloads.cifar(length=1024))) == {(512, 3 * 32 * 32, torch.float32)}
+        assert (len(image), image[0].numel(), image.dtype) == (512, 3 * 32 * 32, torch.float32)
+        getattr(loader, "close", list)()
 
 
 def test_a_loader_that_is_unknown_or_fails_ends_the_bench_with_its_name_and_the_reason():

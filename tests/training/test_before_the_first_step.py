@@ -22,11 +22,8 @@ HERE = __name__
 IMAGES = [f"data._target_={DOORS}.Images", "data.length=64", "train.batch_size=16", LINEAR]
 
 
-# What does not fit
-
-
 class Faulty(Images):
-    """`fault` is one mistake in the samples."""
+    """`fault` is what is peculiar in the samples."""
 
     def __init__(self, train: bool, fault: str, **options: Any) -> None:
         super().__init__(train, **options)
@@ -36,7 +33,11 @@ class Faulty(Images):
 
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
+        if self.fault == "unreadable" and index < 2:
+            raise OSError(f"{index}.png is truncated")
         return {
+            "unreadable": (image, label),
+            "floats": (image.permute(2, 0, 1) / 255, label),
             "a wrong label": (image, label + 1),
             "three fields": (image, label, 7),
             "no label": (image, None),
@@ -111,9 +112,11 @@ def metric(name: str, chosen: str) -> list[str]:
 
 NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
 LOSSLESS = [f"task.scores={{lossless: {{_target_: {HERE}.mistakes}}}}", "task.metric=lossless"]
+SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={DOORS}.Pairs"
+SEVERAL, UNCOMPUTABLE = f"{DOORS}.Several", f"{HERE}.Uncomputable"
+MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {
-    # the samples
     "a label out of range": (fault("a wrong label"), ["label", r"\b2\b", r"0 (to|and) 1"]),
     "a sample without label": (fault("no label"), ["Faulty", "None"]),
     "a tuple with a field more": (fault("three fields"), [r"\b3\b", r"task\.inputs|image"]),
@@ -121,45 +124,25 @@ NOT_FITTING = {
     "no samples": (fault("empty"), ["Faulty", "sample"]),
     "no __getitem__": ([own("data", "NoItems")], ["NoItems", "__getitem__"]),
     "a stream without an end": ([f"data._target_={DOORS}.Stream"], [r"train\.steps_per_epoch", "Stream"]),
-    # names
-    "a field that is not there": (
-        ["task.inputs=picture", "data._target_=data.synthetic.Synthetic"],
-        ["picture", "image"],
-    ),
+    "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
-    "a metric that is not there": (
-        metric(f"{DOORS}.Several", "m_wurst"),
-        [r"task\.metric=m_wurst", "m_worst", "accuracy"],
-    ),
-    # the network
+    "a metric that is not there": (metric(SEVERAL, "m_wurst"), [r"task\.metric=m_wurst", "m_worst", "accuracy"]),
     "other images to test": (fault("other test images"), [r"6, 8", "test"]),
     "another number of outputs": (["+model.num_classes=1000"], ["1000", r"\b2\b"]),
     "a network that is none": ([own("model", "forgets_return")], ["model", "None", "return"]),
     "a norm that gets one sample": ([NORM, "train.batch_size=4", "train.accumulate=3"], ONE_SAMPLE),
     "a norm with a last batch of one": ([NORM, "data.length=65", "train.last_batch=keep"], ONE_SAMPLE),
     "a frozen part that is not there": (["train.freeze=features"], [r"train\.freeze=features", r"\b1\b"]),
-    # the loss and the scores
     "a loss without gradient": ([f"task.loss={{_target_: {HERE}.mistakes}}"], ["gradient"]),
-    "a loss that takes no shares of mixup": (
-        ["augment.mixup=0.2", "task.loss={_target_: torch.nn.MultiMarginLoss}"],
-        ["loss|augment|mixup|target"],
-    ),
-    # steps and metrics of a fork
+    "a loss that takes no shares of mixup": (["augment.mixup=0.2", MARGIN], ["loss|augment|mixup|target"]),
     "a loss per sample": ([own("trainer", "PerSample")], [r"\(2,\)|\(16,\)", "mean"]),
     "a step that returns nothing": ([own("trainer", "Forgetful")], ["Forgetful|training_step", "None|return"]),
     "scores without names": ([own("trainer", "Unscored")], ["evaluation_step", "dict|name"]),
-    "a metric that cannot be computed": (
-        metric(f"{HERE}.Uncomputable", "loss"),
-        [r"task\.metrics", "not of such labels"],
-    ),
-    # the rest of the run
+    "a metric that cannot be computed": (metric(UNCOMPUTABLE, "loss"), [r"task\.metrics", "not of such labels"]),
     "a function without a target": (["data.collate=data.collate.pad"], [r"data\.collate", "_target_"]),
     "a callback without methods": (["+callbacks.mine._target_=torch.nn.ReLU"], [r"callbacks\.mine", "on_step"]),
     "a schedule that looks at a score": ([f"schedule._target_={PLATEAU}"], ["ReduceLROnPlateau", "callback|trainer"]),
-    "two samplers": (
-        [f"sampler._target_={DOORS}.Pairs", f"batch_sampler._target_={DOORS}.Pairs"],
-        ["batch_sampler", r"(?<!batch_)sampler"],
-    ),
+    "two samplers": ([PAIRS, f"batch_{PAIRS}"], ["batch_sampler", r"(?<!batch_)sampler"]),
     "half a step between checkpoints": (["train.checkpoint_every=0.5"], [r"train\.checkpoint_every=0\.5", "10min"]),
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
     "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),
@@ -191,9 +174,6 @@ def test_a_fork_may_check_its_dataset_in_a_test(error):
         check_dataset(Faulty(True, "a wrong label"), Classification(Images(train=True)))
 
 
-# What fits
-
-
 class OneOfAStream(IterableDataset):
     classes = Stream.classes
 
@@ -201,21 +181,6 @@ class OneOfAStream(IterableDataset):
 
     def __iter__(self) -> Any:
         yield torch.ones(8, 8, 3, dtype=torch.uint8), 3
-
-
-class Broken(Images):
-    """Its first two samples cannot be read."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index < 2:
-            raise OSError(f"{index}.png is truncated")
-        return super().__getitem__(index)
-
-
-class Floats(Images):
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return image.permute(2, 0, 1) / 255, label
 
 
 INLINE = ["loader=workers", "loader.num_workers=0"]
@@ -226,8 +191,8 @@ FITTING = {
     "a last batch of one sample": ["data.length=17", "train.last_batch=keep"],
     "a batch of debug=fast, which is larger than the set": ["debug=fast", "train.batch_size=1000"],
     "a stream of one sample": [*ONE, *INLINE],
-    "first samples that cannot be read": [own("data", "Broken"), "loader.on_error=skip", *INLINE],
-    "float images": [own("data", "Floats")],
+    "first samples that cannot be read": [*fault("unreadable"), "loader.on_error=skip", *INLINE],
+    "float images": fault("floats"),
 }
 
 
