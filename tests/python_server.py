@@ -15,9 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 ROOT = Path(__file__).parents[1]
 # The first optimizer imports torch._dynamo.
@@ -37,18 +37,15 @@ class PythonServer:
             options["env"] = {**os.environ, "PYTHONWARNINGS": ""}
             self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], **options)
 
-    def start(self, *arguments: object, cwd: Path = ROOT, env: Any = None, output: TextIO | None = None) -> Program:
-        """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments.
-
-        Its stdout and stderr go to `output` if that is given, else to pipes that `communicate` reads.
-        """
+    def start(self, *arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Program:
+        """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments."""
         request = [str(argument) for argument in arguments], str(cwd), dict(os.environ) if env is None else env
-        pipes = [(None, os.dup(output.fileno())) if output else os.pipe() for _ in range(2)] + [os.pipe()]
-        theirs = [end for _, end in pipes]
-        socket.send_fds(self._control, [json.dumps(request).encode()], theirs)
-        for fd in theirs:
-            os.close(fd)
-        return Program(arguments, *(end if end is None else os.fdopen(end) for end, _ in pipes))
+        (stdout, their_stdout), (status, their_status) = os.pipe(), os.pipe()
+        stderr = os.memfd_create("stderr")  # not a pipe, so that it can be read after stdout
+        socket.send_fds(self._control, [json.dumps(request).encode()], [their_stdout, stderr, their_status])
+        os.close(their_stdout)
+        os.close(their_status)
+        return Program(arguments, *map(os.fdopen, (stdout, stderr, status)))
 
     def run(self, *arguments: object, timeout: float, check: bool = False, **options) -> subprocess.CompletedProcess:
         """Runs a program to its end and captures its output. Raises AssertionError if `check` and it fails."""
@@ -65,29 +62,28 @@ class PythonServer:
 class Program:
     """A program that the server has started, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments: tuple, stdout: TextIO | None, stderr: TextIO | None, status: TextIO) -> None:
+    def __init__(self, arguments: tuple, stdout: TextIO, stderr: TextIO, status: TextIO) -> None:
         self.args, self.stdout, self.stderr, self._status = arguments, stdout, stderr, status
         self.pid, self.returncode = int(status.readline()), None
 
-    def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = int(self._status.readline())
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(self.args, timeout)
-        return self.poll()
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Reads stdout and stderr to their ends, and waits for the program to exit. Kills it after the timeout."""
-        with ThreadPoolExecutor() as readers:
-            texts = [readers.submit(file.read) for file in (self.stdout, self.stderr)]
-            try:
-                self.wait(timeout)
-                return texts[0].result(timeout), texts[1].result(timeout)
-            finally:
-                self.kill()
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Reads stdout to its end, which pytest's timeout bounds, and waits for the program to exit."""
+        out = self.stdout.read()
+        self.wait(timeout)
+        self.stderr.seek(0)
+        return out, self.stderr.read()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -101,7 +97,7 @@ class Program:
 
     def __exit__(self, *_) -> None:
         self.kill()
-        for file in filter(None, (self.stdout, self.stderr, self._status)):
+        for file in (self.stdout, self.stderr, self._status):
             file.close()
 
 
