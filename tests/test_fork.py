@@ -27,7 +27,7 @@ SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_
 LOOK = [  # tests that look at the files of the repository
     *("test_moons.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
     *("tests/training/test_command_line.py", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-k"),
-    "(moons or extras or pages or datasets or choice or inline) and not commands",
+    "(moons or extras or pages or datasets or choice or inline) and not (commands or doors)",
 ]
 COLLECT = ["tests/examples", "extras", "-q", "--collect-only", "-n", "0"]
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
