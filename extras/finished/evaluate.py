@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
     """Returns the number of samples, the scores by name, and for images with classes what is predicted for each."""
-    trainer, task, transform = run.trainer, run.task, run.data.transform.then
+    trainer, task, transform = run.trainer, run.task, run.data.normalize
     evaluation, is_own = None, type(trainer).evaluation_step is not Trainer.evaluation_step
     if task.label_below and transform is not None and not is_own:
         evaluation = Evaluation(run.data.test.classes, transform.fields[0], transform.mean, transform.std)

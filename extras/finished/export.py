@@ -130,7 +130,7 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
     lines = [f"# {run}", "", "Inputs, in order; the batch may have any size:", ""]
     for name, array in zip(names, arrays, strict=True):
         lines.append(f"- `{name}`: {array.dtype} (batch, {', '.join(map(str, array.shape[1:]))})")
-    if (normalize := run.data.transform.then) is not None:
+    if (normalize := run.data.normalize) is not None:
         lines.append(
             f"\nOf {', '.join(normalize.fields)}: take the pixels (0 to 255) that the dataset makes "
             f"({type(run.data.test).__name__}, in the repository that trained the network), divide by 255, subtract "
