@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -19,13 +19,11 @@ from tests.training.doors import Stop
 from training.launch import EXPECTED
 
 
-class Ended(NamedTuple):
-    code: int
-    shown: str  # on stdout and stderr
+def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
+    """Does what `python train.py ARGUMENTS` does in the folder, in this process: quickly.
 
-
-def call(folder: Path, *arguments: str) -> Ended:
-    """Does what `python train.py ARGUMENTS` does in the folder, in this process: quickly."""
+    Checks its exit code. Returns what it shows on stdout and stderr.
+    """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     code, shown = 0, io.StringIO()
@@ -49,11 +47,12 @@ def call(folder: Path, *arguments: str) -> Ended:
             root.setLevel(level)
             Stop.at = 0  # which arguments set
             gc.freeze()  # as in configs.train
-    return Ended(code, shown.getvalue())
+    assert code == ends_with, shown.getvalue()
+    return shown.getvalue()
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., Ended]:
+def command(tmp_path: Path) -> Callable[..., str]:
     """`python train.py ARGUMENTS` in the folder tmp_path."""
     return partial(call, tmp_path)
 
@@ -62,7 +61,7 @@ def command(tmp_path: Path) -> Callable[..., Ended]:
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one epoch, with settings that are not the defaults. No test changes it."""
     folder = tmp_path_factory.mktemp("before")
-    assert call(folder, *FAST, "model.size=7", "optim.lr=0.125", "hydra.run.dir=earlier").code == 0
+    call(folder, *FAST, "model.size=7", "optim.lr=0.125", "hydra.run.dir=earlier")
     return folder / "earlier"
 
 
