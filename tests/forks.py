@@ -1,6 +1,5 @@
 """Copies of the repository with files of a fork in them, and programs that run there."""
 
-import json
 import os
 import re
 import shutil
@@ -10,18 +9,6 @@ from tests.python_server import PythonServer
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COPIED = (".*", "__pycache__", "outputs", "multirun", "downloads")
-# Runs `python LINE` for each line, in one process: importing takes longer than all of these programs.
-DRIVER = """
-import gc, json, runpy, sys
-for line in json.loads(sys.argv[1]):
-    sys.argv = line
-    try:
-        runpy.run_path(line[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            sys.exit(f"{line}: {end.code}")
-    gc.freeze()  # as in configs.train
-"""
 OURS = "# A PyTorch training template for accelerators that wait for data"
 IS_OURS = (ROOT / "README.md").read_text().startswith(OURS)
 
@@ -53,6 +40,6 @@ def copy(folder: Path, without: str = "", files: dict[str, str] | None = None) -
 def call(python: PythonServer, folder: Path, *lines: list[str]) -> None:
     """Runs programs one after the other. The first that fails fails the test."""
     environment = {**os.environ, "PYTHONPATH": "", "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
-    (folder / "driver.py").write_text(DRIVER)
-    done = python.run(folder / "driver.py", json.dumps(lines), cwd=folder, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    for line in lines:
+        done = python.run(*line, cwd=folder, env=environment, timeout=600)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"

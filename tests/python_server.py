@@ -148,7 +148,7 @@ def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: lis
     if file == "-c":
         source, sys.argv[0], folder = sys.argv[0], "-c", ""
     else:
-        source, main.__file__, folder = Path(file).read_text(), file, str(Path(file).parent)
+        source, main.__file__, folder = Path(file).read_text(), file, str(Path(file).resolve().parent)
         sys.argv.insert(0, file)
     sys.path[0:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main

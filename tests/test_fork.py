@@ -24,12 +24,13 @@ task: {inputs: point}
 """,
 }
 SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
+PYTEST = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-n", "0"]
 LOOK = [  # tests that look at the files of the repository
     *("test_moons.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
-    *("tests/training/test_command_line.py", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-k"),
+    *("tests/training/test_command_line.py", "-p", "no:cacheprovider", "-p", "no:randomly", "-k"),
     "(moons or extras or pages or datasets or choice or inline) and not (commands or doors)",
 ]
-COLLECT = ["tests/examples", "extras", "-q", "--collect-only", "-n", "0"]
+COLLECT = ["tests/examples", "extras", "--collect-only"]
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
 WITHOUT = [pytest.param(one, marks=[pytest.mark.slow] * (one != "extras")) for one in WITHOUT if (ROOT / one).exists()]
 
@@ -38,10 +39,9 @@ WITHOUT = [pytest.param(one, marks=[pytest.mark.slow] * (one != "extras")) for o
 @pytest.mark.parametrize("without", WITHOUT)
 def test_a_fork_without_extras_trains_sweeps_and_passes_the_tests_that_look_at_files(python, tmp_path, without):
     fork = copy(tmp_path / "fork", without, FILES)
-    (fork / "look.py").write_text("import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n")
     mine = ["train.py", "experiment=points", "data.length=96", *SHORT]
     sweep = [*mine, "-m", "seed=0,1", "hydra.sweep.dir=sweep"]
-    call(python, fork, [*mine, "hydra.run.dir=run"], sweep, ["look.py", *(LOOK if without == "extras" else COLLECT)])
+    call(python, fork, [*mine, "hydra.run.dir=run"], sweep, [*PYTEST, *(LOOK if without == "extras" else COLLECT)])
     for run in (fork / "run", fork / "sweep" / "0", fork / "sweep" / "1"):
         assert json.loads((run / "summary.json").read_text())["verdict"]
         assert checkpoint(run)["step"] == 6 and checkpoint(run)["callbacks"]["patience"]

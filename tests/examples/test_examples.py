@@ -90,11 +90,6 @@ def test_after_sigterm_an_example_goes_on_to_the_same_bits(tmp_path, fork, exper
     assert untimed(tmp_path / "whole") == untimed(tmp_path / "run")
 
 
-def check_scores(run: Path, summary: dict[str, Any]) -> None:
-    found, score = import_module("extras.finished.evaluate").main([str(run)]), summary["score"]
-    assert found[score.removeprefix("test_")] == pytest.approx(summary[score])
-
-
 def check_masks(run: Path, summary: dict[str, Any]) -> None:
     table = Path(import_module("extras.finished.predict").main([str(run)]))
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -109,7 +104,7 @@ def check_boxes(run: Path, summary: dict[str, Any]) -> None:
     assert all(left < right and top < bottom for some in boxes for left, top, right, bottom in some)
 
 
-FINISH = {"text": check_scores, "distillation": check_scores, "segmentation": check_masks, "detection": check_boxes}
+FINISH = {"segmentation": check_masks, "detection": check_boxes}
 WHOLE = "train.max_steps=null"
 LEARNED = {  # experiments, settings, the score, and the worst that it may be
     "table": ("train.max_steps=200 train.epochs=20 train.batch_size=64", "mae", 0.15),
