@@ -106,7 +106,7 @@ def contents(samples: Any) -> list[tuple[Any, int]]:
     return [(sample["image"].tolist(), int(sample["label"])) for sample in samples]
 
 
-def assert_goes_on_where_its_state_was_taken(make: Callable[[], Any], labels: list[int]) -> None:
+def assert_goes_on(make: Callable[[], Any], labels: list[int]) -> None:
     """A stream that `make` opens has samples of these labels, and after load_state_dict those that were left."""
     stream, other = make(), make()
     torch.manual_seed(0)

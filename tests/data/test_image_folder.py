@@ -1,6 +1,7 @@
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps, features
 
-from data.errors import DataError, read_lines
+from data.errors import DataError, printable, read_lines
 from data.image_folder import ImageFolder, find_images
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
@@ -72,7 +73,7 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
     assert find_images(f"{folder}/") == find_images(folder)
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (256, 256), (20, 900), (901, 21), (1, 5000), (1, 1)])
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (20, 900), (901, 21), (1, 100), (1, 1)])
 @pytest.mark.parametrize(
     ("image_size", "share", "resized"),
     [(224, None, 256), (64, None, 73), (2, None, 2), (32, 0.95, 33), (32, 1.0, 32), (96, 96 / 118, 118)],
@@ -88,13 +89,10 @@ def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
 
 
 @pytest.mark.parametrize(
-    "mode, suffix, colour, expected",
+    ("mode", "suffix", "colour", "expected"),
     [
-        ("RGB", "webp", (200, 100, 50), (200, 100, 50)),
         ("RGBA", "png", (200, 100, 50, 90), (200, 100, 50)),
-        ("P", "png", (200, 100, 50), (200, 100, 50)),
         ("I;16", "png", 120 * 257, (120, 120, 120)),
-        ("L", "png", 120, (120, 120, 120)),
         ("CMYK", "jpg", (55, 155, 205, 0), (200, 100, 50)),
     ],
 )
@@ -106,7 +104,7 @@ def test_images_of_every_mode_become_rgb(one_image, mode, suffix, colour, expect
 def test_a_file_is_read_whatever_its_suffix_is(one_image):
     image = smooth_image(60, 40)
     expected = one_image(image, name="a.png", image_size=32)[0]["image"]
-    for suffix, format in (("jpg", "PNG"), ("jpg", "WEBP"), ("png", "JPEG"), ("gif", "GIF"), ("avif", "AVIF")):
+    for suffix, format in (("jpg", "PNG"), ("png", "JPEG"), ("gif", "GIF"), ("avif", "AVIF")):
         if format != "AVIF" or features.check("avif"):
             dataset = one_image(image, name=f"a.{suffix}", saved={"format": format}, image_size=32)
             assert difference(dataset[0]["image"], expected)[1] < 8
@@ -146,18 +144,17 @@ def test_a_large_test_image_is_decoded_at_a_reduced_size_and_cropped_at_the_same
 
 
 def test_half_of_the_training_crops_are_mirrored_and_settings_that_are_none_take_their_defaults(one_image):
-    given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
-    samples = [one_image(noisy_image(90, 60), **crops)[0]["image"] for crops in (dict.fromkeys(given), given)]
-    assert torch.equal(*samples)
+    image, given = smooth_image(60, 40), {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
+    assert torch.equal(*(one_image(image, **crops)[0]["image"] for crops in (dict.fromkeys(given), given)))
     torch.manual_seed(0)
-    dataset = one_image(smooth_image(60, 40), True, image_size=16)
+    dataset, unflipped = (one_image(image, True, image_size=16, flip=flip) for flip in (True, False))
     images = torch.stack([dataset[0]["image"] for _ in range(200)]).int()
     assert 70 < (images[:, 8, 0, 0] > images[:, 8, -1, 0]).sum() < 130
     assert len(images.unique(dim=0)) > 190
-    plain, test = dataset.without_augmentation(), one_image(smooth_image(60, 40), False, image_size=16)
-    assert torch.equal(plain[0]["image"], test[0]["image"])
-    images = [one_image(smooth_image(60, 40), True, image_size=16, flip=False)[0]["image"] for _ in range(20)]
-    assert all(image[8, 0, 0] < image[8, -1, 0] for image in images)
+    images = torch.stack([unflipped[0]["image"] for _ in range(20)])
+    assert (images[:, 8, 0, 0] < images[:, 8, -1, 0]).all()
+    test = one_image(image, False, image_size=16)
+    assert torch.equal(dataset.without_augmentation()[0]["image"], test[0]["image"])
 
 
 @pytest.mark.parametrize("size", [(500, 375), (120, 50), (40, 30), (300, 100)])
@@ -171,41 +168,23 @@ def test_training_crops_have_the_distribution_of_torchvisions(size):
     torch.manual_seed(0)
     image, crop = Image.new("L", size), v2.RandomResizedCrop(8, scale=(0.08, 1))
     theirs = [crop.make_params([image]) for _ in range(4000)]
-    theirs = numbers([[box["left"], box["top"], box["width"], box["height"]] for box in theirs])
+    theirs = numbers([[box[key] for key in ("left", "top", "width", "height")] for box in theirs])
     ours = [random_crop(size, 0.08, torch.rand(4 * CROP_ATTEMPTS).tolist()) for _ in range(4000)]
     ours = numbers([[left, top, right - left, bottom - top] for left, top, right, bottom in ours])
-    assert all(
-        distance(*samples) < 0.05 for samples in zip(ours, theirs, strict=True)
-    )  # by chance once in 10,000 times
+    for samples in zip(ours, theirs, strict=True):
+        assert distance(*samples) < 0.05  # by chance once in 10,000 times
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png"])
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-200]),
-        lambda path: path.write_bytes(b"<html>404</html>"),
-        Path.unlink,
-        lambda path: path.unlink() or path.mkdir(),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(one_image, spoil, suffix):
-    dataset = one_image(noisy_image(60, 40), True, f"b.{suffix}", image_size=32)
-    spoil(Path(dataset.path(0)))
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize("bytes_left", [0, -200, None])
+def test_a_file_that_cannot_be_read_is_named_also_if_its_name_is_not_utf_8(one_image, bytes_left, kind):
+    name = os.fsdecode(b"b\xff") if sys.platform == "linux" else "b"  # other file systems want UTF-8
+    dataset = one_image(noisy_image(60, 40), True, f"{name}.{kind}", {"format": kind}, image_size=32)
+    path = Path(dataset.path(0))
+    path.unlink() if bytes_left is None else path.write_bytes(path.read_bytes()[:bytes_left])
     for read in (lambda: dataset[0], lambda: read_batch(dataset, 1)):
-        with pytest.raises(DataError, match=re.escape(dataset.path(0)) + r" cannot be read .*\(.+; replace"):
+        with pytest.raises(DataError, match=re.escape(printable(str(path))) + r" cannot be read .*\(.+; replace"):
             read()
-
-
-def test_file_names_need_not_be_utf_8(one_image):
-    try:
-        dataset = one_image(smooth_image(60, 40), name=os.fsdecode(b"b\xff.png"), saved={"format": "png"})
-    except OSError:
-        pytest.skip("this file system wants UTF-8")
-    Path(dataset.path(0)).write_bytes(b"")
-    with pytest.raises(DataError, match=r"b\\xff.png cannot be read"):  # which can be printed
-        dataset[0]
 
 
 def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplog):
@@ -218,9 +197,8 @@ def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplo
 
 def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for content in (b"caf\xc3\xa9 x\nb", b"\xef\xbb\xbfcaf\xc3\xa9 x\r\nb\r\n\r\n", b"\ncaf\xc3\xa9 x\n \nb\n"):
-        (tmp_path / "names.txt").write_bytes(content)
-        assert read_lines("data.classes=", "~/names.txt") == ["caf\u00e9 x", "b"]
+    (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 x\r\n\r\n \nb\n")
+    assert read_lines("data.classes=", "~/names.txt") == ["caf\u00e9 x", "b"]
     (tmp_path / "names.txt").write_bytes("b".encode("utf-16"))
     with pytest.raises(DataError, match=r"data.classes=~/names.txt cannot be read \(.+\); set it to a text file"):
         read_lines("data.classes=", "~/names.txt")

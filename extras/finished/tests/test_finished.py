@@ -4,14 +4,17 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from data.fashion import FashionMini
 from data.subset import Subset
+from data.synthetic import Synthetic
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun, find
@@ -19,11 +22,69 @@ from extras.finished.samples import name_of
 from tests.configs import composed, train
 from train import run
 from training.config import ConfigError
+from training.trainer import Trainer
 
-DOORS = "finished_doors"
+HERE = __name__.rpartition(".")[2]
 ROOT = Path(__file__).resolve().parents[3]
-TABLE = [f"data._target_={DOORS}.Table", "task=regression", "task.inputs=[left,right]", "task.label=y"]
-TABLE += [f"model._target_={DOORS}.MLP"]
+
+
+class Table:
+    """Rows of two tables of numbers, and a number to predict."""
+
+    def __init__(self, train, length=64, **_):
+        self.left, self.right = np.random.default_rng(train).normal(size=(2, length, 3)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.left)
+
+    def __getitem__(self, index):
+        left, right = self.left[index], self.right[index]
+        return {"left": left, "right": right, "y": left.sum() - right.sum()}
+
+
+class MLP(nn.Module):
+    """unlike: the exported program computes something else."""
+
+    def __init__(self, unlike=False, **_):
+        super().__init__()
+        self.layers, self.unlike = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)), unlike
+
+    def forward(self, left, right):
+        return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
+
+
+class Sizes(Synthetic):
+    """Images whose widths differ from number 4 on; number 3 cannot be read."""
+
+    read_batch = None
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("damaged")
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"][:, : 4 + index // 4].contiguous()}
+
+
+class Noise(Trainer):
+    """Its score depends on a module beside the network, on dropout there, and on random numbers."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.model.parameters(), *self.head.parameters()], 0.1)
+
+    def training_step(self, batch):
+        return self.task.loss(self.head(self.model(batch["image"])), batch["label"])
+
+    def evaluation_step(self, batch):
+        return {"noise": self.head(self.model(batch["image"])).mean(1) + torch.randn(len(batch["label"]))}
+
+
+NOISE = [f"trainer._target_={HERE}.Noise", "task.metric=noise", "task.higher_is_better=true", "data.num_classes=6"]
+TABLE = [f"data._target_={HERE}.Table", "task=regression", "task.inputs=[left,right]", "task.label=y"]
+TABLE += [f"model._target_={HERE}.MLP"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +99,7 @@ def trained(tmp_path_factory):
 def table(tmp_path_factory):
     """The folder of a run on tables of numbers."""
     folder = tmp_path_factory.mktemp("table")
-    train(folder, *TABLE)
+    train(folder, *TABLE, "train.epochs=1")
     return folder
 
 
@@ -46,13 +107,14 @@ def table(tmp_path_factory):
 def photos(trained, tmp_path):
     """The run's test images as files, in two folders, and one that cannot be read."""
     images = FinishedRun(trained).dataset("test")
+    folder = tmp_path / "photos"
+    for below in "ab":
+        (folder / below).mkdir(parents=True)
     for number in range(20):
-        path = tmp_path / "photos" / "ab"[number % 2] / f"{number:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images[number]["image"].numpy()).save(path)
-    (tmp_path / "photos" / "a" / "00x.png").write_bytes(b"no image")
-    (tmp_path / "photos" / "b" / "notes.md").write_text("not an image")
-    return tmp_path / "photos"
+        Image.fromarray(images[number]["image"].numpy()).save(folder / "ab"[number % 2] / f"{number:02}.png")
+    (folder / "a" / "00x.png").write_bytes(b"no image")
+    (folder / "b" / "notes.md").touch()
+    return folder
 
 
 def predicted(folder, out, *inputs):
@@ -73,9 +135,6 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     assert "precision" in printed and "class 5" in printed and "of 20 samples (test)" in printed
 
 
-NOISE = [f"trainer._target_={DOORS}.Noise", "task.metric=noise", "task.higher_is_better=true", "data.num_classes=6"]
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -87,10 +146,8 @@ NOISE = [f"trainer._target_={DOORS}.Noise", "task.metric=noise", "task.higher_is
 def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
     summary = train(tmp_path, *overrides)
     result = evaluate.main([str(tmp_path / "checkpoints" / "last.pt")])
-    names = [name for name in summary if name.startswith("test_")]
-    assert names
-    for name in names:
-        assert result[name.removeprefix("test_")] == pytest.approx(summary[name], rel=1e-5), name
+    scores = {name: value for name, value in summary.items() if name.startswith("test_")}
+    assert scores and scores == pytest.approx({name: result[name.removeprefix("test_")] for name in scores}, rel=1e-5)
     if "data.val_fraction=0.25" in overrides:
         assert len(FinishedRun(tmp_path).dataset("val")) == 64
 
@@ -182,24 +239,20 @@ def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(train
         predicted(trained, tmp_path / "p", photos / "nowhere.png")
 
 
-def test_batches_are_predicts_own_and_images_of_several_sizes_are_predicted_alone(tmp_path):
-    sizes = [f"data._target_={DOORS}.Sizes", f"data.collate={{_target_: {DOORS}.cropped}}"]
-    train(tmp_path, *sizes, "model=linear", "data.test_length=10", "loader.on_error=skip", "loader=workers")
-    network = FinishedRun(tmp_path)
-    found = predicted(tmp_path, tmp_path / "p")
-    assert [row["error"] for row in found] == ["", "", "", "damaged", *[""] * 6]
-    assert [row["file"] for row in found] == [str(number) for number in range(10)]
+def test_images_of_several_sizes_are_predicted_alone_and_each_has_its_name(tmp_path):
+    three = ("data.length=3", "data.test_length=3", "train.batch_size=3")
+    train(tmp_path, f"data._target_={HERE}.Sizes", "model=linear", *three)
+    network = FinishedRun(tmp_path, ["data.test_length=10"])
+    found = predicted(tmp_path, tmp_path / "p", "data.test_length=10")
+    assert [(row["file"], row["error"]) for row in found] == [(str(at), "damaged" * (at == 3)) for at in range(10)]
     for row in found:
         if not row["error"]:
             image = network.dataset("test")[int(row["file"])]["image"]
             probabilities = network.outputs(network.data.transform({"image": image[None]})).softmax(1)
             assert float(row["probability"]) == pytest.approx(probabilities.max().item(), abs=2e-6)
 
-    class Named(list):
-        def path(self, index: int) -> str:
-            return f"{index}.jpg"
-
-    assert [name_of(Subset(Named("abcd"), np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
+    named = SimpleNamespace(path="{}.jpg".format)
+    assert [name_of(Subset(named, np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
 
 
 def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
@@ -213,17 +266,13 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
         predicted(table, tmp_path / "p", __file__)
 
 
-def code_of(folder):
-    """The program in README.md."""
-    return (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-
-
 def test_the_exported_program_in_the_readme_runs_without_the_repository(trained, tmp_path, python, bound):
     path = export.main([str(trained), "--out", str(tmp_path)])
-    code = code_of(tmp_path) + "\nprint(abs(outputs - torch.from_numpy(example['outputs'])).max().item())"
+    readme = (tmp_path / "README.md").read_text()
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    code += "\nprint(abs(outputs - torch.from_numpy(example['outputs'])).max().item())"
     code += "\nimport sys; assert 'training' not in sys.modules"
     assert float(python.run("-c", code, cwd=tmp_path, env={}, timeout=bound, check=True).stdout) < 1e-5
-    readme = (tmp_path / "README.md").read_text()
     assert all(part in readme for part in ("[0.5, 0.5, 0.5]", "[0.2, 0.2, 0.2]", "`image`: float32", "class 5"))
     program, network = torch.export.load(path).module(), FinishedRun(trained)
     for size in (1, 3, 40):
@@ -239,7 +288,8 @@ def test_a_network_of_two_inputs_is_exported(table, tmp_path, form):
     example = np.load(tmp_path / "example.npz")
     found = export.load(path)(tuple(torch.from_numpy(example[name][:5]) for name in ("left", "right")))
     assert torch.allclose(found[0], torch.from_numpy(example["outputs"][:5]), atol=1e-5)
-    assert path.name in code_of(tmp_path) and "`right`: float32 (batch, 3)" in (tmp_path / "README.md").read_text()
+    readme = (tmp_path / "README.md").read_text()
+    assert path.name in readme and "`right`: float32 (batch, 3)" in readme
 
 
 def test_an_export_of_other_outputs_is_refused_and_leaves_no_file(table, tmp_path):

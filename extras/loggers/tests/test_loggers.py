@@ -1,18 +1,26 @@
-"""What the loggers share: one that fails does not stop training; resumed runs; sweeps."""
+"""What the loggers share, and the real ones without a network: what they have kept is read back from their files."""
 
 import logging
+import multiprocessing
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
 from extras.loggers.logger import Logger
-from tests.configs import train
-from training.config import ConfigError
+from tests.configs import SMALL, metrics, train
+from tests.later import Later
+from train import run
+from training.config import ConfigError, checked
 
+wandb, mlflow, mlflows = Later("wandb"), Later("mlflow.tracking"), Later("extras.loggers.mlflow")
+events = Later("tensorboard.backend.event_processing.event_accumulator")
 HERE = __name__.rpartition(".")[2]
 RECORDER = f"+callbacks.recorder={{_target_: {HERE}.Recorder, fails_at: %s}}"
-SMALL = ("model=linear", "train.epochs=1", "loader.num_workers=0")
+ONE_EPOCH = ("model=linear", "train.epochs=1", "loader.num_workers=0")
+SMALLER = [*SMALL, "data.length=128", "model=linear", "callbacks/standard=[best]"]
 
 
 class Recorder(Logger):
@@ -43,20 +51,20 @@ class Recorder(Logger):
 
 def test_a_logger_gets_the_lines_of_metrics_jsonl_and_the_summary_and_a_job_of_a_sweep_continues_its_own(tmp_path):
     (tmp_path / "multirun.yaml").touch()
-    summary = train(tmp_path / "1", RECORDER % "nothing", *SMALL)
+    summary = train(tmp_path / "1", RECORDER % "nothing", *ONE_EPOCH)
     (start, *lines, finish), recorder = Recorder.made.calls, Recorder.made
     assert start == ("start", 0, None) and finish[1]["test_accuracy"] == summary["test_accuracy"]
     steps = [step for _, step, _ in lines]
     assert steps == sorted(steps) and "loss" in lines[0][2] and "step" not in lines[0][2]
     assert (recorder.sweep, recorder.run_name) == (tmp_path, f"{tmp_path.name}/1")
-    train(tmp_path / "1", RECORDER % "nothing", *SMALL, "train.epochs=2")
+    train(tmp_path / "1", RECORDER % "nothing", *ONE_EPOCH, "train.epochs=2")
     assert Recorder.made.calls[0] == ("start", 8, "id")
 
 
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])
 def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, caplog, at):
     with caplog.at_level(logging.WARNING):
-        train(tmp_path, RECORDER % at, *SMALL)
+        train(tmp_path, RECORDER % at, *ONE_EPOCH)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("logger=")]
     assert said == [f"logger=recorder failed and is left out from here on: OSError: the network is down at the {at}"]
     assert Recorder.made.calls[-1][0] == at
@@ -68,3 +76,72 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     kind = getattr(import_module(f"extras.loggers.{name.lower()}"), name)
     with pytest.raises(ConfigError, match=f"logger={name.lower()} needs another package: pip install {name.lower()}"):
         kind()
+
+
+def needs(*packages: str):
+    return pytest.mark.skipif(not all(map(find_spec, packages)), reason=f"needs {', '.join(packages)}")
+
+
+class Odd:
+    def on_step(self, run):
+        run.log(**{"acc@1": 0.5})
+
+
+def numbers_of(folder, key):
+    return pytest.approx({line["step"]: line[key] for line in metrics(folder) if key in line})
+
+
+@needs("tensorboard")
+def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path, composed):
+    summary = run(composed(*SMALLER, "logger=tensorboard"), tmp_path)
+    found = events.EventAccumulator(str(tmp_path)).Reload()
+    for key in ("loss", "images_per_second", "test_accuracy"):
+        assert {event.step: event.value for event in found.Scalars(key)} == numbers_of(tmp_path, key), key
+    (speed,) = found.Scalars("summary/images_per_second")
+    assert speed.value == pytest.approx(summary["images_per_second"])
+
+
+@needs("wandb", "mlflow", "sqlalchemy")
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # mlflow makes its tables
+def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp_path, composed, monkeypatch, caplog):
+    monkeypatch.setenv("NETRC", str(tmp_path / "nobody"))
+    settings = [*SMALLER, "logger=[wandb,mlflow]", f"+callbacks.odd._target_={HERE}.Odd"]
+    for epochs in (1, 2):
+        summary = run(composed(*settings, f"train.epochs={epochs}"), tmp_path)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (found,) = client.search_runs(["0"])
+    for key in ("loss", "test_accuracy"):
+        history = client.get_metric_history(found.info.run_id, key)
+        assert {one.step: one.value for one in history} == numbers_of(tmp_path, key), key
+    assert found.info.status == "FINISHED" and found.data.params["data.length"] == "128"
+    assert found.data.metrics["summary/images_per_second"] == pytest.approx(summary["images_per_second"])
+    assert found.data.metrics["acc_1"] == 0.5, "mlflow refuses acc@1"
+    offline = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert all((tmp_path / "wandb_run_id.txt").read_text().strip() in one.name for one in offline)
+    assert f"`wandb sync {tmp_path}/wandb/offline-run-*`" in caplog.text and "left out" not in caplog.text
+    wandb.teardown()  # else its threads are left
+
+
+@needs("mlflow", "sqlalchemy")
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_jobs_of_a_sweep_that_begin_at_once_share_one_database(tmp_path, composed):
+    (tmp_path / "multirun.yaml").touch()
+    config, context = checked(composed("logger=mlflow")), multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+
+    def begin(folder) -> None:
+        folder.mkdir()
+        logger, trainer = mlflows.MLflow(), SimpleNamespace(step=0)
+        barrier.wait(100)
+        logger.on_start(SimpleNamespace(folder=folder, config=config, is_main=True, trainer=trainer))
+
+    jobs = [context.Process(target=begin, args=(tmp_path / job,)) for job in ("0", "1")]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(200)
+    found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
+    assert {one.data.tags["sweep"] for one in found} == {tmp_path.name}
+    assert {one.info.run_name for one in found} == {f"{tmp_path.name}/0", f"{tmp_path.name}/1"}

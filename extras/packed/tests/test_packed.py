@@ -1,3 +1,5 @@
+"""What data=packed reads, and what pack_images.py writes: it may be interrupted at any time."""
+
 import math
 import pickle
 import re
@@ -7,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from PIL import Image
 
 from data.errors import DataError
@@ -18,13 +21,15 @@ from tests.data.contract import ImageDataset, assert_reads_as_the_folder
 from tests.data.fakes import flip_a_byte, write_images
 from tests.data.reading import read_batch
 
+THREE_IMAGES = str(3 * 30_000 / 2**20)  # megabytes, of those in the fixture `images`
 
-def write_pack(folder: Path, *options: str) -> Path:
-    """Packs folder/images, which is made if it does not exist, into folder/pack."""
-    if not (folder / "images").exists():
-        write_images(folder / "images")
-    pack_images.main([str(folder / "images"), str(folder / "pack"), "--workers", "0", *options])
-    return folder / "pack"
+
+def pack(images, folder, *options):
+    """Packs `images`, which are made if they do not exist."""
+    if not images.exists():
+        write_images(images)
+    pack_images.main([str(images), str(folder), "--workers", "0", "--shard-mb", THREE_IMAGES, *options])
+    return folder
 
 
 class TestPacked(ImageDataset):
@@ -32,42 +37,33 @@ class TestPacked(ImageDataset):
 
     @pytest.fixture(params=["raw", "jpeg"])
     def make(self, tmp_path, request):
-        return partial(Packed, root=write_pack(tmp_path, "--format", request.param), image_size=32)
+        return partial(
+            Packed, root=pack(tmp_path / "images", tmp_path / "pack", "--format", request.param), image_size=32
+        )
 
 
 def test_a_pack_of_files_gives_the_batches_of_the_folder(tmp_path):
-    assert_reads_as_the_folder(partial(Packed, root=write_pack(tmp_path, "--format", "jpeg")), tmp_path / "images")
-
-
-@pytest.fixture
-def photographs(tmp_path):
-    """Images of several sizes and formats, some larger and some smaller than those of a pack."""
-    generator = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for number, (width, height) in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
-            folder = tmp_path / "images" / split / f"class {number % 2}"
-            folder.mkdir(parents=True, exist_ok=True)
-            noise = Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((width, height))
-            noise.save(folder / f"{number}.{'png' if number == 3 else 'jpg'}")
-    return tmp_path
+    folder = pack(tmp_path / "images", tmp_path / "pack", "--format", "jpeg")
+    assert_reads_as_the_folder(partial(Packed, root=folder), tmp_path / "images")
 
 
 @pytest.mark.parametrize(("options", "of_all", "levels"), [([], torch.max, 1), (["--format", "jpeg"], torch.mean, 6)])
-def test_a_packs_images_are_the_files_resized_once(photographs, options, of_all, levels):
-    folder = ImageFolder(True, photographs / "images")
-    pack = Packed(True, write_pack(photographs, "--short-side", "32", *options))
+def test_a_packs_images_are_the_files_resized_once_and_not_enlarged(tmp_path, options, of_all, levels):
+    generator, images = np.random.default_rng(0), write_images(tmp_path / "images", ("cat",), count=0)
+    for number, size in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
+        noise = Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize(size)
+        for split in ("train", "val"):
+            noise.save(images / split / "cat" / f"{number}.{'png' if number == 3 else 'jpg'}")
+    folder = ImageFolder(True, images)
+    packed = Packed(True, pack(images, tmp_path / "pack", "--short-side", "32", *options))
     for index in range(4):
-        original, packed = (data.decoded(*data.encoded(index), whole, math.inf) for data in (folder, pack))
-        sides = original.shape[1:]
-        if min(sides) > 32:
-            sides = tuple(side * 32 // min(sides) for side in sides)
-            expected = torch.nn.functional.interpolate(original[None], sides, mode="bilinear", antialias=True)[0]
-        else:
-            expected = original
-        assert packed.shape == (3, *sides)
-        assert of_all((packed.float() - expected).abs()) <= levels
-        part = pack.decoded(*pack.encoded(index), lambda size: (2, 3, 12, 15), math.inf)
-        assert torch.equal(part, packed[:, 3:15, 2:12])
+        expected, found = (data.decoded(*data.encoded(index), whole, math.inf) for data in (folder, packed))
+        if (shorter := min(expected.shape[1:])) > 32:
+            sides = tuple(side * 32 // shorter for side in expected.shape[1:])
+            expected = torch.nn.functional.interpolate(expected[None], sides, mode="bilinear", antialias=True)[0]
+        assert found.shape == expected.shape and of_all((found.float() - expected).abs()) <= levels
+        part = packed.decoded(*packed.encoded(index), lambda size: (2, 3, 12, 15), math.inf)
+        assert torch.equal(part, found[:, 3:15, 2:12])
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,111 @@ def test_a_packs_images_are_the_files_resized_once(photographs, options, of_all,
     ],
 )
 def test_an_incomplete_or_damaged_pack_is_refused_with_the_file(tmp_path, file, spoil, words):
-    pack = write_pack(tmp_path)
-    spoil(pack / file)
-    with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(pack)))):
-        Packed(True, pack)
+    folder = pack(tmp_path / "images", tmp_path / "pack")
+    spoil(folder / file)
+    with pytest.raises(DataError, match=words.replace("PACK", re.escape(str(folder)))):
+        Packed(True, folder)
 
 
 @pytest.mark.parametrize("form", ["raw", "jpeg"])
 def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path, form, capsys):
-    folder = write_pack(tmp_path, "--format", form)
+    folder = pack(tmp_path / "images", tmp_path / "pack", "--format", form)
     pack_images.main(["--verify", str(folder)])
     assert "the checksums of all 8 images are correct" in capsys.readouterr().out
     shard = folder / "train-00000.bin"
     flip_a_byte(shard)
-    pack = Packed(True, folder)
-    for read in (lambda: pack[1], lambda: read_batch(pack, 3), lambda: pack_images.main(["--verify", str(folder)])):
+    packed = Packed(True, folder)
+    for read in (
+        lambda: packed[1],
+        lambda: read_batch(packed, 3),
+        lambda: pack_images.main(["--verify", str(folder)]),
+    ):
         with pytest.raises(DataError, match=re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")):
             read()
-    assert pack[3]["label"] == 1  # the other images can still be read
     shard.unlink()
-    assert pack[3]["label"] == 1  # it is mapped
+    assert packed[3]["label"] == 1  # the other images can still be read: the file is mapped
     with pytest.raises(DataError, match=r"train-00000.bin is damaged .*No such file"):
-        pickle.loads(pickle.dumps(pack))[3]
+        pickle.loads(pickle.dumps(packed))[3]
+
+
+@pytest.fixture
+def images(tmp_path):
+    """20 training and 4 validation images of 100 x 100 pixels, 30 kB each when raw."""
+    root = write_images(tmp_path / "images", ("class 0", "class 1"), count=0)
+    for split, count in (("train", 20), ("val", 4)):
+        for number in range(count):
+            path = root / split / f"class {number % 2}" / f"{number:02}.png"
+            Image.new("RGB", (100, 100), (number, 0, 0)).save(path)
+    return root
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def interrupt(images, folder, stop_at, monkeypatch):
+    """Packs, and interrupts it at the image that is read as number `stop_at`."""
+    original, read = pack_images.StoredImages.__getitem__, []
+
+    def interrupted(self, index):
+        read.append(index)
+        if len(read) == 24 + stop_at:  # all 24 were read to estimate the size of the pack
+            raise KeyboardInterrupt
+        return original(self, index)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match=r"^interrupted: the same command continues"):
+        patch.setattr(pack_images.StoredImages, "__getitem__", interrupted)
+        pack(images, folder)
+
+
+def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path, capsys):
+    folder = pack(images, tmp_path / "pack")
+    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in capsys.readouterr().out
+    shards = [*(f"train-{number:05}" for number in range(7)), "val-00000", "val-00001"]
+    assert content(folder).keys() == {"pack.json", *(f"{name}.{kind}" for name in shards for kind in ("bin", "npy"))}
+    reds = [Packed(False, folder)[number]["image"][0, 0, 0].item() for number in range(4)]
+    assert reds == [0, 2, 1, 3]
+    assert Packed(True, folder).labels.tolist() == [0] * 10 + [1] * 10
+    finished = content(folder)
+    pack(images, folder, "--workers", "2")  # it is not written again
+    assert content(folder) == finished == content(pack(images, tmp_path / "by workers", "--workers", "2"))
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 20, 22])
+def test_after_an_interruption_the_same_command_completes_the_same_pack(images, tmp_path, monkeypatch, stop_at):
+    whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
+    interrupt(images, folder, stop_at, monkeypatch)
+    with pytest.raises(DataError, match="unfinished pack"):
+        Packed(True, folder)
+    (folder / ".train-00006.bin.0").write_bytes(b"half")  # as a killed process leaves it,
+    (folder / "val-00001.bin").write_bytes(b"whole")  # or one that was killed before it wrote the index
+    pack(images, folder)
+    assert content(folder) == content(whole)
+
+
+def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(images, tmp_path, monkeypatch):
+    interrupt(images, tmp_path / "pack", 10, monkeypatch)
+    pack(images, tmp_path / "whole")
+    with FileLock(tmp_path / "pack" / ".lock"), pytest.raises(DataError, match="is being packed by another process"):
+        pack(images, tmp_path / "pack")
+    moved = images / "train" / "class 0" / "18.png"
+    moved.rename(images / "train" / "class 1" / "00.png")  # the order stays the same
+    for folder, options in (("pack", []), ("whole", []), ("pack", ["--short-side", "64"])):
+        with pytest.raises(DataError, match="is a pack of other images or settings"):
+            pack(images, tmp_path / folder, *options)
+    with pytest.raises(DataError, match="images is not empty"):
+        pack(images, images)
+
+
+def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):
+    (images / "train" / "class 0" / "04.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"04.png cannot be read as an image .* or leave it out with --skip"):
+        pack(images, tmp_path / "pack")
+    dataset = Packed(True, pack(images, tmp_path / "pack", "--skip"))
+    assert [dataset[number]["image"][0, 0, 0].item() for number in range(3)] == [0, 2, 6] and len(dataset) == 19
+    assert "left out" in "".join(capsys.readouterr())
+    for path in images.glob("val/*/*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="none of the 4 val images can be read"):
+        pack(images, tmp_path / "no val", "--skip")

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,8 +49,7 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launche
 def test_sigterm_ends_the_sweep_with_its_jobs_and_their_workers(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     endless = ["data.length=6400", "train.epochs=100000", "loader=torch,prefetch", "loader.num_workers=1"]
-    process = psutil.Popen(command("joblib", *endless), cwd=tmp_path, stderr=subprocess.DEVNULL)
-    try:
+    with started(command("joblib", *endless), tmp_path, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: all((tmp_path / "sweep" / job / "metrics.jsonl").exists() for job in "01"), process)
         everyone = process.children(recursive=True)
         assert len(everyone) >= 4, "two jobs with a worker each"
@@ -56,8 +57,16 @@ def test_sigterm_ends_the_sweep_with_its_jobs_and_their_workers(tmp_path):
         assert process.wait(200) == 75
         _, alive = psutil.wait_procs(everyone, timeout=100)
         assert not alive
+
+
+@contextmanager
+def started(command: list[str], folder: Path, **options) -> Iterator[psutil.Popen]:
+    process = psutil.Popen(command, cwd=folder, **options)
+    try:
+        yield process
     finally:
-        kill_all(process)
+        for one in [*process.children(recursive=True), process] if process.is_running() else []:
+            one.kill()
 
 
 def wait_for(condition, process) -> None:
@@ -67,71 +76,64 @@ def wait_for(condition, process) -> None:
         time.sleep(0.05)
 
 
-def kill_all(process: psutil.Popen) -> None:
-    for one in [*process.children(recursive=True), process] if process.is_running() else []:
-        one.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_job_that_submitit_interrupts_resumes_by_itself_in_its_own_folder(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     long = ["data.length=1600", "train.epochs=2", "train.log_interval=5", "loader=prefetch", "loader.num_workers=1"]
     # So slow that it is still training when the signal comes.
-    process = psutil.Popen(command("submitit_local", *long, "data.cost=wait", "data.cost_ms=5"), cwd=tmp_path)
-    try:
-        folder = tmp_path / "sweep" / "0"
+    folder = tmp_path / "sweep" / "0"
+    with started(command("submitit_local", *long, "data.cost=wait", "data.cost_ms=5"), tmp_path) as process:
         wait_for(lambda: (folder / "metrics.jsonl").exists(), process)
         (controller,) = process.children()
         (job,) = controller.children()
         job.send_signal(signal.SIGUSR2)  # as Slurm does when submitit's job has to go
         assert process.wait(timeout=300) == 0
-    finally:
-        kill_all(process)
     assert "resuming after step" in (folder / "train.log").read_text()
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 200
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that puts a shell script in the place of a program of Slurm."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def put(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return put
+
+
+IN_ARRAY = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": "1"}
 
 
 @pytest.mark.parametrize(
     ("preempted", "array", "asked"),
     [
-        ("2026-11-22", None, ["show job 22", "requeue 22"]),
-        ("2026-11-22", "20", ["show job 20_1", "requeue 20_1"]),
-        ("None", "20", ["show job 20_1"]),
+        ("2026-11-22", {}, ["show job 22", "requeue 22"]),
+        ("2026-11-22", IN_ARRAY, ["show job 20_1", "requeue 20_1"]),
+        ("None", IN_ARRAY, ["show job 20_1"]),
     ],
 )
-def test_a_job_that_slurm_preempts_is_requeued_and_no_other_job(tmp_path, monkeypatch, preempted, array, asked):
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("SLURM_JOB_ID", "22")
-    for name, value in (("SLURM_ARRAY_JOB_ID", array), ("SLURM_ARRAY_TASK_ID", array and "1")):
-        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+def test_a_job_that_slurm_preempts_is_requeued_and_no_other(tmp_path, monkeypatch, program, preempted, array, asked):
+    program("scontrol", f'echo "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"')
+    for name, value in {"SLURM_JOB_ID": "22", "SUBMITIT_EXECUTOR": "slurm", **array}.items():
+        monkeypatch.setenv(name, value)
     for stopped in (False, True):
         Requeue().on_end(SimpleNamespace(stopped=stopped, is_main=True), None)
     assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
-def test_the_script_for_several_machines_passes_signals_on_and_is_submitted_again(tmp_path):
-    """With programs of the same names in place of Slurm's."""
-    (tmp_path / "srun").write_text(
-        "#!/bin/sh\necho \"$@\" >srun_got\ntrap 'kill $!; exit 75' USR1\necho >started\nsleep 60 & wait\n"
-    )
-    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$*" >>asked\necho node7\n')
-    for name in ("srun", "scontrol"):
-        (tmp_path / name).chmod(0o755)
+def test_the_script_for_several_machines_passes_signals_on_and_is_submitted_again(tmp_path, program):
+    program("srun", "echo \"$@\" >srun_got\ntrap 'kill $!; exit 75' USR1\necho >started\nsleep 60 & wait")
+    program("scontrol", 'echo "$*" >>asked\necho node7')
     settings = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NNODES": "2", "PYTHON": "python"}
-    environment = {**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = [str(ROOT / "extras" / "slurm" / "train.sh"), "data=packed"]
-    process = subprocess.Popen(["bash", *script], cwd=tmp_path, env=environment, start_new_session=True)
-    try:
+    script = ["bash", str(ROOT / "extras" / "slurm" / "train.sh"), "data=packed"]
+    with started(script, tmp_path, env={**os.environ, **settings}) as process:
         wait_for(lambda: (tmp_path / "started").exists(), process)
         process.send_signal(signal.SIGUSR1)  # as 60 seconds before the time is up
         assert process.wait(60) == 75
-    finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert (tmp_path / "asked").read_text().splitlines() == ["show hostnames node[7-8]", "requeue 12"]
     got = (tmp_path / "srun_got").read_text()
     assert "--rdzv-endpoint=node7:20012" in got and got.rstrip().endswith("hydra.run.dir=outputs/slurm-12 data=packed")

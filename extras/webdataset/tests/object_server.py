@@ -4,89 +4,81 @@ import hashlib
 import random
 import socket
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-class Faults:
-    """What the server does to its answers: shares of them that it refuses (503), cuts in the middle, or holds back.
+class ObjectServer(ThreadingHTTPServer):
+    """ETags are the files' checksums, and If-Match is ignored; weak.tar has a weak ETag, and secret.tar is denied.
 
-    seen: how many requests it got, by method, path and range. spoilt: what it did to how many. hold(method, path,
-    range) is called before each request is answered. short: ranges lack a byte that their headers count.
+    shares: of the answers that are refused (503), cut in the middle, or held back. spoilt: what was done to some.
+    short: ranges lack a byte that their headers count. seen: the method, path and range of each request.
+    hold(request) is called before a request is answered.
     """
 
-    def __init__(self):
-        self.shares, self.random, self.short, self.hold = (0, 0, 0), random.Random(1), False, lambda *_: None
-        self.seen, self.spoilt, self.lock, self.closing = Counter(), Counter(), threading.Lock(), threading.Event()
+    daemon_threads, request_queue_size = True, 100
 
-    def of(self, *request) -> str:
-        """Counts a request, and says what is done to it."""
-        with self.lock:
-            self.seen[request] += 1
-            fault = self.random.choices(("refused", "cut", "stalled", ""), (*self.shares, 1 - sum(self.shares)))[0]
-            self.spoilt[fault] += 1
-        self.hold(*request)
-        if fault == "stalled":
-            self.closing.wait(20)
-        return fault
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.url = folder, f"http://127.0.0.1:{self.server_port}"
+        self.shares, self.random, self.short, self.hold = (0, 0, 0), random.Random(1), False, lambda _: None
+        self.seen, self.spoilt = [], set()
+
+    def handle_error(self, *_):
+        """A client that has given up is not an error."""
 
 
 @contextmanager
-def serve(folder: Path, faults: Faults) -> Iterator[str]:
-    """The address of the server. ETags are the files' checksums; /weak has a weak one, /secret is denied."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
-
-        def log_message(self, *_):
-            pass
-
-        def answer(self, status, body=b"", sent=None, **headers):
-            self.send_response_only(status)
-            for name, value in {"Content-Length": len(body), **headers}.items():
-                self.send_header(name.replace("_", "-"), str(value))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body if sent is None else sent)
-
-        def do_GET(self):
-            fault, path = faults.of(self.command, self.path, self.headers.get("Range")), folder / self.path[1:]
-            content = path.read_bytes() if path.is_file() else b""
-            etag = 'W/"1"' if path.name.startswith("weak") else f'"{hashlib.md5(content).hexdigest()}"'
-            if fault == "refused" or path.name.startswith("secret") or not path.is_file():
-                return self.answer(503 if fault == "refused" else 404 if not path.is_file() else 403)
-            if self.headers.get("If-Match", etag) != etag:
-                return self.answer(412)
-            headers, status = {"ETag": etag, "Last_Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, 200
-            if span := self.headers.get("Range"):
-                first, last = map(int, span.removeprefix("bytes=").split("-"))
-                status, size, content = 206, len(content), content[first : last + 1]
-                headers["Content_Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
-                content = content[:-1] if faults.short else content
-            self.answer(status, content, content[: len(content) // 2] if fault == "cut" else None, **headers)
-            if fault == "cut":
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-        do_HEAD = do_GET
-
-        def do_PUT(self):
-            (folder / self.path[1:]).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
-            self.answer(201, ETag='"new"')
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads, request_queue_size = True, 100
-
-        def handle_error(self, *_):
-            """A client that has given up is not an error."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+def serve(folder: Path) -> Iterator[ObjectServer]:
+    with ObjectServer(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        faults.closing.set()
+        yield server
         server.shutdown()
         thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+    def do_GET(self):
+        server, request = self.server, (self.command, self.path, self.headers.get("Range"))
+        server.seen.append(request)
+        faults = ("refused", "cut", "stalled", "")
+        fault = server.random.choices(faults, (*server.shares, 1 - sum(server.shares)))[0]
+        server.spoilt.add(fault)
+        server.hold(request)
+        if fault == "stalled":
+            self.rfile.read(1)  # until the client gives up
+
+        path = server.folder / self.path[1:]
+        content = path.read_bytes() if path.is_file() else b""
+        etag = 'W/"1"' if path.name == "weak.tar" else f'"{hashlib.md5(content).hexdigest()}"'
+        if fault == "refused" or not path.is_file() or path.name == "secret.tar":
+            return self.answer(503 if fault == "refused" else 403 if path.is_file() else 404)
+        headers, status = {"ETag": etag, "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, 200
+        if request[2]:
+            first, last = map(int, request[2].removeprefix("bytes=").split("-"))
+            status, size, content = 206, len(content), content[first : last + 1]
+            headers["Content-Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
+            content = content[:-1] if server.short else content
+        self.answer(status, content, headers, len(content) // 2 if fault == "cut" else None)
+        if fault == "cut":
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    do_HEAD = do_GET
+
+    def do_PUT(self):
+        (self.server.folder / self.path[1:]).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(201, headers={"ETag": '"new"'})
+
+    def answer(self, status, body=b"", headers=None, sent=None):
+        self.send_response_only(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:sent])

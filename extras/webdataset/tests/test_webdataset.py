@@ -11,12 +11,7 @@ from data.errors import DataError
 from extras.webdataset import tar_index
 from extras.webdataset.tests.shards import write_shards, write_tar
 from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards, read_classes
-from tests.data.contract import (
-    ImageDataset,
-    assert_goes_on_where_its_state_was_taken,
-    assert_reads_as_the_folder,
-    contents,
-)
+from tests.data.contract import ImageDataset, assert_goes_on, assert_reads_as_the_folder, contents
 from tests.data.fakes import write_images
 
 
@@ -36,7 +31,7 @@ def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path
     keys = {**write_shards(tmp_path, count=6), "classes": ["cat", "dog"], "image_size": 16}
     assert contents(WebDatasetStream(False, **keys)) == contents(WebDataset(False, **keys))
     make = partial(WebDatasetStream, True, **keys, flip=False, min_area=1.0)
-    assert_goes_on_where_its_state_was_taken(make, [0] * 6 + [1] * 6)
+    assert_goes_on(make, [0] * 6 + [1] * 6)
 
 
 @pytest.fixture

@@ -1,0 +1,88 @@
+"""The benchmarks with almost no work: every row of every workload is measured, and what they write."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from extras.benchmarks import bench_images, photographs
+from tests.data.fakes import write_images
+from tests.later import Later
+from tests.scripts.test_bench_loaders import kinds_of_batches
+
+bench_device, bench_peers = Later("extras.benchmarks.bench_device"), Later("extras.benchmarks.bench_peers")
+WORKLOADS = [pytest.param(one, marks=[pytest.mark.slow] * (one == "packed")) for one in bench_images.WORKLOADS]
+LITTLE = ["--seconds", "0.1", "--workers", "1"]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_images(tmp_path / "images", ("cat",), count=64)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
+    if workload == "packed" and not bench_images.PACK_IMAGES.exists():
+        pytest.skip("extras/packed was deleted")
+    makers = bench_images.WORKLOADS[workload](images, tmp_path)
+    assert makers.keys() >= (bench_images.DOCUMENTED[workload].keys() or {"pillow"} & makers.keys())
+    size = 16 if workload == "evaluation" else 64
+    assert set(kinds_of_batches(makers)) == {(size, 3 * 224 * 224, torch.uint8)}
+
+
+def test_a_workload_is_measured_beside_the_documented_ratios(images, capsys):
+    bench_images.main(["--workload", "jpeg", "--loaders", "torch,workers", *LITTLE, "--data-root", str(images)])
+    (row,) = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| workers"))
+    assert float(row[1].replace(",", "")) > 0 and float(row[4]) == bench_images.DOCUMENTED["jpeg"]["workers"]
+
+
+@pytest.mark.slow
+def test_an_installed_loader_is_measured_and_a_missing_peer_is_left_out_with_the_reason(images, tmp_path, monkeypatch):
+    rows = {f"{row}, files": (row, "files") for row in ("workers", "ffcv")}
+    for name, value in {"ROWS": rows, "ROUNDS": 1, "PACKS": {}, "ENVIRONMENTS": tmp_path / "nothing"}.items():
+        monkeypatch.setattr(f"extras.benchmarks.bench_peers.{name}", value)
+    bench_peers.main(["--data-root", str(images), *LITTLE, "--out", str(tmp_path)])
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+    table = (tmp_path / "peers.md").read_text()
+    (row,) = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| WorkerLoader"))
+    assert float(row[3].replace(",", "")) > 0 and float(row[5]) == 1
+    assert "Left out: ffcv, files: run `python extras/benchmarks/bench_peers.py --setup ffcv` first" in table
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, device):
+    path = tmp_path / "rows.json"
+    bench_device.main(["--tiny", "--device", device, "--workers", "1", "--steps", "2", "--json", str(path)])
+    result, table = json.loads(path.read_text()), capsys.readouterr().out
+    assert (result["model"], result["batch_size"], result["num_workers"]) == ("tiny", 8, 1)
+    assert [row["loader"] for row in result["rows"]] == ["limit", "ready", "torch", "workers", "prefetch"]
+    for row in result["rows"]:
+        assert row["images_per_second"] == pytest.approx(8 * row["steps_per_second"]) and 0 <= row["idle"] <= 1
+        assert row["loader"] in table
+    assert result["rows"][0]["ratio_to_limit"] == 1
+
+
+def test_a_modelled_device_hides_its_copies_behind_longer_steps(capsys):
+    assert bench_device.hidden_share(copy=0.01, step=0.1, host=0.02, depth=0) == pytest.approx(0)
+    assert bench_device.hidden_share(copy=0.01, step=0.1, host=0.02, depth=2) >= 0.98
+    assert bench_device.hidden_share(copy=0.1, step=0.01, host=0.02, depth=2) < 0.3  # the copies are the bottleneck
+    bench_device.main(["--tiny", "--workers", "1", "--steps", "2", "--modelled", "25", "100"])
+    assert "hidden" in capsys.readouterr().out
+
+
+def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time_the_same(
+    tmp_path, monkeypatch, composed
+):
+    monkeypatch.setattr(photographs, "COUNTS", {"train": 1, "val": 1})
+    made = photographs.Photographs(train=True, root=tmp_path / "first", image_size=32)
+    assert (len(made), len(made.classes), made[0]["image"].shape) == (10, 10, (32, 32, 3))
+    photographs.make(tmp_path / "again")
+    first, again = (
+        [path.read_bytes() for path in sorted(tmp_path.glob(f"{name}/*/*/*.jpg"))] for name in ("first", "again")
+    )
+    assert first == again and len({*first}) == 20
+    assert all(50_000 < len(data) < photographs.BYTES for data in first)
+    assert {Image.open(path).size for path in tmp_path.glob("first/*/*/*.jpg")} == {(500, 375)}
+    chosen = composed("experiment=data_bound", "loader=torch")
+    assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"
