@@ -99,7 +99,7 @@ def trained(tmp_path_factory):
 def table(tmp_path_factory):
     """The folder of a run on tables of numbers."""
     folder = tmp_path_factory.mktemp("table")
-    train(folder, *TABLE, "train.epochs=1")
+    train(folder, *TABLE)
     return folder
 
 
