@@ -28,7 +28,7 @@ PYTEST = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", "-q",
 LOOK = [  # tests that look at the files of the repository
     *("test_moons.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
     *("tests/training/test_command_line.py", "-p", "no:cacheprovider", "-p", "no:randomly", "-k"),
-    "(moons or extras or pages or datasets or choice or inline) and not (commands or doors)",
+    "(moons or extras or pages or datasets or choice or inline) and not (commands or doors or fashion_mini)",
 ]
 COLLECT = ["tests/examples", "extras", "--collect-only"]
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
