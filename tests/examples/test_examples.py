@@ -1,4 +1,4 @@
-"""Each example trains from its own folder's configs, and a stopped run goes on to the same bits."""
+"""Each example trains from its own folder's configs, and learns what it is about."""
 
 import csv
 import json
@@ -15,9 +15,7 @@ from examples.finetuning.images import balanced
 from examples.finetuning.images import write as write_images
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
-from tests.configs import CONF, DOORS, checkpoint, composed_by_hydra, differences, steps, untimed
-from tests.training.doors import Stop
-from training.stopping import Stopped
+from tests.configs import CONF, checkpoint, composed_by_hydra, steps
 
 EXAMPLES = CONF.parent / "examples"
 FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
@@ -25,7 +23,7 @@ PRETRAINED = CONF.parent / "extras" / "pretrained" / "conf"
 WRITE = {"lines": lambda folder: write_lines(folder, shards=4), "table": write_table, "finetuning": write_images}
 FEW = [
     *("train.max_steps=6", "train.epochs=3", "train.batch_size=16", "loader.num_workers=0", "train.log_interval=2"),
-    *("loader=workers", "callbacks/standard=[best]", f"+callbacks.stop._target_={DOORS}.Stop"),
+    *("loader=workers", "callbacks/standard=[best]"),
 ]
 SMALL = ["data.length=64", "model.width=8"]
 EXPERIMENTS = {  # the folder, settings of a small run, and the score that chooses the best checkpoint
@@ -47,7 +45,7 @@ EXPERIMENTS = {  # the folder, settings of a small run, and the score that choos
 def fork(tmp_path):
     """Trains an experiment of an example in the folder `run` of tmp_path, and returns its summary."""
 
-    def train(experiment: str, *overrides: str, run: str = "run") -> dict[str, Any]:
+    def train(experiment: str, *overrides: str) -> dict[str, Any]:
         folder, small, _ = EXPERIMENTS[experiment]
         if experiment == "finetuning" and not PRETRAINED.exists():
             pytest.skip("extras/pretrained was deleted")
@@ -56,7 +54,7 @@ def fork(tmp_path):
             WRITE[experiment](tmp_path / "data")
             small = [f"data.root={tmp_path}/data", *small]
         given = {text.partition("=")[0]: text for text in (*FEW, *small, *overrides)}
-        return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / run)
+        return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / "run")
 
     return train
 
@@ -75,19 +73,6 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
             assert picture.size[0] > 1000 and np.unique(np.asarray(picture)).size > 50
     if FINISHED.exists() and experiment in FINISH:
         FINISH[experiment](tmp_path / "run", summary)
-
-
-@pytest.mark.slow  # tests/training/test_resume.py has a row for each kind of state
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_after_sigterm_an_example_goes_on_to_the_same_bits(tmp_path, fork, experiment):
-    fork(experiment, run="whole")
-    Stop.at, Stop.how = 3, "SIGTERM"
-    with pytest.raises(Stopped):
-        fork(experiment, "loader.num_workers=1")
-    fork(experiment)
-    whole, resumed = (checkpoint(tmp_path / name) for name in ("whole", "run"))
-    assert whole["step"] == 6 and differences(whole, resumed) == []
-    assert untimed(tmp_path / "whole") == untimed(tmp_path / "run")
 
 
 def check_masks(run: Path, summary: dict[str, Any]) -> None:
