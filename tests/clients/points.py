@@ -1,11 +1,11 @@
-"""A small dataset whose batches tell which samples are in them, and the order in which they should come."""
+"""A small dataset whose batches tell which samples are in them, loaders of it, and the order that they promise."""
 
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 LENGTH, BATCH_SIZE, SEED = 22, 4, 7  # the last batch is a short one
 
@@ -21,6 +21,18 @@ class Points(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         return {"x": torch.tensor([index, 1.0]), "labels": index % 2}
+
+
+def seeded(**settings: Any) -> WorkerLoader:
+    settings = {"shuffle": True, "num_workers": 2, "persistent_workers": True, "seed": SEED, **settings}
+    return WorkerLoader(Points(), BATCH_SIZE, **settings)
+
+
+KINDS = {
+    "seeded": seeded,
+    "preloader": lambda: Preloader(seeded(), "cpu", 3),
+    "unseeded": lambda: seeded(seed=None, persistent_workers=False),
+}
 
 
 def indices(batch: dict[str, torch.Tensor]) -> list[int]:

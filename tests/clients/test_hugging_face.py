@@ -6,7 +6,7 @@ accelerate = pytest.importorskip("accelerate")
 
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
-from points import BATCH_SIZE, SEED, Points, check_epochs, indices, seeded_epoch
+from points import BATCH_SIZE, KINDS, SEED, Points, check_epochs, indices, seeded, seeded_epoch
 
 from loaders import WorkerLoader
 
@@ -14,6 +14,37 @@ from loaders import WorkerLoader
 def epoch_of(loader) -> list[list[int]]:
     """Which samples each batch of an epoch has."""
     return [indices(batch) for batch in loader]
+
+
+class Line(torch.nn.Module):
+    """Notes which samples each batch had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.seen = torch.nn.Linear(2, 1), []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(indices({"x": x, "labels": labels}))
+        return {"loss": (self.line(x).squeeze(1) - labels).square().mean()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_gets_every_sample_once_an_epoch_in_the_order_of_the_epoch(kind):
+    accelerator, line, epochs, steps = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4), Line(), [], 0
+    with KINDS[kind]() as loader:
+        model, optimizer, prepared = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1e-4), loader)
+        for _ in range(3):
+            for batch in prepared:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(**batch)["loss"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                steps += accelerator.sync_gradients
+            epochs.append(line.seen[-6:])
+    check_epochs(epochs)
+    assert kind == "unseeded" or epochs == [seeded_epoch(epoch) for epoch in range(3)]
+    # After the fourth and the last of six batches: it knows which is the last one of a loader that it has prepared.
+    assert steps == (3 * 6 // 4 if kind == "preloader" else 3 * 2)
 
 
 def test_the_epoch_that_set_epoch_names_comes_or_what_is_left_of_it():
@@ -42,23 +73,11 @@ def test_two_processes_share_every_epoch_and_no_two_epochs_have_the_same_order(s
         assert [list(shares) for shares in epochs] == [[whole[0::2], whole[1::2]] for whole in wholes]
 
 
-class Line(torch.nn.Module):
-    """Notes which samples each batch had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line, self.seen = torch.nn.Linear(2, 1), []
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.seen.append(indices({"x": x, "labels": labels}))
-        return {"loss": (self.line(x).squeeze(1) - labels).square().mean()}
-
-
 @pytest.mark.filterwarnings("ignore")  # transformers' own deprecations
 def test_the_trainer_gets_the_order_of_each_epoch_and_after_a_resume_the_batches_that_were_left(tmp_path):
     # It leaves out the first ones by a stock DataLoader on our batch sampler.
     transformers = pytest.importorskip("transformers")
-    loader = WorkerLoader(Points(), BATCH_SIZE, True, num_workers=2, persistent_workers=True, seed=SEED)
+    loader = seeded()
 
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
