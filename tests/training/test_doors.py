@@ -138,11 +138,12 @@ class Sizes(Trainer):
         return super().training_step(batch)
 
 
-def test_the_parts_of_a_batch_are_of_nearly_one_size(tmp_path):
+@pytest.mark.parametrize(("batch", "parts", "sizes"), [(13, 4, [3, 3, 3, 4]), (5, 2, [2, 3])])
+def test_the_parts_of_a_batch_are_of_nearly_one_size(tmp_path, batch, parts, sizes):
     Sizes.sizes.clear()
-    small = ["train.batch_size=13", "train.accumulate=4", "train.max_steps=1"]
+    small = [f"train.batch_size={batch}", f"train.accumulate={parts}", "train.max_steps=1"]
     train(tmp_path, LINEAR, f"trainer._target_={HERE}.Sizes", *small)
-    assert sorted(Sizes.sizes) == [3, 3, 3, 4]
+    assert sorted(Sizes.sizes) == sizes
 
 
 class Following(nn.Module):
