@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
 from tests.configs import DOORS, LINEAR, checkpoint, metrics, steps, train
-from tests.training.doors import Images, Stream, Worst
+from tests.training.doors import Images, Worst
 from training.checks import check_dataset
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -112,6 +111,7 @@ def metric(name: str, chosen: str) -> list[str]:
 
 NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
 LOSSLESS = [f"task.scores={{lossless: {{_target_: {HERE}.mistakes}}}}", "task.metric=lossless"]
+STREAM = f"data._target_={DOORS}.Stream"
 SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={DOORS}.Pairs"
 SEVERAL, UNCOMPUTABLE = f"{DOORS}.Several", f"{HERE}.Uncomputable"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
@@ -123,7 +123,7 @@ NOT_FITTING = {
     "no classes": (fault("no classes"), ["Faulty", "classes", "task=regression"]),
     "no samples": (fault("empty"), ["Faulty", "sample"]),
     "no __getitem__": ([own("data", "NoItems")], ["NoItems", "__getitem__"]),
-    "a stream without an end": ([f"data._target_={DOORS}.Stream"], [r"train\.steps_per_epoch", "Stream"]),
+    "a stream without an end": ([STREAM], [r"train\.steps_per_epoch", "Stream"]),
     "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
     "a metric that is not there": (metric(SEVERAL, "m_wurst"), [r"task\.metric=m_wurst", "m_worst", "accuracy"]),
@@ -174,17 +174,8 @@ def test_a_fork_may_check_its_dataset_in_a_test(error):
         check_dataset(Faulty(True, "a wrong label"), Classification(Images(train=True)))
 
 
-class OneOfAStream(IterableDataset):
-    classes = Stream.classes
-
-    def __init__(self, train: bool, **_: Any) -> None: ...
-
-    def __iter__(self) -> Any:
-        yield torch.ones(8, 8, 3, dtype=torch.uint8), 3
-
-
 INLINE = ["loader=workers", "loader.num_workers=0"]
-ONE = [own("data", "OneOfAStream"), "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1"]
+ONE = [STREAM, "data.length=1", "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1"]
 FITTING = {
     "parts of which one has one sample": ["train.batch_size=4", "train.accumulate=3"],
     "one sample": ["data.length=1", "data.test_length=1", "train.batch_size=1"],

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from itertools import zip_longest
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, ClassVar
 
 import pytest
@@ -74,6 +75,13 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
     assert [line["step"] for line in metrics(folder) if "lr" in line] == [1, 2, 3, 4]
 
 
+def program(python, folder: Path, before: str, *settings: str) -> CompletedProcess[str]:
+    """Runs train.py as a program, in which the statements `before` come first."""
+    code = f"import os, runpy, sys\n{before}\nrunpy.run_path('{ROOT}/train.py', run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return python.run("-c", code, *FAST, "hydra.run.dir=out", *settings, cwd=folder, env=environment, timeout=100)
+
+
 GONE = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"  # as `| head` does when it has enough
 
 
@@ -87,15 +95,28 @@ GONE = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"  # as `| hea
     ],
 )
 def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before, more):
-    code = f"import os, runpy, sys\n{before}\nrunpy.run_path('{ROOT}/train.py', run_name='__main__')"
-    settings = [*FAST, "train.epochs=9", "hydra.run.dir=out", "callbacks/standard=[best,progress_bar]", *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = python.run("-c", code, *settings, cwd=tmp_path, env=environment, timeout=100)
+    done = program(python, tmp_path, before, "train.epochs=9", "callbacks/standard=[best,progress_bar]", *more)
     assert done.returncode == 0 and not done.stderr, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"metrics.jsonl", "summary.json", "checkpoints", ".hydra"} <= names and "error.txt" not in names
     assert len(steps(tmp_path / "out")) == 18
     assert checkpoint(tmp_path / "out")["step"] == 18, "no output was written into a file"
+
+
+# The libraries are imported first: some choose compiled parts for the platform.
+MACOS = """
+import hydra, multiprocessing.util, numpy, psutil, torch, torch._dynamo, torch.utils.data, tqdm
+sys.platform = "darwin"
+for name in ("memfd_create", "pidfd_open", "posix_fallocate", "eventfd", "sched_getaffinity"):
+    vars(os).pop(name, None)
+"""
+
+
+def test_without_linux_train_py_reads_in_threads_and_says_so_once(python, tmp_path):
+    done = program(python, tmp_path, MACOS, "loader=prefetch", "loader.num_workers=2")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "train.log").read_text().count("samples are read in a thread") == 1
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["num_workers"] == 2
 
 
 # Sweeps
