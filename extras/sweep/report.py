@@ -73,10 +73,6 @@ class Setting:
         every = [*values, *(self.summary.get(f"{key}_quartiles") or [] if len(self.jobs) == 1 else [])]
         return Range(statistics.median(values), min(every), max(every))
 
-    def text(self, key: str, format_: str) -> str:
-        found = self.numbers_of(key)
-        return format_.format(found.value) if found else "-"
-
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
         loader, workers = self.summary.get("loader"), self.summary.get("num_workers")
@@ -88,17 +84,19 @@ class Sweep:
     """The jobs of a sweep, and what they show."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.jobs = folder, read_jobs(folder)
+        notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
+        self.folder, self.jobs = folder, sorted((Job(**note) for note in notes), key=lambda job: job.number)
         settings = dict.fromkeys(job.setting for job in self.jobs)
         self.settings = [Setting([job for job in self.jobs if job.setting == one]) for one in settings]
         keys = dict.fromkeys(key for job in self.jobs for key in job.values)
         self.keys = [key for key in keys if len({job.values.get(key) for job in self.jobs}) > 1]
         done = next((job.summary for job in self.jobs if job.summary), {})
         self.score, self.sign = done.get("score", "test_accuracy"), -1 if done.get("lower_is_better") else 1
+        self.metrics = METRICS | {self.score: (self.score.removeprefix("test_"), "{:.4f}")}
         # Free data are comparable if nothing but the loader differs between jobs.
         self.sections = {key.lstrip("+").partition(".")[0] for key in self.keys} - {"seed"}
-        free = [one.numbers_of(SPEED) for one in self.settings if one.is_free and self.sections <= {"loader"}]
-        self.ceiling: float | None = max([found.value for found in free if found], default=None)
+        free = [found.value for one in self.settings if one.is_free and (found := one.numbers_of(SPEED))]
+        self.ceiling = max(free, default=None) if self.sections <= {"loader"} else None
         self.fastest = self.best(SPEED)
 
     def best(self, key: str, sign: int = 1) -> list[Setting]:
@@ -111,6 +109,10 @@ class Sweep:
     def mark(self, setting: Setting) -> str:
         """ ">" for the setting to use, "=" for those that are as fast, else " "."""
         return (">" if setting is self.fastest[0] else "=") if setting in self.fastest else " "
+
+    def cell(self, setting: Setting, key: str) -> str:
+        found = setting.numbers_of(key)
+        return self.metrics[key][1].format(found.value) if found else "-"
 
     def label(self, jobs: list[Job]) -> str:
         """The values of the keys that vary, such as "job 2 (loader=torch num_workers=2)"."""
@@ -130,9 +132,8 @@ class Sweep:
         columns: list[list[str]] = [["job", *(one.numbers for one in self.settings)]]
         for key in self.keys:
             columns.append([key, *(one.jobs[0].values.get(key, "-") for one in self.settings)])
-        for key, (heading, format_) in METRICS.items():
-            columns.append([heading, *(one.text(key, format_) for one in self.settings)])
-        columns.append([self.score.removeprefix("test_"), *(one.text(self.score, "{:.4f}") for one in self.settings)])
+        for key, (heading, _) in self.metrics.items():
+            columns.append([heading, *(self.cell(one, key) for one in self.settings)])
         columns.append(["status", *(one.status for one in self.settings)])
         columns = [column for column in columns if column[0] != "seed" and set(column[1:]) != {"-"}]
         marks = [" ", *map(self.mark, self.settings)]
@@ -143,12 +144,12 @@ class Sweep:
         lines = []
         if self.fastest and (speed := self.fastest[0].numbers_of(SPEED)):
             found = f"{speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f})"
-            found += f", {self.fastest[0].text(WAITING, '{:.1%}')} of the time spent waiting for data"
+            found += f", {self.cell(self.fastest[0], WAITING)} of the time spent waiting for data"
             found += f"; free data: {self.ceiling:,.0f} images/s" if self.ceiling else ""
             lines += self._named("Fastest", self.fastest, found)
         best = [] if self.sections <= SPEED_ONLY else self.best(self.score, self.sign)
         if best and not any(one in best for one in self.fastest[:1]):
-            lines += self._named("Best score", best, f"{self.score} {best[0].text(self.score, '{:.4f}')}")
+            lines += self._named("Best score", best, f"{self.score} {self.cell(best[0], self.score)}")
         return lines
 
     def _named(self, best: str, equals: list[Setting], found: str) -> list[str]:
@@ -159,11 +160,11 @@ class Sweep:
 
     def csv(self) -> str:
         """A row per job, with the full names of all keys, including the seed."""
-        text, metrics = io.StringIO(), [*METRICS, self.score]
+        text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["job", *(key.lstrip("+") for key in self.keys), *metrics, "status", "error", "folder"])
+        writer.writerow(["job", *(key.lstrip("+") for key in self.keys), *self.metrics, "status", "error", "folder"])
         for job in self.jobs:
-            values = *map(job.values.get, self.keys), *map(job.summary.get, metrics)
+            values = *map(job.values.get, self.keys), *map(job.summary.get, self.metrics)
             writer.writerow([job.number, *values, job.status, job.error, job.folder])
         return text.getvalue()
 
@@ -174,14 +175,9 @@ class Sweep:
         bars = []
         for one in [one for one in self.settings if self.ceiling is None or not one.is_free] or self.settings:
             speed = one.numbers_of(SPEED)
-            text = f"{one.text(SPEED, '{:,.0f}')}, {one.text(WAITING, '{:.1%}')}" if speed else one.status
+            text = f"{self.cell(one, SPEED)}, {self.cell(one, WAITING)}" if speed else one.status
             bars.append(Bar(self.label(one.jobs), self.mark(one), speed or Range(0.0, 0.0, 0.0), text))
         return draw_bars(title, bars, self.ceiling)
-
-
-def read_jobs(folder: Path) -> list[Job]:
-    notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
-    return sorted((Job(**note) for note in notes), key=lambda job: job.number)
 
 
 def write_report(folder: Path) -> None:
@@ -190,11 +186,10 @@ def write_report(folder: Path) -> None:
     Several jobs may do so at the same time, without a lock: each looks at the jobs again after writing, and writes
     again if they have changed, so that the last report that is written has every job.
     """
-    sweep, written = Sweep(folder), ""
-    while sweep.csv() != written:
+    written = ""
+    while (sweep := Sweep(folder)).csv() != written:
         written = sweep.csv()
         page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed of each setting](sweep.png)\n"
         write_whole(folder / "sweep.csv", written)
         write_whole(folder / "sweep.md", page)
         write_whole(folder / "sweep.png", sweep.picture())
-        sweep = Sweep(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from extras.sweep.report import NOTES, Sweep, read_jobs, write_report
+from extras.sweep.report import NOTES, Sweep, write_report
 from training.files import write_whole
 from training.processes import rank
 
@@ -25,11 +26,9 @@ class SweepTable(Callback):
     """Hydra makes one in the program that was started, and one in each process that runs jobs."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        folder = folder_of(config)
         if rank() == 0:
-            for note in (folder / NOTES).glob("[0-9]*.json"):  # of an earlier sweep in this folder
-                note.unlink()
-            atexit.register(print_report, folder)  # Hydra calls on_multirun_end only if all jobs succeed
+            shutil.rmtree(folder_of(config) / NOTES, ignore_errors=True)  # of an earlier sweep in this folder
+            atexit.register(print_report, folder_of(config))  # Hydra calls on_multirun_end only if all jobs succeed
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         write_note(config, "unfinished", "it was interrupted, or is still running")
@@ -57,5 +56,5 @@ def write_note(config: DictConfig, status: str, error: str = "") -> None:
 
 def print_report(folder: Path) -> None:
     """Prints the report, also after Ctrl-C, and if jobs failed."""
-    if read_jobs(folder):
-        print(Sweep(folder).text())
+    if (sweep := Sweep(folder)).jobs:
+        print(sweep.text())

@@ -143,8 +143,8 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size = max(0, min(len(buffer), self._version.bytes - self._position))
-        part = self._url, self._position, size, self._version, self._attempts
-        buffer[:size] = object_store.RangeReader(*part)()
+        read = object_store.RangeReader(self._url, self._position, size, self._version, self._attempts)
+        buffer[:size] = read()
         self._position += size
         return size
 
@@ -179,11 +179,9 @@ def split(name: str) -> tuple[str, str]:
 def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
     if not (samples := pair(shard, members)):
         raise DataError(f"{shard} has no images; add some, such as KEY.jpg, where KEY has no dot, or leave it out")
-    texts = np.array([label for *_, label in samples])
-    names = np.array([os.fsencode(name) for name, *_ in samples])
-    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", texts.dtype), ("name", names.dtype)]
-    places = [sample[1:3] for sample in samples]
-    return np.array([(*place, text, name) for place, text, name in zip(places, texts, names, strict=True)], fields)
+    rows = [(offset, size, label, os.fsencode(name)) for name, offset, size, label in samples]
+    label, name = (np.array(column).dtype for column in list(zip(*rows, strict=True))[2:])
+    return np.array(rows, [("offset", "<u8"), ("bytes", "<u4"), ("label", label), ("name", name)])
 
 
 def pair(shard: str, members: Iterable[Member]) -> list[Member]:
