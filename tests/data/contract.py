@@ -8,6 +8,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ class ImageDataset:
         for index in (0, len(dataset) - 1, -1):
             sample = dataset[index]
             assert {name: (tuple(field.shape), field.dtype) for name, field in sample.items()} == spec
-            assert sample["image"].is_contiguous()
-            assert 0 <= sample["label"] < len(dataset.classes)
+            assert sample["image"].is_contiguous() and 0 <= sample["label"] < len(dataset.classes)
         assert len(dataset.mean) == len(dataset.std) == spec["image"][0][2]
+        with pytest.raises(IndexError):
+            dataset[len(dataset)]
 
     def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(self, make):
         dataset, before = make(False), torch.get_rng_state()
@@ -41,8 +43,6 @@ class ImageDataset:
         assert torch.equal(dataset[1]["image"], original)
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["image"], original)
-        with pytest.raises(IndexError):
-            dataset[len(dataset)]
 
     def test_new_images_are_prepared_to_the_size_of_a_sample_with_and_without_augmentation(self, make):
         dataset = make(False)
@@ -63,23 +63,15 @@ class ImageDataset:
                 alone = read_batch(dataset, indices[row], Random(7, 0, positions[row], indices[row]))
                 assert_equal_batches({name: field[row] for name, field in batch.items()}, alone)
             torch.manual_seed(5)  # a sample depends on nothing else
-            sample = dataset[3]
+            sample = {name: field[None] for name, field in dataset[3].items()}
             torch.manual_seed(5)
-            assert_equal_batches(
-                {name: field[None] for name, field in sample.items()}, read_batch(dataset, [3], Torch())
-            )
+            draws = SimpleNamespace(uniform=lambda k: torch.rand(1, k).double().numpy())  # those of __getitem__
+            assert_equal_batches(sample, read_batch(dataset, [3], draws))
 
     def test_the_yaml_has_the_constructors_arguments_with_their_defaults(self, make):
         config = yaml.safe_load(self.yaml.read_text())
         module, _, name = config.pop("_target_").rpartition(".")
         assert config == defaults(getattr(importlib.import_module(module), name))
-
-
-class Torch:
-    """A loader's `random` for one sample, with the numbers that `__getitem__` draws."""
-
-    def uniform(self, k: int) -> np.ndarray:
-        return torch.rand(1, k).double().numpy()
 
 
 def defaults(cls: Any) -> dict[str, Any]:
@@ -110,13 +102,11 @@ def assert_goes_on(make: Callable[[], Any], labels: list[int]) -> None:
     """A stream that `make` opens has samples of these labels, and after load_state_dict those that were left."""
     stream, other = make(), make()
     torch.manual_seed(0)
-    whole, random = [], []
-    for sample in stream:
-        whole.append(sample)
-        random.append((torch.get_rng_state(), stream.state_dict()))
-    assert sorted(int(sample["label"]) for sample in whole) == labels
+    seen = [(sample, torch.get_rng_state(), stream.state_dict()) for sample in stream]
+    assert sorted(int(sample["label"]) for sample, *_ in seen) == labels
     for number in (1, len(labels) // 2, len(labels) - 1):
-        torch.set_rng_state(random[number - 1][0])
-        other.load_state_dict(random[number - 1][1])
-        assert contents(other) == contents(whole[number:])
+        _, random, state = seen[number - 1]
+        torch.set_rng_state(random)
+        other.load_state_dict(state)
+        assert contents(other) == contents(sample for sample, *_ in seen[number:])
         assert len(list(other)) == len(labels), "the next pass begins at the start"

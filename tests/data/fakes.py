@@ -1,6 +1,5 @@
 """Small fakes of the public datasets' files, so that no test needs a network."""
 
-import gzip
 import pickle
 import struct
 from pathlib import Path
@@ -15,10 +14,8 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as file:
-        file.write(header + array.tobytes())
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 def write_fashion(folder: Path) -> Path:
@@ -26,8 +23,8 @@ def write_fashion(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "t10k"):
         numbers = np.arange(20, dtype=np.uint8)
-        write_idx(folder / f"{split}-images-idx3-ubyte", numbers.repeat(28 * 28).reshape(-1, 28, 28))
-        write_idx(folder / f"{split}-labels-idx1-ubyte", numbers % 10)
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(numbers.repeat(28 * 28).reshape(-1, 28, 28)))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(numbers % 10))
     return folder
 
 
@@ -38,8 +35,7 @@ def write_cifar(root: Path) -> Path:
     pixels = np.stack([np.repeat([i, 100, 200], 32 * 32) for i in range(10)]).astype(np.uint8)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": list(range(10))}))
-    names = {"label_names": [f"name {i}" for i in range(10)]}
-    (folder / "batches.meta").write_bytes(pickle.dumps(names))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"name {i}" for i in range(10)]}))
     return root
 
 

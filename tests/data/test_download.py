@@ -1,5 +1,6 @@
 """The public datasets, which torchvision downloads if their files are not there."""
 
+from unittest.mock import Mock
 from urllib.error import URLError
 
 import pytest
@@ -9,31 +10,23 @@ from data.errors import DataError
 from data.fashion import TEST_FILES, TRAIN_FILES, FashionMNIST
 from tests.data.fakes import write_cifar, write_fashion
 
-FILES = {CIFAR10: ["cifar-10-python.tar.gz"], FashionMNIST: [f"{name}.gz" for name in TRAIN_FILES + TEST_FILES]}
+FASHION = FashionMNIST, [f"{name}.gz" for name in TRAIN_FILES + TEST_FILES], write_fashion, "FashionMNIST/raw", [13]
+CIFAR = CIFAR10, ["cifar-10-python.tar.gz"], write_cifar, "", [3, 100, 200]
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_missing_files_are_downloaded_once_and_named_without_a_network(tmp_path, monkeypatch, any_cifar, kind):
-    root, online = tmp_path / "downloads", False
-
-    def download(*_, **__):
-        if not online:
-            raise URLError("no network in tests")
-        write_cifar(root) if kind is CIFAR10 else write_fashion(root / "FashionMNIST" / "raw")
-
+@pytest.mark.parametrize(("kind", "files", "write", "below", "pixel"), [FASHION, CIFAR])
+def test_missing_files_are_downloaded_once_and_named_without_a_network(
+    tmp_path, monkeypatch, any_cifar, kind, files, write, below, pixel
+):
     monkeypatch.chdir(tmp_path)
+    root, download = tmp_path / "downloads", Mock(side_effect=URLError("no network in tests"))
     for module in ("mnist", "cifar"):
         monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", download)
     with pytest.raises(DataError, match="no network in tests") as caught:
         kind(train=True)
-    sentence = str(caught.value)
-    assert all(name in sentence for name in [*FILES[kind], str(root)]) and "\n" not in sentence
-    online = True
-    assert len(kind(train=False)) == (10 if kind is CIFAR10 else 20)
-    online = False
-    dataset = kind(train=True, pad=0, flip=False)
-    assert len(dataset) == (50 if kind is CIFAR10 else 20) and dataset[13]["label"].item() == 3
-    if kind is CIFAR10:
-        assert dataset[13]["image"][5, 6].tolist() == [3, 100, 200] and dataset.classes[3] == "name 3"
-    else:
-        assert dataset[13]["image"].unique().tolist() == [13]
+    assert all(name in str(caught.value) for name in [*files, str(root)]) and "\n" not in str(caught.value)
+    download.side_effect = lambda *_, **__: write(root / below)
+    kind(train=False)
+    download.side_effect = AssertionError("the files are there")
+    sample = kind(train=True, pad=0, flip=False)[13]
+    assert sample["label"].item() == 3 and sample["image"][5, 6].tolist() == pixel

@@ -7,7 +7,7 @@ import pytest
 from data import fashion
 from data.errors import DataError
 from data.fashion import FashionMini, read_idx
-from tests.data.fakes import write_idx
+from tests.data.fakes import idx
 
 
 def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs():
@@ -19,17 +19,14 @@ def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs(
     assert sum(path.stat().st_size for path in fashion.EMBEDDED.iterdir()) <= 5_000_000
 
 
-@pytest.mark.parametrize("name", ["a", "a.gz", "a.xz"])
-def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, name):
-    array, path = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8), tmp_path / name
-    write_idx(path, array)
-    if name == "a.xz":
-        path.write_bytes(lzma.compress(path.read_bytes()))
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, suffix, pack):
+    array, path = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8), tmp_path / f"a{suffix}"
+    content = pack(idx(array))
+    path.write_bytes(content)
     assert np.array_equal(read_idx(path), array)
-    content = path.read_bytes()
-    pack = {"a": bytes, "a.gz": gzip.compress, "a.xz": lzma.compress}[name]
     other = b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"
     for spoiled in (*(content[:length] for length in range(len(content))), *map(pack, other)):
         path.write_bytes(spoiled)
-        with pytest.raises(DataError, match=f"{name} .*good copy"):
+        with pytest.raises(DataError, match=f"{path.name} .*good copy"):
             read_idx(path)
