@@ -14,11 +14,10 @@ from torch import nn
 
 from data.fashion import FashionMini
 from data.subset import Subset
-from data.synthetic import Synthetic
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun, find
-from extras.finished.samples import name_of
+from extras.finished.samples import Samples, batches_of, name_of
 from tests.configs import composed, train
 from train import run
 from training.config import ConfigError
@@ -51,18 +50,6 @@ class MLP(nn.Module):
 
     def forward(self, left, right):
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
-
-
-class Sizes(Synthetic):
-    """Images whose widths differ from number 4 on; number 3 cannot be read."""
-
-    read_batch = None
-
-    def __getitem__(self, index):
-        if index == 3:
-            raise OSError("damaged")
-        sample = super().__getitem__(index)
-        return {**sample, "image": sample["image"][:, : 4 + index // 4].contiguous()}
 
 
 class Noise(Trainer):
@@ -106,12 +93,11 @@ def table(tmp_path_factory):
 @pytest.fixture
 def photos(trained, tmp_path):
     """The run's test images as files, in two folders, and one that cannot be read."""
-    images = FinishedRun(trained).dataset("test")
     folder = tmp_path / "photos"
     for below in "ab":
         (folder / below).mkdir(parents=True)
-    for number in range(20):
-        Image.fromarray(images[number]["image"].numpy()).save(folder / "ab"[number % 2] / f"{number:02}.png")
+    for number, sample in enumerate(FinishedRun(trained).dataset("test")):
+        Image.fromarray(sample["image"].numpy()).save(folder / "ab"[number % 2] / f"{number:02}.png")
     (folder / "a" / "00x.png").write_bytes(b"no image")
     (folder / "b" / "notes.md").touch()
     return folder
@@ -135,20 +121,17 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     assert "precision" in printed and "class 5" in printed and "of 20 samples (test)" in printed
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model=linear", "callbacks.ema.decay=0.9"],  # the mean of the weights was evaluated
-        ["model=linear", *NOISE],
-        ["model=linear", "data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"],
-    ],
-)
+EMA = ["callbacks.ema.decay=0.9"]  # the mean of the weights was evaluated
+WEIGHTED = ["data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"]
+
+
+@pytest.mark.parametrize("overrides", [EMA, NOISE, WEIGHTED])
 def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
-    summary = train(tmp_path, *overrides)
+    summary = train(tmp_path, "model=linear", *overrides)
     result = evaluate.main([str(tmp_path / "checkpoints" / "last.pt")])
     scores = {name: value for name, value in summary.items() if name.startswith("test_")}
     assert scores and scores == pytest.approx({name: result[name.removeprefix("test_")] for name in scores}, rel=1e-5)
-    if "data.val_fraction=0.25" in overrides:
+    if overrides is WEIGHTED:
         assert len(FinishedRun(tmp_path).dataset("val")) == 64
 
 
@@ -212,15 +195,13 @@ def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, pho
     assert not (tmp_path / "p.jsonl").exists()
     assert [row["file"] for row in found] == sorted(map(str, photos.glob("?/*.png")))
     assert f"{photos}{slash}: 1 files are not read, such as b/notes.md" in caplog.text
+    unreadable = found.pop(1)
+    assert "cannot be read as an image" in unreadable["error"] and unreadable["class"] == ""
     network = FinishedRun(trained)
     images = network.dataset("test")
     for row in found:
-        if row["file"].endswith("x.png"):
-            assert "cannot be read as an image" in row["error"] and row["class"] == ""
-            continue
-        number = int(row["file"][-6:-4])
-        probabilities = network.outputs(network.data.transform({"image": images[number]["image"][None]})).softmax(1)[0]
-        best = probabilities.topk(5)
+        image = images[int(row["file"][-6:-4])]["image"]
+        best = network.outputs(network.data.transform({"image": image[None]})).softmax(1)[0].topk(5)
         names = [row[column] for column in ("class", *(f"class_{place}" for place in range(2, 6)))]
         assert names == [images.classes[label] for label in best.indices.tolist()] and row["error"] == ""
         assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=2e-6)
@@ -239,18 +220,13 @@ def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(train
         predicted(trained, tmp_path / "p", photos / "nowhere.png")
 
 
-def test_images_of_several_sizes_are_predicted_alone_and_each_has_its_name(tmp_path):
-    three = ("data.length=3", "data.test_length=3", "train.batch_size=3")
-    train(tmp_path, f"data._target_={HERE}.Sizes", "model=linear", *three)
-    network = FinishedRun(tmp_path, ["data.test_length=10"])
-    found = predicted(tmp_path, tmp_path / "p", "data.test_length=10")
-    assert [(row["file"], row["error"]) for row in found] == [(str(at), "damaged" * (at == 3)) for at in range(10)]
-    for row in found:
-        if not row["error"]:
-            image = network.dataset("test")[int(row["file"])]["image"]
-            probabilities = network.outputs(network.data.transform({"image": image[None]})).softmax(1)
-            assert float(row["probability"]) == pytest.approx(probabilities.max().item(), abs=2e-6)
+def test_samples_of_several_sizes_are_predicted_alone_and_one_that_cannot_be_read_not_at_all():
+    def names_of(*sizes):
+        read = Samples("abc", lambda index: {"image": torch.zeros(sizes[index])})
+        return [names for names, _ in batches_of([read[index] for index in range(3)])]
 
+    assert names_of(4, 4, 4) == [["a", "b", "c"]] and names_of(4, 5, 4) == [["a"], ["b"], ["c"]]
+    assert names_of(4, -1, 4) == [["a", "c"]], "torch refuses the size"
     named = SimpleNamespace(path="{}.jpg".format)
     assert [name_of(Subset(named, np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
 
