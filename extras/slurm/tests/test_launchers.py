@@ -108,15 +108,12 @@ def program(tmp_path, monkeypatch):
 IN_ARRAY = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": "1"}
 
 
-@pytest.mark.parametrize(
-    ("preempted", "array", "asked"),
-    [
-        ("2026-11-22", {}, ["show job 22", "requeue 22"]),
-        ("2026-11-22", IN_ARRAY, ["show job 20_1", "requeue 20_1"]),
-        ("None", IN_ARRAY, ["show job 20_1"]),
-    ],
-)
-def test_a_job_that_slurm_preempts_is_requeued_and_no_other(tmp_path, monkeypatch, program, preempted, array, asked):
+PREEMPTED = [("2026-11-22", {}, ["show job 22", "requeue 22"])]
+PREEMPTED += [("2026-11-22", IN_ARRAY, ["show job 20_1", "requeue 20_1"]), ("None", IN_ARRAY, ["show job 20_1"])]
+
+
+@pytest.mark.parametrize(("preempted", "array", "asked"), PREEMPTED)
+def test_a_job_that_slurm_preempts_is_requeued(tmp_path, monkeypatch, program, preempted, array, asked):
     program("scontrol", f'echo "$*" >>{tmp_path}/asked\necho " PreemptTime={preempted}"')
     for name, value in {"SLURM_JOB_ID": "22", "SUBMITIT_EXECUTOR": "slurm", **array}.items():
         monkeypatch.setenv(name, value)

@@ -48,14 +48,14 @@ def test_urls_have_braces_and_wildcards(tmp_path):
         assert find_shards("data.urls", [f"{tmp_path}/{url}.tar"]) == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes", "expected"),
-    [
-        ([b"10", b"9", b"9\n"], None, (("9", "10"), [1, 0, 0])),  # numbers are sorted as numbers
-        ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
-        (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
-    ],
-)
+LABELS = [  # of each sample, data.classes, and what they become
+    ([b"10", b"9", b"9\n"], None, (("9", "10"), [1, 0, 0])),  # numbers are sorted as numbers
+    ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
+    (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
+]
+
+
+@pytest.mark.parametrize(("labels", "classes", "expected"), LABELS)
 def test_labels_are_numbers_or_names_in_cls_or_json(tmp_path, jpeg, labels, classes, expected):
     files = {}
     for index, label in enumerate(labels):
