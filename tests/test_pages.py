@@ -4,7 +4,6 @@ A snippet that begins with the line `# PATH` is a file of the fork. Commands run
 settings where they leave these open. Words in capital letters are names of folders, which the fork has.
 """
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -21,7 +20,7 @@ SMALL = [
     *("train.max_steps=2", "train.batch_size=16", "train.epochs=1", "train.eval_steps=2", "loader.num_workers=1"),
     *("train.num_threads=1", "callbacks.report.seconds=0", "train.warmup_epochs=0"),
 ]
-FIRST = ["train.py", *SMALL[:6], "hydra.run.dir=outputs/DATE_TIME"]  # the run that others go on with
+FIRST = "hydra.run.dir=outputs/DATE_TIME"  # the run that others go on with
 ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
     *("data.path=FOLDER", "data=cifar10", "logger="),
@@ -58,10 +57,6 @@ def lines_of(page: Path) -> list[list[str]]:
     return [["train.py", *small(line[1:])] if line[0] == "train.py" else line for line in lines]
 
 
-def runs_of(*pages: Path) -> list[list[str]]:
-    return [line for page in pages for line in lines_of(page) if line[0] == "train.py"]
-
-
 def fork(folder: Path, *pages: Path) -> Path:
     """A copy of the repository with the files of these pages and the folders that commands name."""
     copy(folder, files=snippets(*pages))
@@ -94,10 +89,15 @@ def test_the_doors_of_the_readme_open(python, tmp_path):
 
 
 @pytest.mark.slow  # tests/training has a test of what each of them does
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("pages", [PAGES[:1], PAGES[1:]], ids=["README", "docs"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "pages", [PAGES[:1], PAGES[1:], *([page] for page in EXTRAS)], ids=lambda pages: pages[0].parent.name
+)
 def test_the_commands_of_the_pages_run(python, tmp_path, pages):
-    call(python, fork(tmp_path / "fork", *pages), FIRST, *runs_of(*pages))
+    images = ["data=image_folder", "data.root=DIR", "data.image_size=32"] if pages[0] in EXTRAS else []
+    lines = [line for page in pages for line in lines_of(page) if line[0] == "train.py" or page in EXTRAS]
+    lines = [line for line in lines if "benchmarks" not in line[0] and "index_tars" not in line[0]]
+    call(python, fork(tmp_path / "fork", *pages), ["train.py", *small([FIRST, *images])], *lines)
 
 
 def test_the_snippet_of_the_readme_loads_batches():
@@ -143,21 +143,11 @@ def is_there(path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", EXTRAS, ids=lambda page: page.parent.name)
-def test_the_commands_of_an_extra_run(python, tmp_path, page):
-    lines = [line for line in lines_of(page) if "benchmarks" not in line[0] and "index_tars" not in line[0]]
-    images = ["callbacks.report.seconds=0", "data=image_folder", "data.root=DIR", "data.image_size=32"]
-    call(python, fork(tmp_path / "fork", page), [*FIRST, *images], *lines)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_torchrun_as_on_the_pages(python, tmp_path):
-    folder = fork(tmp_path / "fork")
-    program = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    for words in [words for page in PAGES for words in commands(page) if words[0] == "torchrun"]:
-        options = [word for word in words[1:] if word.startswith("--")]
-        rest = small([word for word in words[1:] if word not in ("train.py", *options)])
-        arguments = [*options, "train.py", *rest, "device=cpu"]
-        python.run("-c", program, *arguments, cwd=folder, env=environment, timeout=400, check=True)
+    lines = [words[1:] for page in PAGES for words in commands(page) if words[0] == "torchrun"]
+    for at, words in enumerate(lines):
+        options = [word for word in words if word.startswith("--")]
+        rest = small([word for word in words if word not in ("train.py", *options)])
+        program = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+        lines[at] = ["-c", program, *options, "train.py", *rest, "device=cpu"]
+    call(python, fork(tmp_path / "fork"), *lines)
