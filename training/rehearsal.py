@@ -55,8 +55,8 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     if task.metric not in names:
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
     its_own = getattr(trainer.metrics.metric_of(task.metric), "higher_is_better", None)
-    for known in (its_own, DIRECTIONS.get(task.metric.lower())):
-        task.higher_is_better = known if task.higher_is_better is None else task.higher_is_better
+    directions = task.higher_is_better, its_own, DIRECTIONS.get(task.metric.lower())
+    task.higher_is_better = next((one for one in directions if one is not None), None)
     if task.higher_is_better is None:
         raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
