@@ -55,28 +55,18 @@ def linear(num_classes: int, in_channels: int, **_: Any) -> nn.Module:
 
 
 class TwoParts(nn.Module):
-    """Two networks, one with dropout, and a buffer; the sum of their outputs."""
+    """Two networks, one with dropout, and a buffer; the sum of their outputs, or that of the first."""
 
-    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5, **_: Any) -> None:
+    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5, sums: bool = True, **_: Any) -> None:
         super().__init__()
+        self.sums = sums
         self.first = linear(num_classes, in_channels)
         self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def forward(self, images: Tensor) -> Tensor:
         self.steps += self.training
-        return self.first(images) + self.second(images)
-
-
-class Unused(nn.Module):
-    """Has a part that its output does not use."""
-
-    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
-        super().__init__()
-        self.used, self.aside = linear(num_classes, in_channels), nn.Linear(2, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.used(images)
+        return self.first(images) + self.second(images) if self.sums else self.first(images)
 
 
 class Centred(nn.Module):

@@ -17,7 +17,7 @@ SETTINGS = [
     *(f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}}}", "task.metric=worst", "loader=workers"),
 ]
 TWO_PARTS = [f"model._target_={DOORS}.TwoParts", "+model.dropout=0.0"]
-UNUSED = f"model._target_={DOORS}.Unused"
+UNUSED = [*TWO_PARTS, "+model.sums=false"]
 STOP = [f"+callbacks.stop._target_={DOORS}.Stop", "+callbacks.stop.how=SIGTERM"]
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
@@ -115,7 +115,7 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
     "settings",
     [
         [*TWO_PARTS, f"trainer._target_={DOORS}.Alternating"],  # two optimizers
-        [UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
+        [*UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
         ["train.accumulate=2"],
     ],
 )
@@ -158,10 +158,10 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("override", "named"), [("train.batch_size=15", "train.batch_size=15"), (UNUSED, "find_unused_parameters=True")]
+    ("settings", "named"), [(["train.batch_size=15"], "train.batch_size=15"), (UNUSED, "find_unused_parameters=True")]
 )
-def test_what_processes_cannot_share_ends_the_run(python, tmp_path, override, named):
-    Run(python, tmp_path, override).finish("exitcode  : 1", named)
+def test_what_processes_cannot_share_ends_the_run(python, tmp_path, settings, named):
+    Run(python, tmp_path, *settings).finish("exitcode  : 1", named)
 
 
 @pytest.mark.slow
