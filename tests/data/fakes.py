@@ -40,11 +40,11 @@ def write_cifar(root: Path) -> Path:
 
 
 def write_images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 2) -> Path:
-    """root/train and root/val with `count` JPEG files per class."""
+    """root/train and root/val with `count` JPEG files per class, each of another colour."""
     for split in ("train", "val"):
-        for name in classes:
+        for number, name in enumerate(classes):
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.new("RGB", (60, 40), (40 * i, 80, 160)).save(folder / f"{i}.jpg")
+                Image.new("RGB", (60, 40), (10 * i % 256, 80, 160 - 90 * number)).save(folder / f"{i}.jpg")
     return root

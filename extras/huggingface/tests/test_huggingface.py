@@ -27,12 +27,14 @@ def save_rows(tmp_path):
     file = str(write_images(tmp_path / "one") / "train" / "cat" / "0.jpg")
 
     def save(features=None, **splits):
-        for columns in splits.values():
-            count = len(next(iter(columns.values())))
-            columns.setdefault("image", [{"bytes": None, "path": file}] * count)
-        features = datasets.Features({"image": datasets.Image(), **features}) if features else None
-        rows = {name: datasets.Dataset.from_dict(columns, features) for name, columns in splits.items()}
-        datasets.DatasetDict(rows).with_format("numpy", columns=["image"]).save_to_disk(tmp_path / "rows")
+        features, rows = (
+            features and datasets.Features({"image": datasets.Image(), **features}),
+            datasets.DatasetDict(),
+        )
+        for name, columns in splits.items():
+            images = [{"bytes": None, "path": file}] * len(next(iter(columns.values())))
+            rows[name] = datasets.Dataset.from_dict({**columns, "image": images}, features)
+        rows.with_format("numpy", columns=["image"]).save_to_disk(tmp_path / "rows")
         return tmp_path / "rows"
 
     return save
@@ -104,15 +106,9 @@ def test_what_cannot_work_is_refused(save_rows):
     path = save_rows(cat_or_dog() | values, train=train, unlabelled={"label": [-1], "note": [0.5], "gaps": [0]})
     for arguments, words in (
         ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
-        (
-            {"label": "note"},
-            f"data.label=note: {path}, train split has float64 in this column, not integers or strings",
-        ),
+        ({"label": "note"}, f"data.label=note: {path}, train split has float64 in this column, not integers"),
         ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),
-        (
-            {"train": False, "test_split": "unlabelled"},
-            f"{path}, test split, row 0 has the label -1, which is not one",
-        ),
+        ({"train": False, "test_split": "unlabelled"}, f"{path}, test split, row 0 has the label -1, which is"),
         ({"label": "gaps"}, f"data.label=gaps: {path}, train split, row 1 has no label"),
         ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded ("),
     ):
