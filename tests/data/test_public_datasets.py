@@ -1,0 +1,59 @@
+"""The public datasets: the images that ship, their files' format, and what torchvision downloads."""
+
+import gzip
+import lzma
+from unittest.mock import Mock
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from data import fashion
+from data.cifar import CIFAR10
+from data.errors import DataError
+from data.fashion import TEST_FILES, TRAIN_FILES, FashionMini, FashionMNIST, read_idx
+from tests.data.fakes import idx, write_cifar, write_fashion
+
+
+def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs():
+    for train, per_class in ((True, 1000), (False, 200)):
+        dataset = FashionMini(train=train, pad=0)
+        assert np.bincount(dataset.labels).tolist() == [per_class] * 10
+        assert dataset.images.mean() / 255 == pytest.approx(dataset.mean[0], abs=0.005)
+        assert dataset.images.std() / 255 == pytest.approx(dataset.std[0], abs=0.005)
+    assert sum(path.stat().st_size for path in fashion.EMBEDDED.iterdir()) <= 5_000_000
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, suffix, pack):
+    array, path = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8), tmp_path / f"a{suffix}"
+    content = pack(idx(array))
+    path.write_bytes(content)
+    assert np.array_equal(read_idx(path), array)
+    other = b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"
+    for spoiled in (*(content[:length] for length in range(len(content))), *map(pack, other)):
+        path.write_bytes(spoiled)
+        with pytest.raises(DataError, match=f"{path.name} .*good copy"):
+            read_idx(path)
+
+
+FASHION = FashionMNIST, [f"{name}.gz" for name in TRAIN_FILES + TEST_FILES], write_fashion, "FashionMNIST/raw", [13]
+CIFAR = CIFAR10, ["cifar-10-python.tar.gz"], write_cifar, "", [3, 100, 200]
+
+
+@pytest.mark.parametrize(("kind", "files", "write", "below", "pixel"), [FASHION, CIFAR])
+def test_missing_files_are_downloaded_once_and_named_without_a_network(
+    tmp_path, monkeypatch, any_cifar, kind, files, write, below, pixel
+):
+    monkeypatch.chdir(tmp_path)
+    root, download = tmp_path / "downloads", Mock(side_effect=URLError("no network in tests"))
+    for module in ("mnist", "cifar"):
+        monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", download)
+    with pytest.raises(DataError, match="no network in tests") as caught:
+        kind(train=True)
+    assert all(name in str(caught.value) for name in [*files, str(root)]) and "\n" not in str(caught.value)
+    download.side_effect = lambda *_, **__: write(root / below)
+    kind(train=False)
+    download.side_effect = AssertionError("the files are there")
+    sample = kind(train=True, pad=0, flip=False)[13]
+    assert sample["label"].item() == 3 and sample["image"][5, 6].tolist() == pixel
