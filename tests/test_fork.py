@@ -40,8 +40,8 @@ WITHOUT = [pytest.param(one, marks=[pytest.mark.slow] * (one != "extras")) for o
 def test_a_fork_without_extras_trains_and_sweeps(python, tmp_path, without):
     fork = copy(tmp_path / "fork", without, FILES)
     mine = ["train.py", "experiment=points", "data.length=96", *SHORT]
-    call(python, fork, [*mine, "hydra.run.dir=run"], [*mine, "-m", "seed=0,1", "hydra.sweep.dir=sweep"])
-    for run in (fork / "run", fork / "sweep" / "0", fork / "sweep" / "1"):
+    call(python, fork, [*mine, "hydra.run.dir=run"], [*mine, "-m", "seed=1", "hydra.sweep.dir=sweep"])
+    for run in (fork / "run", fork / "sweep" / "0"):
         assert json.loads((run / "summary.json").read_text())["verdict"]
         assert checkpoint(run)["step"] == 6 and checkpoint(run)["callbacks"]["patience"]
     assert (fork / "sweep" / "sweep.md").exists() == (fork / "extras" / "sweep").exists()
