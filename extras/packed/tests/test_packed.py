@@ -89,12 +89,8 @@ def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path
     assert "the checksums of all 8 images are correct" in capsys.readouterr().out
     shard = folder / "train-00000.bin"
     flip_a_byte(shard)
-    packed = Packed(True, folder)
-    for read in (
-        lambda: packed[1],
-        lambda: read_batch(packed, 3),
-        lambda: pack_images.main(["--verify", str(folder)]),
-    ):
+    packed, verify = Packed(True, folder), ["--verify", str(folder)]
+    for read in (lambda: packed[1], lambda: read_batch(packed, 3), lambda: pack_images.main(verify)):
         with pytest.raises(DataError, match=re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")):
             read()
     shard.unlink()
