@@ -198,6 +198,7 @@ def test_files_get_the_predictions_of_the_networks_outputs_in_order(trained, pho
     unreadable = found.pop(1)
     assert "cannot be read as an image" in unreadable["error"] and unreadable["class"] == ""
     network = FinishedRun(trained)
+    assert not network.trainer.model.training
     images = network.dataset("test")
     for row in found:
         image = images[int(row["file"][-6:-4])]["image"]

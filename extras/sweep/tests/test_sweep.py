@@ -27,6 +27,7 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert "loader.num_workers=-1: give a number from 0" in rows[1]["error"]
     assert (tmp_path / "there" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     report = Sweep(tmp_path / "there").text()
+    assert report in (tmp_path / "there" / "sweep.md").read_text()
     assert done.stdout.rstrip().endswith(report), "the report comes last, also of a sweep that failed"
     assert f"Fastest: job 0, {summary['images_per_second']:,.0f} images/s" in report
     assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
