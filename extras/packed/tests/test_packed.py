@@ -4,6 +4,7 @@ import math
 import pickle
 import re
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +104,8 @@ def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path
 def images(tmp_path):
     """20 training and 4 validation images of 100 x 100 pixels, 30 kB each when raw."""
     root = write_images(tmp_path / "images", ("class 0", "class 1"), count=0)
-    for split, count in (("train", 20), ("val", 4)):
-        for number in range(count):
+    for split, length in (("train", 20), ("val", 4)):
+        for number in range(length):
             path = root / split / f"class {number % 2}" / f"{number:02}.png"
             Image.new("RGB", (100, 100), (number, 0, 0)).save(path)
     return root
@@ -116,11 +117,10 @@ def content(folder):
 
 def interrupt(images, folder, stop_at, monkeypatch):
     """Packs, and interrupts it at the image that is read as number `stop_at`."""
-    original, read = pack_images.StoredImages.__getitem__, []
+    original, reads = pack_images.StoredImages.__getitem__, count(1)
 
     def interrupted(self, index):
-        read.append(index)
-        if len(read) == 24 + stop_at:  # all 24 were read to estimate the size of the pack
+        if next(reads) == 24 + stop_at:  # all 24 were read to estimate the size of the pack
             raise KeyboardInterrupt
         return original(self, index)
 

@@ -99,18 +99,18 @@ def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(tmp_
     assert {row.index("%") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 1}
 
 
-def end_at_once(folder: Path, number: int, start) -> None:
-    start.wait(60)
-    add_job(folder, number, f"seed={number}", 1000.0)
-    write_report(folder)
-
-
 def test_every_job_is_in_the_report_once_when_many_processes_end_at_the_same_moment(tmp_path, monkeypatch, bound):
     monkeypatch.setattr("extras.sweep.report.draw_bars", lambda *_: b"a picture")  # takes most of the time
     fork, count = multiprocessing.get_context("fork"), 8
     made(tmp_path, [(f"seed={number}", None) for number in range(count)])
     start = fork.Barrier(count)
-    writers = [fork.Process(target=end_at_once, args=(tmp_path, number, start)) for number in range(count)]
+
+    def end_at_once(number: int) -> None:
+        start.wait(60)
+        add_job(tmp_path, number, f"seed={number}", 1000.0)
+        write_report(tmp_path)
+
+    writers = [fork.Process(target=end_at_once, args=(number,)) for number in range(count)]
     for writer in writers:
         writer.start()
     for writer in writers:
