@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from data.errors import DataError
-from tests.configs import DOORS, LINEAR, checkpoint, metrics, train
+from tests.configs import DOORS, LINEAR, SMALL, checkpoint, composed, metrics, train
 from tests.training.doors import Images
+from training.config import checked
+from training.datasets import Datasets
 
 HERE = __name__
 IMAGES = [f"data._target_={DOORS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
@@ -37,6 +39,12 @@ def samples(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("loader", ["prefetch", "resident"])
 def test_a_dataset_of_tuples_trains_with_any_loader(tmp_path, loader):
     assert train(tmp_path, *IMAGES, f"loader={loader}", "augment.erase=0.5")["test_accuracy"] == 1.0
+
+
+def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
+    batch = {"image": torch.full((1, 8, 8, 3), 102, dtype=torch.uint8), "label": torch.tensor([0])}
+    image = Datasets(checked(composed(*SMALL))).transform(batch)["image"]
+    torch.testing.assert_close(image.float(), torch.full((1, 3, 8, 8), (102 / 255 - 0.5) / 0.2), rtol=0.01, atol=0)
 
 
 class Late(Images):
