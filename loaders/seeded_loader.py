@@ -23,7 +23,7 @@ from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)
 
-VERSION = 3  # of the state
+VERSION = 4  # of the state
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,7 +58,8 @@ class SeededLoader(WorkerLoader[T_co]):
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         plan = self._plan_of(position)
         iterator = self._start(plan, position, int(fold(self.seed or 0, self.rank) >> np.uint64(2)))
-        self._plan, self._position, self._upcoming, self._current = plan, position, None, None
+        own = vars(self)  # torch's __setattr__ would be a call, at which a signal handler may raise: here are none
+        own["_plan"], own["_position"], own["_upcoming"], own["_current"] = plan, position, None, None
         return iterator
 
     def __next__(self) -> Any:

@@ -92,7 +92,8 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
     expected = epochs_of(name, 2)
     with loader_of(name) as loader:
         most = moments_of(lambda: iter(loader))  # starts the workers
-    for number, (_, moment, kind) in enumerate(strikes(most, count, name)):
+    last = [(0, most - before, Interrupted) for before in range(6)]
+    for number, (_, moment, kind) in enumerate([*strikes(most, count, name), *last]):
         with loader_of(name) as loader:
             name_epoch(loader, 1)
             if number % 2:
@@ -101,9 +102,9 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
             try:
                 with struck(moment, kind):
                     iter(loader)
+                name_epoch(loader, 1)  # it was not struck: a moment less than before
             except kind:
                 pass
-            name_epoch(loader, 1)
             assert contents(loader) == expected[1]
             try:
                 with struck(1 + moment % 40, kind):

@@ -95,8 +95,8 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
             if all(torchs.count(item) == expected.count(item) for item in [*torchs, *expected] if item[0] == "error"):
                 return torchs
     counts[row] += 1
-    if program.persistent and program.sampler in ("shuffled", "generator", "weighted"):
-        return [...]  # without workers torch draws a seed more, so the second epoch is another
+    if program.sampler == "generator" or (program.persistent and program.sampler in ("shuffled", "weighted")):
+        return [...]  # without workers torch draws another number of seeds, so the second epoch is another
     return [... if item[0] == "drawn" else item for item in expected]
 
 

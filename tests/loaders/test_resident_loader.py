@@ -108,6 +108,14 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
     assert keys == Random(5, 0, np.arange(6), np.arange(6)).key.tolist()
 
 
+def test_an_augmentation_may_draw_from_a_torch_generator_of_its_batch(make):
+    def noise(batch, random):
+        return {"value": torch.rand(len(batch["value"]), generator=random.generator("cpu"))}
+
+    first, again = ([batch["value"] for batch in make(Arrays(9), augment=noise, seed=5)] for _ in range(2))
+    assert all(map(torch.equal, first, again)) and len(torch.cat(first).unique()) == 9
+
+
 def test_arrays_of_another_length_are_refused(make):
     dataset = Arrays(6)
     dataset.arrays = lambda: {"value": np.zeros((5, 2))}
