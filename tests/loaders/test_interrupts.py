@@ -91,8 +91,9 @@ def go_on(iterator: Iterator, place: int, moment: int, kind: type[BaseException]
 def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, count):
     expected = epochs_of(name, 2)
     with loader_of(name) as loader:
+        name_epoch(loader, 1)
         most = moments_of(lambda: iter(loader))  # starts the workers
-    last = [(0, most - before, Interrupted) for before in range(6)]
+    last = [(0, most - before, Interrupted) for before in range(6) for _ in range(2)]
     for number, (_, moment, kind) in enumerate([*strikes(most, count, name), *last]):
         with loader_of(name) as loader:
             name_epoch(loader, 1)

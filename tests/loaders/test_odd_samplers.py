@@ -137,7 +137,7 @@ def test_a_sampler_that_raises_when_it_is_iterated_is_an_error_of_the_epoch(seed
     sampler = {"batch_sampler" if as_batches else "sampler": NotFound()}
     with WorkerLoader(range(8), num_workers=1, seed=seed, **sampler) as loader:
         for _ in range(2):
-            with pytest.raises(FileNotFoundError, match="order.txt"):
+            with pytest.raises(FileNotFoundError, match=r"order\.txt"):
                 next(iter(loader))
 
 
