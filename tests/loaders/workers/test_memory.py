@@ -43,6 +43,7 @@ def mappings(pid: int | str = "self") -> int:
 
 
 def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat(bound):
+    before = mappings()  # of other tests' loaders
     with loader_over(Bytes(64)) as loader:
         held = []
         for _ in range(12):
@@ -60,7 +61,7 @@ def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat
             os.close(receiving), os.close(sending)
             held.append((memory_in_use(), mappings(), *(mappings(process.pid) for process in active_children())))
     assert max(held)[0] < 4 * 17 * 4 * 11_000
-    assert max(maps for _, *every in held for maps in every) <= 3
+    assert max(maps for _, *every in held for maps in every) <= before + 3
 
 
 def test_a_worker_that_cannot_map_its_memory_says_so():
