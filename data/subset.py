@@ -57,7 +57,7 @@ def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
     The part is the same each time. The part is not augmented if the dataset has a method `without_augmentation()`.
     """
     if len(dataset) < 2 or not 0 < fraction < 1:
-        raise DataError(f"data.val_fraction={fraction} of {len(dataset)} samples: give less than 1, of two or more")
+        raise DataError(f"data.val_fraction={fraction} of {len(dataset)} samples: give a share below 1, of 2 or more")
     order = np.random.default_rng(0).permutation(len(dataset))
     size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
     plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset

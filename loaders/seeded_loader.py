@@ -58,7 +58,7 @@ class SeededLoader(WorkerLoader[T_co]):
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         plan = self._plan_of(position)
         iterator = self._start(plan, position, int(fold(self.seed or 0, self.rank) >> np.uint64(2)))
-        own = vars(self)  # torch's __setattr__ would be a call, at which a signal handler may raise: here are none
+        own = vars(self)  # torch's __setattr__ is Python code: a signal handler could raise between two of these
         own["_plan"], own["_position"], own["_upcoming"], own["_current"] = plan, position, None, None
         return iterator
 

@@ -122,7 +122,7 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)
-    axes.set_xlabel("milliseconds; the numbers count the batches of an epoch")
+    axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)
