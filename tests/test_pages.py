@@ -145,6 +145,7 @@ def is_there(path: Path) -> bool:
 @pytest.mark.timeout(900)
 def test_torchrun_as_on_the_pages(python, tmp_path):
     lines = [words[1:] for page in PAGES for words in commands(page) if words[0] == "torchrun"]
+    assert lines
     for at, words in enumerate(lines):
         options = [word for word in words if word.startswith("--")]
         rest = small([word for word in words if word not in ("train.py", *options)])

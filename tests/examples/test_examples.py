@@ -67,7 +67,7 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
     assert all(logged <= line.keys() for line in steps(tmp_path / "run"))
     if experiment == "moco":
         model = checkpoint(tmp_path / "run")["model"]
-        assert all(model[key] == 6 for key in model if key.endswith("num_batches_tracked"))
+        assert {int(model[key]) for key in model if key.endswith("num_batches_tracked")} == {6}
     if experiment == "pictures":
         with Image.open(tmp_path / "run" / "pictures" / "epoch-01.png") as picture:
             assert picture.size[0] > 1000 and np.unique(np.asarray(picture)).size > 50

@@ -39,7 +39,7 @@ def test_kept_batches_never_change_whatever_is_loaded_afterwards_and_after_close
     half = [(first, batch["image"][::2], batch["image"].clone()) for first, batch in kept[::2]]
     for kind_of_next in (lambda: list(loader), loader.close):
         kind_of_next()
-        assert all(is_whole(batch, first) for first, batch in kept)
+        assert len(kept) == 2 * 10 and all(is_whole(batch, first) for first, batch in kept)
     del kept, batch
     with make(kind(240), 8) as other:  # takes the memory that is free now
         list(other)
@@ -65,7 +65,7 @@ def test_who_holds_more_than_eight_batches_gets_the_next_ones_as_copies(make, he
         for batch in loader:
             kept = [*kept, batch][-held:]
         copied = loader.stats()["workers"]["copied_batches"]
-    assert all(is_whole(batch, 320 - 4 * held + 4 * number) for number, batch in enumerate(kept))
+    assert sum(is_whole(batch, 320 - 4 * held + 4 * number) for number, batch in enumerate(kept)) == held
     if make is not WORKERS["threads"]:  # they write into memory of their own
         assert (copied > 0) == copies
 

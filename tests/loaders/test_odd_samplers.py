@@ -117,7 +117,7 @@ def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(kind, sampler):
             assert next(iterator).tolist() == [0, 1, 2, 3]
             with pytest.raises(ValueError, match="bad sampler"):
                 next(iterator)
-            with pytest.raises((StopIteration, RuntimeError, ValueError)):
+            with pytest.raises(StopIteration):
                 next(iterator)
     drawn = draw_globals()
     seed_globals(4)

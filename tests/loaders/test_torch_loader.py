@@ -44,7 +44,7 @@ def test_ranks_augment_differently(make, num_workers):
 
 @pytest.mark.cuda
 def test_pinned_batches_are_page_locked(make):
-    assert all(batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1))
+    assert {batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1)} == {True}
 
 
 # CachedLoader repeats the first full batches

@@ -82,6 +82,12 @@ class Centred(nn.Module):
         return functional.cross_entropy(outputs - self.centre, labels)
 
 
+class EveryOther(Trainer):
+    def train_step(self, batch: dict[str, Any]) -> None:
+        if self.step % 2:
+            super().train_step(batch)
+
+
 class Doubled(Trainer):
     """A loss that is twice the task's."""
 

@@ -56,13 +56,13 @@ class Run:
         """Waits until the checkpoint of a step from `step` on is there."""
         end = time.monotonic() + LONG
         while not any(int(path.stem[5:]) >= step for path in self.out.glob("checkpoints/step-*.pt")):
-            if time.monotonic() > end or self.program.poll() is not None:
-                self.finish("a checkpoint")
+            assert time.monotonic() < end and self.program.poll() is None, self.finish().text
             time.sleep(0.005)
 
     def finish(self, *ranks_said: str) -> "Run":
         """Waits for the end. ranks_said: what the output has if the processes fail, which they then must."""
-        self.text = "".join(self.program.communicate(LONG))
+        with self.program:
+            self.text = "".join(self.program.communicate(LONG))
         assert bool(self.program.returncode) == bool(ranks_said), self.text
         assert all(said in self.text for said in ranks_said), self.text
         return self

@@ -118,7 +118,7 @@ def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp
     assert found.data.metrics["summary/images_per_second"] == pytest.approx(summary["images_per_second"])
     assert found.data.metrics["acc_1"] == 0.5, "mlflow refuses acc@1"
     offline = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert all((tmp_path / "wandb_run_id.txt").read_text().strip() in one.name for one in offline)
+    assert offline and all((tmp_path / "wandb_run_id.txt").read_text().strip() in one.name for one in offline)
     assert f"`wandb sync {tmp_path}/wandb/offline-run-*`" in caplog.text and "left out" not in caplog.text
     wandb.teardown()  # else its threads are left
 

@@ -9,9 +9,8 @@ import time
 import pytest
 
 from extras.report.load import Load, free_seconds
-from tests.configs import checkpoint, differences, train
+from tests.configs import DOORS, checkpoint, differences, train
 from training.stopping import Stopped
-from training.trainer import Trainer
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: %s}"
@@ -65,14 +64,8 @@ def test_measuring_changes_neither_checkpoints_nor_weights_nor_scores(tmp_path):
     assert differences(Witness.weights, other["model"]) == []
 
 
-class EveryOther(Trainer):
-    def train_step(self, batch):
-        if self.step % 2:
-            super().train_step(batch)
-
-
 def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_under_fp16(tmp_path):
-    every_other = f"trainer._target_={HERE}.EveryOther"
+    every_other = f"trainer._target_={DOORS}.EveryOther"
     assert train(tmp_path, REPORT % 0.2, *LINEAR, every_other, "train.precision=fp16")["free_step_ms"]
 
 
