@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import weakref
 
 import pytest
 from example_datasets import Faulty, Numbers, contents
@@ -87,11 +88,16 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
-def test_an_error_of_a_worker_keeps_no_loader_alive():
+@pytest.mark.parametrize(("seed", "num_workers"), [(None, 1), (0, 1), (0, 0)])
+def test_an_error_of_a_sample_keeps_no_loader_alive(seed, num_workers):
     gc.disable()
     try:
+        loader = WorkerLoader(Faulty(40, 6), 4, seed=seed, num_workers=num_workers)
+        is_alive = weakref.ref(loader)
         with pytest.raises(ValueError, match="bad"):
-            list(WorkerLoader(Faulty(40, 6), 4, num_workers=1))
+            list(loader)
+        del loader
+        assert is_alive() is None
     finally:
         gc.enable()
     assert not multiprocessing.active_children()
