@@ -3,7 +3,7 @@
 import pytest
 import torch
 from every_loader import Streamed, ordered
-from example_datasets import Numbers, contents, rows
+from example_datasets import Augmented, Numbers, Written, contents, rows
 
 from loaders import LoaderConfig, LoaderConfigError, Preloader, ResidentLoader, TorchLoader, WorkerLoader, build_loader
 
@@ -42,7 +42,7 @@ def test_every_loader_gives_the_order_and_the_sampler_that_was_asked_for(build, 
 )
 def test_each_name_makes_its_own_loader_and_preload_depth_adds_a_thread_to_any_of_them(build, name, kind):
     for depth in (0, 3):
-        built = build(name, preload_depth=depth)
+        built = build(name, Written(10), preload_depth=depth)
         assert isinstance(built.loader, kind) and built.depth == depth
         assert kind is not WorkerLoader or built.loader.persistent_workers is False  # there are no workers
     if kind is not ResidentLoader:  # on a CPU with workers no thread competes with the step
@@ -52,6 +52,15 @@ def test_each_name_makes_its_own_loader_and_preload_depth_adds_a_thread_to_any_o
         loader = build(name, num_workers=1).loader
         assert loader.worker_method == ("thread" if name == "threads" else "multiprocessing")
         assert loader.persistent_workers and not loader.pin_memory
+
+
+@pytest.mark.parametrize("name", ["prefetch", "workers", "threads"])
+def test_without_workers_samples_are_the_same_as_with_them_whatever_the_depth(build, name):
+    expected = [batch[1].tolist() for batch in build("workers", Augmented(10), num_workers=1)]
+    for depth in (0, 2):
+        loader = build(name, Augmented(10), preload_depth=depth)
+        assert [batch[1].tolist() for batch in loader] == expected
+        assert loader.stats()["workers"]["active_workers"] == 0
 
 
 @EVERY

@@ -226,6 +226,15 @@ def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence(command, earl
     assert "Traceback" not in shown and all(re.search(pattern, shown) for pattern in patterns), shown
 
 
+def test_settings_of_a_resume_that_was_refused_are_not_kept(command, tmp_path, earlier):
+    path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / ".hydra" / "overrides.yaml"
+    before = path.read_text()
+    command("train.resume=out", "train.epochs=2", "model.size=3", ends_with=1)
+    assert path.read_text() == before
+    command("train.resume=out", "train.epochs=2")
+    assert settings_of(tmp_path / "out") == (7, 0.125, 64, 4) and path.read_text() != before
+
+
 # Configs
 
 
