@@ -50,7 +50,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    ("way", "early", "late"), [("preloader", 4, 12), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
+    ("way", "early", "late"), [("preloader", 10, 18), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
 )
 def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(way, early, late):
     with WAYS[way]() as loader:
@@ -71,6 +71,7 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
         for _ in range(late - early):
             epoch()
         after = held()
+        assert loader.stats()["workers"]["deaths"] == 0
     assert multiprocessing.active_children() == []
     assert after["bytes"] < before["bytes"] + 12e6
     for what in ("descriptors", "mappings"):

@@ -10,6 +10,7 @@ import torch
 from example_datasets import Numbers
 
 from loaders import MachineFull, WorkerLoader
+from loaders.workers.slots import SPOILT, Slots
 
 
 class Bytes(Numbers):
@@ -62,6 +63,22 @@ def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat
             held.append((memory_in_use(), mappings(), *(mappings(process.pid) for process in active_children())))
     assert max(held)[0] < 4 * 17 * 4 * 11_000
     assert max(maps for _, *every in held for maps in every) <= before + 3
+
+
+def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_there():
+    slots = Slots(2 * SPOILT)
+    *held, written = [slots.take() for _ in range(SPOILT + 1)]
+    for lease in held:
+        lease.slot.is_delivered = True
+    slot, written.array[:100] = written.slot, 7
+    slots.note_use(slot, 100)
+    del written
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (slot.lease().array[:100] == 7).all()
+    assert slots.take().slot.memory is not slot.memory, "the memory with spoilt slots stays"
 
 
 def test_a_worker_that_cannot_map_its_memory_says_so():
