@@ -113,6 +113,8 @@ def test_a_loader_that_is_forgotten_ends_its_workers(name, torch_looks_often):
     next(loader)
     del loader
     gc.collect()  # there may be a cycle
+    for process in multiprocessing.active_children():
+        process.join(5)  # torch terminates those that are slow, and does not wait for them
     assert multiprocessing.active_children() == []  # threads: conftest.py
 
 
