@@ -73,6 +73,7 @@ class PreloadedEpoch:
         self._room: SimpleQueue[int] = SimpleQueue()  # the numbers of the last items that the thread may make
         self._thread: threading.Thread | None = None
         self._owner, self._is_ended = os.getpid(), False
+        self._give_room(depth - 1)
 
     def next(self) -> Any:
         """Returns the consumer's next batch, or raises the error in its place, or StopIteration."""
@@ -141,7 +142,7 @@ class PreloadedEpoch:
         self._items.pop(number - 1, None)
         if self._depth:
             check_owner(self._owner, "batches")
-            self._room.put(number + self._depth)
+            self._give_room(number + self._depth)
         while number not in self._items and not self._is_ended:
             if self._depth:
                 self._wake.get()
@@ -152,10 +153,16 @@ class PreloadedEpoch:
             raise RuntimeError(ENDED)
         return self._items[number]
 
+    def _give_room(self, last: int) -> None:
+        """Lets the thread make items up to number `last`. It never runs a sampler: the consumer's thread does, here."""
+        if isinstance(self._batches, EpochIterator) and not self._is_ended:
+            self._batches.draw(self._first + last)
+        self._room.put(last)
+
     def fill(self) -> None:
         """Makes items until the epoch ends: what a thread runs, if depth is not 0."""
         self._thread = threading.current_thread()
-        is_end, last = False, self._depth - 1
+        is_end, last = False, -1
         try:
             with self._copier.accelerator.using(self._copier.stream):
                 while not (self._is_ended or is_end):

@@ -1,6 +1,7 @@
 """Samplers that users pass in: told the epoch, read once an epoch in blocks, seeded, and resumed."""
 
 import random
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from example_datasets import Numbers, contents, rows
 from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals, every, over, seed_globals
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 
 def distributed() -> DistributedSampler:
@@ -116,17 +117,21 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global
 
 
 @AS_BATCHES
-def test_a_long_epoch_is_drawn_in_blocks_which_the_loops_own_draws_do_not_disturb(as_batches):
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_long_epoch_is_drawn_in_blocks_in_the_loops_thread_whose_own_draws_do_not_disturb_it(as_batches, seed):
     length = 150 if as_batches else 4200  # more than a block
 
     def indices(draws: bool) -> list[int]:
-        made = ([int(np.random.randint(9))] for _ in range(length))
+        made = ([int(np.random.randint(9))] for _ in range(length) if threads.add(threading.get_ident()) is None)
         given = {"batch_sampler": made} if as_batches else {"sampler": (row for (row,) in made), "batch_size": 50}
-        with WorkerLoader(Numbers(9), seed=0, **given) as loader:
+        seed_globals(1)
+        with Preloader(WorkerLoader(Numbers(9), num_workers=1, seed=seed, **given), "cpu") as loader:
             return rows(batch for batch in loader if not draws or draw_globals())
 
-    calm = indices(draws=False)
+    threads: set[int] = set()
+    calm = indices(draws=seed is None)
     assert indices(draws=True) == calm and len(calm) == length
+    assert threads == {threading.get_ident()}
     assert calm[:64] != calm[64:128]
 
 
