@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_COPIED = (".*", "__pycache__", "outputs", "multirun", "downloads")
 OURS = "# A PyTorch training template for accelerators that wait for data"
 IS_OURS = (ROOT / "README.md").read_text().startswith(OURS)
+PYTEST = ("-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))")
 
 
 def blocks(page: Path, language: str) -> list[str]:

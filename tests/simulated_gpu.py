@@ -121,14 +121,8 @@ class SimTensor(torch.Tensor):
         self.raw, self.owner = raw, owner
         return self
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"SimTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.detach().cpu().__reduce_ex__(protocol)
-
-    def tolist(self) -> Any:
-        return self.cpu().tolist()
 
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         if stream is not self.owner.block.stream:
@@ -139,15 +133,13 @@ class SimTensor(torch.Tensor):
         kwargs, aten = kwargs or {}, torch.ops.aten
         if func in VIEWS:
             return cls(func(args[0].raw, *args[1:], **kwargs), args[0].owner)
-        if torch.is_inference_mode_enabled() and func._can_decompose():  # elsewhere autograd has done it
-            return func.decompose(*args, **kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         first = next((item for item in flat if isinstance(item, SimTensor)), None)
         where = current_stream(first.device if first is not None else None)
         if func is aten._to_copy.default and torch.device(kwargs.get("device") or "sim").type == "cpu":
             where.synchronize()
             return args[0].raw.to(kwargs.get("dtype") or args[0].dtype, copy=True)
-        if func is aten.copy_.default and not all(isinstance(item, SimTensor) for item in args[:2]):
+        if func is aten.copy_.default and not isinstance(args[1], SimTensor):
             return _copied(args[0], args[1], len(args) > 2 and args[2], where)
         raws = [item.raw if isinstance(item, SimTensor) else item for item in flat]
         if func in (aten._local_scalar_dense.default, aten.equal.default):
@@ -161,20 +153,13 @@ class SimTensor(torch.Tensor):
             return pytree.tree_map_only(torch.Tensor, lambda view: cls(view, first.owner), func(*given, **named))
         if func._schema.is_mutable:
             where.queue.add(lambda: func(*given, **named), kernel_seconds)
-            arguments = [(number, item) for number, item in enumerate(func._schema.arguments)]
-            written = [
-                args[number] if number < len(args) else kwargs[item.name]
-                for number, item in arguments
-                if item.alias_info is not None and item.alias_info.is_write
-            ]
+            arguments = enumerate(func._schema.arguments)
+            changed = [(at, item.name) for at, item in arguments if item.alias_info and item.alias_info.is_write]
+            written = [args[at] if at < len(args) else kwargs[name] for at, name in changed]
             return written[0] if len(written) == 1 else tuple(written)
         on_meta = {**named, "device": "meta"} if "device" in named else named
         metas = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (given, on_meta))
-        try:
-            shapes = func(*metas[0], **metas[1])
-        except NotImplementedError:  # the shape depends on the data, for which the host waits
-            where.synchronize()
-            shapes = func(*given, **named)
+        shapes = func(*metas[0], **metas[1])
         made = pytree.tree_map_only(
             torch.Tensor, lambda item: _empty(item.size(), item.stride(), item.dtype, where), shapes
         )
@@ -191,9 +176,6 @@ class SimTensor(torch.Tensor):
 
 def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: Stream) -> torch.Tensor:
     global blocking
-    if not isinstance(target, SimTensor):  # to the host
-        on.synchronize()
-        return target.copy_(source.raw)  # type: ignore[attr-defined]
     raw, size = target.raw, source.nbytes
     plain = source.contiguous() if source.stride() != raw.stride() else source
     is_plain = plain is source and source.dtype == raw.dtype and torch.ops.aten.is_non_overlapping_and_dense(source)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.configs import checkpoint
-from tests.forks import IS_OURS, ROOT, call, copy, snippets
+from tests.forks import IS_OURS, PYTEST, ROOT, call, copy, snippets
 
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages have other snippets")
 FILES = {
@@ -24,7 +24,6 @@ task: {inputs: point}
 """,
 }
 SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
-PYTEST = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-n", "0"]
 LOOK = [  # tests that look at the files of the repository
     *("test_moons.py", "tests/test_extras.py", "tests/test_pages.py", "tests/data/test_datasets.py"),
     *("tests/training/test_command_line.py", "-p", "no:cacheprovider", "-p", "no:randomly", "-k"),
@@ -51,7 +50,7 @@ def test_a_fork_without_extras_trains_and_sweeps(python, tmp_path, without):
 @pytest.mark.parametrize("without", WITHOUT)
 def test_in_a_fork_without_extras_the_tests_pass_that_look_at_files(python, tmp_path, without):
     fork = copy(tmp_path / "fork", without, FILES)
-    call(python, fork, [*PYTEST, *(LOOK if without == "extras" else COLLECT)])
+    call(python, fork, [*PYTEST, "-q", "-n", "0", *(LOOK if without == "extras" else COLLECT)])
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.data.fakes import write_images
 from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,6 +26,8 @@ ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("data.path=FOLDER", "data=cifar10", "logger="),
 )
 OF = {"hydra/launcher": "slurm", "callbacks.timeline": "timeline", "experiment=data_bound": "benchmarks"}
+GONE = tuple(key for key, extra in OF.items() if not (ROOT / "extras" / extra).exists())
+TORCHRUN = ["-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])"]
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promises of their own")
 
 
@@ -37,39 +39,39 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def small(words: list[str]) -> list[str]:
-    """A command of train.py, with SMALL for what it leaves open."""
-    keys = {word.lstrip("+~").partition("=")[0] for word in words}
+    """The arguments of a command of train.py, with SMALL for what it leaves open."""
     if any(name in word for name in ELSEWHERE for word in words):
         return ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
-    left_open = [text for text in SMALL if text.partition("=")[0] not in keys]
-    if "train.resume" in keys or not (ROOT / "extras" / "report").exists():
-        left_open = [text for text in left_open if "report" not in text]
+    without = {word.lstrip("+~").partition("=")[0] for word in words}
+    if "train.resume" in without or not (ROOT / "extras" / "report").exists():
+        without.add("callbacks.report.seconds")
     if "loader=torch" in words:
-        left_open = [text for text in left_open if "num_workers" not in text]
+        without.add("loader.num_workers")
+    left_open = [text for text in SMALL if text.partition("=")[0] not in without]
     return [*words, *left_open, *["data.root=PLANKTON"] * ("data=plankton" in words)]
 
 
 def lines_of(page: Path) -> list[list[str]]:
     """The page's commands as `call` runs them, without those of the shell or of an extra that is gone."""
-    gone = tuple(key for key, extra in OF.items() if not (ROOT / "extras" / extra).exists())
-    lines = [words[1:] for words in commands(page) if words[0] == "python" and words[1].endswith(".py")]
-    lines = [line for line in lines if "GROUP=CHOICE" not in line and not any(word.startswith(gone) for word in line)]
-    return [["train.py", *small(line[1:])] if line[0] == "train.py" else line for line in lines]
+    lines = []
+    for program, *words in commands(page):
+        at = words.index("train.py") if "train.py" in words else None
+        if program == "torchrun":
+            lines.append([*TORCHRUN, *words[:at], "train.py", *small(words[at + 1 :]), "device=cpu"])
+        elif program == "python" and "GROUP=CHOICE" not in words and not any(word.startswith(GONE) for word in words):
+            lines.append(words if at is None else ["train.py", *small(words[1:])])
+    return lines
 
 
 def fork(folder: Path, *pages: Path) -> Path:
     """A copy of the repository with the files of these pages and the folders that commands name."""
     copy(folder, files=snippets(*pages))
-    random = np.random.default_rng(0)
-    for split, name, number in ((s, n, i) for s in ("train", "val") for n in ("cat", "dog") for i in range(20)):
-        path = folder / "DIR" / split / name / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(256, size=(40, 48, 3), dtype=np.uint8)).save(path)
+    write_images(folder / "DIR", count=20)
     for name in ("IMAGES", "photos"):
         (folder / name).symlink_to("DIR")
     (folder / "PLANKTON").mkdir()
     for split in ("train", "test"):
-        images = random.integers(256, size=(32, 64, 64, 3), dtype=np.uint8)
+        images = np.random.default_rng(0).integers(256, size=(32, 64, 64, 3), dtype=np.uint8)
         np.savez(folder / "PLANKTON" / f"{split}.npz", images=images, labels=np.arange(32) % 3)
     return folder
 
@@ -95,7 +97,7 @@ def test_the_doors_of_the_readme_open(python, tmp_path):
 )
 def test_the_commands_of_the_pages_run(python, tmp_path, pages):
     images = ["data=image_folder", "data.root=DIR", "data.image_size=32"] if pages[0] in EXTRAS else []
-    lines = [line for page in pages for line in lines_of(page) if line[0] == "train.py" or page in EXTRAS]
+    lines = [line for page in pages for line in lines_of(page) if "train.py" in line or page in EXTRAS]
     lines = [line for line in lines if "benchmarks" not in line[0] and "index_tars" not in line[0]]
     call(python, fork(tmp_path / "fork", *pages), ["train.py", *small([FIRST, *images])], *lines)
 
@@ -112,9 +114,8 @@ def test_the_snippet_of_the_readme_loads_batches():
 @pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")
 def test_the_tree_of_the_readme_counts_lines():
     tree = dict(re.findall(r"^(\w+)/ +([\d,]+)  ", (ROOT / "README.md").read_text(), re.MULTILINE))
-    paths = [path for name in tree for kind in ("py", "sh") for path in (ROOT / name).rglob(f"*.{kind}")]
     found = dict.fromkeys(tree, 0)
-    for path in paths:
+    for path in (path for name in tree for kind in ("py", "sh") for path in (ROOT / name).rglob(f"*.{kind}")):
         folders = path.relative_to(ROOT).parts
         found["tests" if "tests" in folders else folders[0]] += len(path.read_text().splitlines())
     assert found == {name: pytest.approx(int(lines.replace(",", "")), rel=0.1) for name, lines in tree.items()}
@@ -123,32 +124,17 @@ def test_the_tree_of_the_readme_counts_lines():
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "loaders/README.md", *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_files_and_options_that_a_page_names_exist(page):
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert "://" in link or is_there((page.parent / link).resolve()), link
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()) if "://" not in link]
+    assert [link for link in links if not is_there((page.parent / link).resolve())] == []
     for words in commands(page):
-        for word in words:
-            if re.fullmatch(r"(\./)?(scripts|extras|examples|tests)/[^*\s]+", word):
-                path = ROOT / word
-                assert is_there(path), word
-                if path.suffix == ".py" and path.exists():
-                    options = [one.partition("=")[0] for one in words if one.startswith("--")]
-                    assert all(option in path.read_text() for option in options), words
+        for word in (one for one in words if re.fullmatch(r"(\./)?(scripts|extras|examples|tests)/[^*\s]+", one)):
+            assert is_there(ROOT / word), word
+            if word.endswith(".py") and (ROOT / word).exists():
+                options = [one.partition("=")[0] for one in words if one.startswith("--")]
+                assert all(option in (ROOT / word).read_text() for option in options), words
 
 
 def is_there(path: Path) -> bool:
     """Whether the file exists, or belongs to an extra that was deleted."""
     parts = path.relative_to(ROOT).parts
     return path.exists() or (parts[0] == "extras" and not (ROOT / "extras" / parts[1]).exists())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_torchrun_as_on_the_pages(python, tmp_path):
-    lines = [words[1:] for page in PAGES for words in commands(page) if words[0] == "torchrun"]
-    assert lines
-    for at, words in enumerate(lines):
-        options = [word for word in words if word.startswith("--")]
-        rest = small([word for word in words if word not in ("train.py", *options)])
-        program = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
-        lines[at] = ["-c", program, *options, "train.py", *rest, "device=cpu"]
-    call(python, fork(tmp_path / "fork"), *lines)

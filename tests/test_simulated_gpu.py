@@ -1,17 +1,15 @@
-"""Runs the scenarios in a process of their own, because the simulated device patches torch."""
+"""Runs the scenarios in processes of their own, because the simulated device patches torch."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from torch.utils import backend_registration
 
+from tests.forks import PYTEST
 from tests.loaders.preload.mutants import MUTANTS, ROOT
 
-# Files below this folder.
-SCENARIOS = ("loaders/preload/on_simulated_gpu.py", "train_on_simulated_gpu.py")
+OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=")
+LOADERS = "tests/loaders/preload/on_simulated_gpu.py"
 
 
 @pytest.mark.timeout(300)
@@ -19,12 +17,18 @@ SCENARIOS = ("loaders/preload/on_simulated_gpu.py", "train_on_simulated_gpu.py")
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot define a device in Python",
 )
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_a_simulated_gpu(chosen):
-    files = [str(Path(__file__).parent / scenarios) for scenarios in SCENARIOS]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-o", "addopts=", "-m", chosen, *files]
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        (LOADERS, "-m", "not slow", "-k", "bytes"),
+        (LOADERS, "-m", "not slow", "-k", "not bytes"),
+        ("tests/train_on_simulated_gpu.py",),
+        pytest.param((LOADERS, "-m", "slow"), marks=pytest.mark.slow),
+    ],
+)
+def test_on_a_simulated_gpu(python, chosen):
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    finished = python.run(*PYTEST, *OPTIONS, *chosen, cwd=ROOT, env=environment, timeout=250)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 

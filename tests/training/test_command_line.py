@@ -16,11 +16,14 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from tests.configs import CONF, DOORS, FAST, checkpoint, composed, metrics, steps
+from tests.configs import CONF, FAST, STOP, checkpoint, composed, metrics, steps
 from training.launch import completed
 
 ROOT = CONF.parent
-STOP = f"+callbacks.stop._target_={DOORS}.Stop"
+
+
+def stop(at: int, how: str) -> list[str]:
+    return [STOP, f"+callbacks.stop.at={at}", f"+callbacks.stop.how={how}"]
 
 
 # What is refused
@@ -53,8 +56,7 @@ def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, 
 
 
 def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
-    stop = [STOP, "+callbacks.stop.at=2", "+callbacks.stop.how=mine"]
-    shown = command(*FAST, *stop, "hydra.run.dir=out", ends_with=1)
+    shown = command(*FAST, *stop(2, "mine"), "hydra.run.dir=out", ends_with=1)
     assert "ZeroDivisionError: mine" in shown and "doors.py" in shown
 
 
@@ -65,8 +67,7 @@ def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
 def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, tmp_path, name, code):
     folder = tmp_path / "it's a=b, [1] é $HOME `ls`"
     quoted = str(folder).replace("'", r"\'")
-    stop = [STOP, "+callbacks.stop.at=2", f"+callbacks.stop.how={name}"]
-    shown = command(*FAST, *stop, "optim.lr=0.125", f"hydra.run.dir='{quoted}'", ends_with=code)
+    shown = command(*FAST, *stop(2, name), "optim.lr=0.125", f"hydra.run.dir='{quoted}'", ends_with=code)
     assert checkpoint(folder)["step"] == 2 and name in shown
     (arguments,) = re.findall(r"python train\.py (.*)", shown)
     pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
@@ -144,8 +145,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
 
 
 def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
-    stop = [STOP, "+callbacks.stop.at=1", "+callbacks.stop.how=SIGTERM"]
-    command("-m", *FAST, *stop, "seed=0,1", "hydra.sweep.dir=sweep", ends_with=75)
+    command("-m", *FAST, *stop(1, "SIGTERM"), "seed=0,1", "hydra.sweep.dir=sweep", ends_with=75)
     assert not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()
 
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.configs import DOORS, LINEAR, checkpoint, differences, steps, train, untimed
+from tests.configs import DOORS, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
 from tests.training.doors import Stop
 from training.stopping import Stopped
 
-TWO_PARTS = f"model._target_={DOORS}.TwoParts"
 CONFIGS = {
     "plain": [],
     "ema, accumulate, clip": [
@@ -51,15 +50,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     @cache
     def trained(config: str) -> Path:
         folder = tmp_path_factory.mktemp("whole")
-        overrides = [*CONFIGS[config], f"+callbacks.stop._target_={DOORS}.Stop"]
-        train(folder, *overrides, *loader(config, "torch 0"))
+        train(folder, *CONFIGS[config], STOP, *loader(config, "torch 0"))
         return folder
 
     return trained
 
 
 def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple], loaders: list[str]) -> None:
-    overrides = [*CONFIGS[config], f"+callbacks.stop._target_={DOORS}.Stop", "train.checkpoint_every=4"]
+    overrides = [*CONFIGS[config], STOP, "train.checkpoint_every=4"]
     for (step, how), name in zip(stops, loaders, strict=False):
         Stop.at, Stop.how = step, how
         try:

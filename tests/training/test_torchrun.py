@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from tests.configs import CONF, DOORS, LINEAR, SMALL, checkpoint, differences, metrics, untimed
+from tests.configs import CONF, DOORS, LINEAR, SMALL, STOP, TWO_PARTS, checkpoint, differences, metrics, untimed
 from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
@@ -16,9 +16,9 @@ SETTINGS = [
     *(*SMALL, LINEAR, "train.batch_size=16", "data.length=320", "data.test_length=65", "optim.lr=0.01"),
     *(f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}}}", "task.metric=worst", "loader=workers"),
 ]
-TWO_PARTS = [f"model._target_={DOORS}.TwoParts", "+model.dropout=0.0"]
-UNUSED = [*TWO_PARTS, "+model.sums=false"]
-STOP = [f"+callbacks.stop._target_={DOORS}.Stop", "+callbacks.stop.how=SIGTERM"]
+NO_DROPOUT = [TWO_PARTS, "+model.dropout=0.0"]
+UNUSED = [*NO_DROPOUT, "+model.sums=false"]
+SIGTERM = [STOP, "+callbacks.stop.how=SIGTERM"]
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
 import runpy, signal, sys
@@ -114,7 +114,7 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
 @pytest.mark.parametrize(
     "settings",
     [
-        [*TWO_PARTS, f"trainer._target_={DOORS}.Alternating"],  # two optimizers
+        [*NO_DROPOUT, f"trainer._target_={DOORS}.Alternating"],  # two optimizers
         [*UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
         ["train.accumulate=2"],
     ],
@@ -131,7 +131,7 @@ def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(python, tmp_path, single):
-    run = Run(python, tmp_path, *STOP, "+callbacks.stop.at=12").finish("exitcode  : 75", "SIGTERM")
+    run = Run(python, tmp_path, *SIGTERM, "+callbacks.stop.at=12").finish("exitcode  : 75", "SIGTERM")
     assert checkpoint(run.out)["step"] in (12, 13)
     again = Run(python, tmp_path, processes=1).finish()
     assert "resum" in again.text
@@ -140,11 +140,10 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
 
 @pytest.mark.slow
 def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_workers(python, tmp_path):
-    stream = [f"data._target_={DOORS}.Stream", *TWO_PARTS, "train.steps_per_epoch=12", "loader.streams=4"]
+    stream = [f"data._target_={DOORS}.Stream", *NO_DROPOUT, "train.steps_per_epoch=12", "loader.streams=4"]
     whole = Run(python, tmp_path / "whole", *stream).finish()
-    Run(python, tmp_path / "stopped", *stream, *STOP, "+callbacks.stop.at=14", "loader.num_workers=1").finish(
-        "SIGTERM"
-    )
+    stopped = [*stream, *SIGTERM, "+callbacks.stop.at=14", "loader.num_workers=1"]
+    Run(python, tmp_path / "stopped", *stopped).finish("SIGTERM")
     assert_same(Run(python, tmp_path / "stopped", *stream).finish(), whole)
 
 

@@ -1,15 +1,13 @@
 """The reports of whole runs, and that measuring free data changes nothing that a run keeps."""
 
 import json
-import os
 import re
-import signal
 import time
 
 import pytest
 
 from extras.report.load import Load, free_seconds
-from tests.configs import DOORS, checkpoint, differences, train
+from tests.configs import DOORS, STOP, checkpoint, differences, train
 from training.stopping import Stopped
 
 HERE = __name__.rpartition(".")[2]
@@ -29,12 +27,6 @@ class Witness:
 
     def on_end(self, run, summary):
         Witness.weights = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
-
-
-class Interrupted:
-    def on_step(self, run):
-        if run.trainer.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_are_busy(tmp_path, monkeypatch):
@@ -76,7 +68,7 @@ def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_unde
 
 def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):
     with pytest.raises(Stopped):
-        train(tmp_path, REPORT % 2.0, f"+callbacks.interrupted._target_={HERE}.Interrupted", *LINEAR)
+        train(tmp_path, REPORT % 2.0, STOP, "+callbacks.stop.at=3", "+callbacks.stop.how=SIGTERM", *LINEAR)
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"^step +\d", text, re.MULTILINE) and "Free data were not measured" in text
     assert text.splitlines()[3].partition(":")[0] in ("data-bound", "compute-bound")
