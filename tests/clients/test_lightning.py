@@ -1,10 +1,15 @@
-"""Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints and DDP."""
+"""Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints and DDP.
+
+As a program it is what each of DDP's two processes runs.
+"""
 
 import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +17,39 @@ lightning = pytest.importorskip("lightning")
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_points import Recorder, trainer
-from points import BATCH_SIZE, KINDS, LENGTH, check_epochs, seeded, seeded_epoch
+from points import BATCH_SIZE, KINDS, LENGTH, SEED, Points, check_epochs, indices, seeded, seeded_epoch
+
+from loaders import Preloader, WorkerLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on worker counts and log intervals
+
+
+class Recorder(lightning.LightningModule):
+    """Trains a line on Points and notes which samples each epoch's batches had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+        self.trained: dict[int, list[list[int]]] = {}
+        self.validated: list[int] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        self.trained.setdefault(self.current_epoch, []).append(indices(batch))
+        return (self.line(batch["x"]).squeeze(1) - batch["labels"]).square().mean()
+
+    def validation_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
+        self.validated += indices(batch)
+
+    def predict_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        return batch["x"][:, 0]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+def trainer(**settings: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return lightning.Trainer(**{"max_epochs": 3, "devices": 1, "enable_checkpointing": False, **quiet, **settings})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,46 +94,28 @@ def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(kind, s
     assert resumed.trained == {1: whole.trained[1][step - 6 :], 2: whole.trained[2]}
 
 
-DDP = """
-import json, warnings
-from lightning_points import Recorder, trainer
-from loaders import Preloader, WorkerLoader
-from points import BATCH_SIZE, SEED, Points
-
-warnings.filterwarnings("ignore")
-workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
-
-
-class OwnShare(Recorder):
-    def train_dataloader(self):
-        share = {"seed": SEED, "rank": self.global_rank, "world_size": self.trainer.world_size}
-        self.loader = Preloader(WorkerLoader(Points(), BATCH_SIZE, **workers, **share), "cpu")
-        return self.loader
-
-
-def fit(name, module, loader=None, **settings):
-    runner = trainer(devices=2, strategy="ddp", **settings)
-    runner.fit(module, loader)
-    (loader or module.loader).close()
-    with open(f"{name}-{runner.global_rank}.json", "w") as file:
-        json.dump(list(module.trained.values()), file)
-    runner.strategy.barrier()
-
-
-fit("unseeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, **workers))
-fit("seeded", Recorder(), WorkerLoader(Points(), BATCH_SIZE, seed=SEED, **workers))
-fit("own_share", OwnShare(), use_distributed_sampler=False)
-"""
+def in_ddp() -> None:
+    """Three runs, each of whose processes writes the samples of its batches into a file."""
+    workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+    for name in ("unseeded", "seeded", "own_share"):
+        module, runner = Recorder(), trainer(devices=2, strategy="ddp", use_distributed_sampler=name != "own_share")
+        settings = {"seed": None if name == "unseeded" else SEED, **workers}
+        if name == "own_share":
+            settings |= {"rank": runner.global_rank, "world_size": runner.world_size}
+        loader = WorkerLoader(Points(), BATCH_SIZE, **settings)
+        with Preloader(loader, "cpu") if name == "own_share" else loader as loader:
+            runner.fit(module, loader)
+        Path(f"{name}-{runner.global_rank}.json").write_text(json.dumps(list(module.trained.values())))
+        runner.strategy.barrier()
 
 
 @pytest.mark.timeout(300)  # on a busy machine
 def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each(tmp_path):
-    (tmp_path / "script.py").write_text(DDP)
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
     with (tmp_path / "printed").open("w") as out:  # a pipe would stay open as long as a process that it has started
         options = {"cwd": tmp_path, "stdout": out, "stderr": subprocess.STDOUT, "timeout": 250, "check": False}
-        done = subprocess.run([sys.executable, "script.py"], env=environment, **options)
+        done = subprocess.run([sys.executable, __file__], env=environment, **options)
     assert done.returncode == 0, (tmp_path / "printed").read_text()
 
     def epochs(name: str) -> list[tuple[list[list[int]], list[list[int]]]]:
@@ -112,3 +128,8 @@ def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each
     # ... or leaves it to the loader.
     for epoch, shares in enumerate(epochs("own_share"), start=1):  # 0 was begun to look at it
         assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    in_ddp()

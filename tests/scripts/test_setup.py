@@ -23,9 +23,7 @@ case "$*" in
 *) echo "$PWD: $*" ;;
 esac
 """
-INSTALLED = (
-    f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n'
-)
+INSTALLED = f'#!/bin/sh\ncase "$1" in *.py) ;; *) exec {sys.executable} "$@" ;; esac\n'
 UV = """#!/bin/sh
 case "$*" in
 "venv "*" --python python3 "*)

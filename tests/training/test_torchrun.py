@@ -126,7 +126,8 @@ def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, setting
 @pytest.mark.slow
 def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
     pairs = [f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
-    Run(python, tmp_path, *pairs).finish()
+    run = Run(python, tmp_path, *pairs).finish()
+    assert checkpoint(run.out)["step"] == 2 * 320 // 2 // 2
 
 
 @pytest.mark.slow
