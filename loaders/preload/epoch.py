@@ -154,7 +154,7 @@ class PreloadedEpoch:
         return self._items[number]
 
     def _give_room(self, last: int) -> None:
-        """Lets the thread make items up to number `last`. It never runs a sampler: the consumer's thread does, here."""
+        """Lets the thread make items up to number `last`. It runs no sampler: the consumer's thread does, here."""
         if isinstance(self._batches, EpochIterator) and not self._is_ended:
             self._batches.draw(self._first + last)
         self._room.put(last)

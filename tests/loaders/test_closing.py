@@ -11,7 +11,7 @@ import weakref
 import pytest
 from example_datasets import Faulty, Numbers, contents
 
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 SEEDS = pytest.mark.parametrize("seed", [0, None])
 
@@ -54,11 +54,15 @@ class Locking(Numbers):
 
 
 @SEEDS
+@pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("seconds", [0.4, 60])
-def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes_long(seed, seconds, bound, request):
+def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes_long(
+    seed, depth, seconds, bound, request, monkeypatch
+):
     if seconds == 60:
         request.getfixturevalue("closes_soon")
-    with WorkerLoader(Locking(seconds), 1, num_workers=2, seed=seed) as loader:
+    monkeypatch.setattr("loaders.workers.process_pool.REAP_SECONDS", 0)
+    with Preloader(WorkerLoader(Locking(seconds), 1, num_workers=2, seed=seed), "cpu", depth) as loader:
         iterator = iter(loader)
         workers = multiprocessing.active_children()
         assert next(iterator).tolist() == [0]
@@ -86,6 +90,27 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
     for worker in workers:
         worker.join(5)
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+class Collecting(Numbers):
+    """Its last sample collects garbage, when that is `due`."""
+
+    due, done = threading.Event(), threading.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.length - 1 and self.due.wait(60):
+            gc.collect()
+            self.done.set()
+        return index
+
+
+def test_a_loader_that_is_collected_in_one_of_its_threads_is_not_said_to_be_stuck(caplog, bound):
+    cyclic = [WorkerLoader(Collecting(8), 4, num_workers=2, worker_method="thread")]
+    cyclic += [iter(cyclic[0]), cyclic]
+    del cyclic
+    Collecting.due.set()
+    assert Collecting.done.wait(bound)
+    assert "left behind" not in caplog.text
 
 
 @pytest.mark.parametrize(("seed", "num_workers"), [(None, 1), (0, 1), (0, 0)])

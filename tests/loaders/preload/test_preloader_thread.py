@@ -7,6 +7,9 @@ import weakref
 
 import pytest
 import torch
+from example_datasets import Noisy, contents
+
+from loaders import WorkerLoader
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
@@ -91,6 +94,19 @@ def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make,
     assert [batch for batch in alive if batch() is not None] == []
     with pytest.raises(RuntimeError, match="this Preloader is closed"):
         iter(loader)
+
+
+def test_the_thread_is_not_taken_for_a_training_loops_that_has_ended_though_it_has_its_number(make):
+    def epoch() -> list:
+        torch.manual_seed(0)
+        return contents(loader)
+
+    loader = make(WorkerLoader(Noisy(8), 4, seed=0, persistent_workers=True))
+    loop = threading.Thread(target=epoch)
+    loop.start()
+    loop.join()
+    first = epoch()
+    assert all(epoch() == first for _ in range(20)), "the thread has seeded the global generators"
 
 
 # Closing

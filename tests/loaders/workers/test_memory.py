@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import sys
 from multiprocessing import active_children
 
 import pytest
@@ -79,6 +80,28 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
     assert os.waitpid(child, 0)[1] == 0
     assert (slot.lease().array[:100] == 7).all()
     assert slots.take().slot.memory is not slot.memory, "the memory with spoilt slots stays"
+    slots.close()
+
+
+def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
+    made = [Slots(1) for _ in range(3)]
+    leases, kept = [slots.take() for slots in made], made[0].take()
+    for lease in leases:
+        lease.slot.is_delivered = True
+
+    def another_thread(*_) -> None:  # is called wherever another thread could go on
+        made.append(Slots(1))
+        made[0].note_use(kept.slot, 1, True)
+
+    traced = sys.gettrace()
+    sys.settrace(another_thread)
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    sys.settrace(traced)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(lease.slot.is_spoilt for lease in (*leases, kept))
+    for slots in made:
+        slots.close()
 
 
 def test_a_worker_that_cannot_map_its_memory_says_so():
