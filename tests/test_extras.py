@@ -84,5 +84,5 @@ def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is(
         other = conf.setdefault(Path(*path.relative_to(ROOT).parts[3:]), path)
         assert other == path, f"Hydra would read {other} instead of {path}"
         assert isinstance(yaml.safe_load(path.read_text()), dict), path
-    for folder in (path for path in (ROOT / "extras").iterdir() if path.is_dir() and path.name[0] not in "._"):
+    for folder in (path for path in (ROOT / "extras").glob("*") if path.is_dir() and path.name[0] not in "._"):
         assert len((folder / "README.md").read_text().splitlines()) <= 12, folder
