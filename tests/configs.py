@@ -62,10 +62,8 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 
 def untimed(folder: Path) -> list[dict[str, Any]]:
     """The lines without the speed of the machine."""
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics(folder)]
-
-
-TIMES = ("images_per_second", "data_wait_fraction")
+    times = "images_per_second", "data_wait_fraction"
+    return [{name: line[name] for name in line if name not in times} for line in metrics(folder)]
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:

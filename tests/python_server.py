@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing.process
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import types
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+import numpy
+
 ROOT = Path(__file__).parents[1]
 # The first optimizer imports torch._dynamo.
-PRELOADED = ("hydra", "multiprocessing.process", "numpy", "torch", "tqdm", "yaml", "tabulate", "torch._dynamo")
+PRELOADED = ("hydra", "torch", "tqdm", "yaml", "tabulate", "torch._dynamo")
 LARGEST_REQUEST = 1 << 17  # bytes
 
 
@@ -89,14 +94,11 @@ class Program:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *_) -> None:
-        self.kill()
+        self.send_signal(signal.SIGKILL)
         for file in (self.stdout, self.stderr, self._status):
             file.close()
 
@@ -130,12 +132,6 @@ def serve(control: socket.socket) -> tuple[list, list[int]]:
 
 def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: list[int]) -> tuple[object, dict]:
     """Turns this process into `python *arguments`. Returns the program's code and namespace, for exec."""
-    import multiprocessing.process
-    import tempfile
-    import types
-
-    import numpy
-
     for standard, fd in enumerate([os.open(os.devnull, os.O_RDONLY), *fds[:2]]):
         os.dup2(fd, standard)
         os.close(fd)

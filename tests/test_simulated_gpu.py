@@ -1,35 +1,54 @@
-"""Runs the scenarios in processes of their own, because the simulated device patches torch."""
+"""Runs the scenarios, and train.py, in processes of their own, because the simulated device patches torch."""
 
+import json
 import os
 
 import pytest
 from torch.utils import backend_registration
 
+from tests.configs import steps
 from tests.forks import PYTEST
 from tests.loaders.preload.mutants import MUTANTS, ROOT
 
-OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=")
-LOADERS = "tests/loaders/preload/on_simulated_gpu.py"
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(
+OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=", "tests/loaders/preload/on_simulated_gpu.py")
+TRAIN = """
+import runpy
+from tests import simulated_gpu as sim
+sim.copy_seconds, sim.kernel_seconds = 0.0002, 0.001
+runpy.run_path("train.py", run_name="__main__")
+assert sim.errors == []
+"""
+needs_a_device_in_python = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot define a device in Python",
 )
+
+
+@needs_a_device_in_python
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "chosen",
     [
-        (LOADERS, "-m", "not slow", "-k", "bytes"),
-        (LOADERS, "-m", "not slow", "-k", "not bytes"),
-        ("tests/train_on_simulated_gpu.py",),
-        pytest.param((LOADERS, "-m", "slow"), marks=pytest.mark.slow),
+        ("-m", "not slow", "-k", "bytes"),
+        ("-m", "not slow", "-k", "not bytes"),
+        pytest.param(("-m", "slow"), marks=pytest.mark.slow),
     ],
 )
 def test_on_a_simulated_gpu(python, chosen):
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to import
     finished = python.run(*PYTEST, *OPTIONS, *chosen, cwd=ROOT, env=environment, timeout=250)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+
+
+@needs_a_device_in_python
+def test_a_run_trains_on_a_simulated_gpu(python, tmp_path, bound):
+    settings = ["device=sim:0", "model=linear", "loader=prefetch", "loader.num_workers=1", "train.max_steps=30"]
+    python.run("-c", TRAIN, *settings, f"hydra.run.dir={tmp_path}", timeout=2 * bound, check=True)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["device"], summary["loader"]) == ("sim:0", "prefetch")
+    assert 0 <= summary["data_wait_fraction"] <= 1
+    lines = steps(tmp_path)
+    assert lines[-1]["loss"] < lines[0]["loss"]
 
 
 def test_every_mutant_changes_the_code_as_it_is():

@@ -1,7 +1,7 @@
 """The doors of a run, used as a fork uses them: one small run each."""
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from data.synthetic import Synthetic
 from tests.configs import DOORS, LINEAR, STOP, checkpoint, differences, metrics, steps, train
 from tests.training.doors import Spy, Stop
 from training.stopping import Stopped
-from training.trainer import Trainer
 
 SPY = f"+callbacks.spy._target_={DOORS}.Spy"
 HERE = __name__
@@ -117,25 +116,7 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
     assert checkpoint(tmp_path)["optimizers"][0]["param_groups"][0]["momentum"] == 0.9
 
 
-# The parts of a batch, and networks that are frozen in part
-
-
-class Sizes(Trainer):
-    """Notes how many samples each part of a batch has."""
-
-    sizes: ClassVar[list[int]] = []
-
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
-        Sizes.sizes.append(len(batch["label"]))
-        return super().training_step(batch)
-
-
-@pytest.mark.parametrize(("batch", "parts", "sizes"), [(13, 4, [3, 3, 3, 4]), (5, 2, [2, 3])])
-def test_the_parts_of_a_batch_are_of_nearly_one_size(tmp_path, batch, parts, sizes):
-    Sizes.sizes.clear()
-    small = [f"train.batch_size={batch}", f"train.accumulate={parts}", "train.max_steps=1"]
-    train(tmp_path, LINEAR, f"trainer._target_={HERE}.Sizes", *small)
-    assert sorted(Sizes.sizes) == sizes
+# Networks that are frozen in part
 
 
 class Following(nn.Module):

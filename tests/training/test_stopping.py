@@ -27,9 +27,7 @@ def test_a_second_signal_ends_the_program_at_once():
 
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert not signals.received
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    assert not signals.received

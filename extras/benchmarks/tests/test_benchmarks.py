@@ -10,7 +10,7 @@ from extras.benchmarks import bench_images, photographs
 from tests.data.fakes import write_images
 from tests.later import Later
 
-bench_device, bench_peers = Later("extras.benchmarks.bench_device"), Later("extras.benchmarks.bench_peers")
+bench_device = Later("extras.benchmarks.bench_device")
 WORKLOADS = [pytest.param(one, marks=[pytest.mark.slow] * (one == "packed")) for one in bench_images.WORKLOADS]
 LITTLE = ["--seconds", "0.1", "--workers", "1"]
 
@@ -37,19 +37,6 @@ def test_a_workload_is_measured_without_the_stock_loader_too_and_beside_the_docu
     bench_images.main(["--workload", "jpeg", "--loaders", "workers", *LITTLE, "--data-root", str(images)])
     (row,) = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| workers"))
     assert float(row[1].replace(",", "")) > 0 and float(row[4]) == bench_images.DOCUMENTED["jpeg"]["workers"]
-
-
-@pytest.mark.slow
-def test_an_installed_loader_is_measured_and_a_missing_peer_is_left_out_with_the_reason(images, tmp_path, monkeypatch):
-    rows = {f"{row}, files": (row, "files") for row in ("workers", "ffcv")}
-    for name, value in {"ROWS": rows, "ROUNDS": 1, "PACKS": {}, "ENVIRONMENTS": tmp_path / "nothing"}.items():
-        monkeypatch.setattr(f"extras.benchmarks.bench_peers.{name}", value)
-    bench_peers.main(["--data-root", str(images), *LITTLE, "--out", str(tmp_path)])
-    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
-    table = (tmp_path / "peers.md").read_text()
-    (row,) = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| WorkerLoader"))
-    assert float(row[3].replace(",", "")) > 0 and float(row[5]) == 1
-    assert "Left out: ffcv, files: run `python extras/benchmarks/bench_peers.py --setup ffcv` first" in table
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -80,11 +67,10 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
     made = photographs.Photographs(train=True, root=tmp_path / "first", image_size=32)
     assert (len(made), len(made.classes), made[0]["image"].shape) == (10, 10, (32, 32, 3))
     photographs.make(tmp_path / "again")
-    first, again = (
-        [path.read_bytes() for path in sorted(tmp_path.glob(f"{name}/*/*/*.jpg"))] for name in ("first", "again")
-    )
-    assert first == again and len({*first}) == 20
-    assert all(50_000 < len(data) < photographs.BYTES for data in first)
-    assert {Image.open(path).size for path in tmp_path.glob("first/*/*/*.jpg")} == {(500, 375)}
+    first, again = (sorted(tmp_path.glob(f"{name}/*/*/*.jpg")) for name in ("first", "again"))
+    content = [path.read_bytes() for path in first]
+    assert content == [path.read_bytes() for path in again] and len({*content}) == 20
+    assert all(50_000 < len(data) < photographs.BYTES for data in content)
+    assert {Image.open(path).size for path in first} == {(500, 375)}
     chosen = composed("experiment=data_bound", "loader=torch")
     assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"

@@ -27,10 +27,8 @@ def save_rows(tmp_path):
     file = str(write_images(tmp_path / "one") / "train" / "cat" / "0.jpg")
 
     def save(features=None, **splits):
-        features, rows = (
-            features and datasets.Features({"image": datasets.Image(), **features}),
-            datasets.DatasetDict(),
-        )
+        features = features and datasets.Features({"image": datasets.Image(), **features})
+        rows = datasets.DatasetDict()
         for name, columns in splits.items():
             images = [{"bytes": None, "path": file}] * len(next(iter(columns.values())))
             rows[name] = datasets.Dataset.from_dict({**columns, "image": images}, features)
@@ -82,10 +80,10 @@ def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path
         make(train_split="train[:50%]")
 
 
-LABELS = [([10, 9, 10], ("9", "10")), (["dog", "cat", "dog"], ("cat", "dog"))]
-
-
-@pytest.mark.parametrize(("labels", "classes"), [*LABELS, ([True, False, True], ("False", "True"))])
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [([10, 9, 10], ("9", "10")), (["dog", "cat", "dog"], ("cat", "dog")), ([True, False, True], ("False", "True"))],
+)
 def test_labels_without_names_are_the_sorted_values_of_the_training_split(save_rows, labels, classes):
     path = save_rows(train={"kind": labels, "other": [1, 2, 3]}, test={"kind": labels[2:], "other": [4]})
     train, test = (HuggingFace(train, path, image="image", label="kind") for train in (True, False))

@@ -1,6 +1,5 @@
 """What the loggers share, and the real ones without a network: what they have kept is read back from their files."""
 
-import multiprocessing
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -117,19 +116,3 @@ def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp
     assert offline and all((tmp_path / "wandb_run_id.txt").read_text().strip() in one.name for one in offline)
     assert f"`wandb sync {tmp_path}/wandb/offline-run-*`" in caplog.text and "left out" not in caplog.text
     wandb.teardown()  # else its threads are left
-
-
-@needs("mlflow", "sqlalchemy")
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_jobs_of_a_sweep_that_begin_at_once_share_one_database(tmp_path, composed, bound):
-    (tmp_path / "multirun.yaml").touch()
-    config, fork = composed(*SMALLER, "logger=mlflow"), multiprocessing.get_context("fork")
-    jobs = [fork.Process(target=run, args=(config, tmp_path / job)) for job in ("0", "1")]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join(4 * bound)
-    found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
-    assert {one.data.tags["sweep"] for one in found} == {tmp_path.name}
-    assert {one.info.run_name for one in found} == {f"{tmp_path.name}/0", f"{tmp_path.name}/1"}

@@ -38,9 +38,8 @@ class TestPacked(ImageDataset):
 
     @pytest.fixture(params=["raw", "jpeg"])
     def make(self, tmp_path, request):
-        return partial(
-            Packed, root=pack(tmp_path / "images", tmp_path / "pack", "--format", request.param), image_size=32
-        )
+        folder = pack(tmp_path / "images", tmp_path / "pack", "--format", request.param)
+        return partial(Packed, root=folder, image_size=32)
 
 
 def test_a_pack_of_files_gives_the_batches_of_the_folder(tmp_path):

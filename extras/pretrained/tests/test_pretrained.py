@@ -24,23 +24,20 @@ def build(name, pretrained=False, num_classes=7, in_channels=3, **options):
     return package(name, pretrained, num_classes, in_channels, **options)
 
 
-@pytest.fixture
-def downloads(monkeypatch):
-    """A function that makes random weights of a network of torchvision, and gives them to whoever downloads them."""
-
-    def make(name):
-        weights = torchvision.models.get_model(name, weights=None).state_dict()
-        monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: weights)
-        return weights
-
-    return make
+def downloads(monkeypatch, name):
+    """Makes random weights of a network of torchvision, and gives them to whoever downloads them."""
+    weights = torchvision.models.get_model(name, weights=None).state_dict()
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: weights)
+    return weights
 
 
-NETWORKS = [("test_resnet", 64, 4), ("test_vit3", 48, 1), ("squeezenet1_1", 64, 4), ("googlenet", 64, 1)]
-NETWORKS += [("inception_v3", 96, 4), ("vit_b_16", 48, 1), ("maxvit_t", 448, 4)]
-
-
-@pytest.mark.parametrize(("name", "size", "channels"), NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "size", "channels"),
+    [
+        *(("test_resnet", 64, 4), ("test_vit3", 48, 1), ("squeezenet1_1", 64, 4), ("googlenet", 64, 1)),
+        *(("inception_v3", 96, 4), ("vit_b_16", 48, 1), ("maxvit_t", 448, 4)),
+    ],
+)
 def test_every_kind_of_network_gives_one_logit_per_class_in_training(name, size, channels):
     options = {"drop_rate": 0.3} if name == "test_vit3" else {}
     with torch.device("cpu" if name.startswith("test_") else "meta"):  # shapes without arithmetic
@@ -65,14 +62,14 @@ def test_weights_are_loaded_but_for_the_last_layer_and_tell_how_images_are_prepa
     assert theirs("inception_v3", False) == Preprocessing(299)
 
 
-def test_torchvisions_weights_are_loaded_but_for_the_last_layer_of_other_classes(downloads):
-    weights = downloads("mobilenet_v3_small")
+def test_torchvisions_weights_are_loaded_but_for_the_last_layer_of_other_classes(monkeypatch):
+    weights = downloads(monkeypatch, "mobilenet_v3_small")
     for key, tensor in build("mobilenet_v3_small", True).state_dict().items():
         assert len(tensor) == 7 if key.startswith("classifier.3") else torch.equal(tensor, weights[key]), key
 
 
-def test_grey_images_give_the_same_logits_whatever_the_number_of_channels(downloads):
-    downloads("squeezenet1_1")
+def test_grey_images_give_the_same_logits_whatever_the_number_of_channels(monkeypatch):
+    downloads(monkeypatch, "squeezenet1_1")
     grey = torch.randn(2, 1, 64, 64)
     with torch.no_grad():
         logits = [build("squeezenet1_1", True, 1000, n).eval()(grey.expand(-1, n, -1, -1)) for n in (1, 3, 6)]

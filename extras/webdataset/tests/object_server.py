@@ -3,9 +3,6 @@
 import hashlib
 import random
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -30,29 +27,18 @@ class ObjectServer(ThreadingHTTPServer):
         """A client that has given up is not an error."""
 
 
-@contextmanager
-def serve(folder: Path) -> Iterator[ObjectServer]:
-    with ObjectServer(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 class Handler(BaseHTTPRequestHandler):
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
     def do_GET(self):
         server, request = self.server, (self.command, self.path, self.headers.get("Range"))
         server.seen.append(request)
-        faults = ("refused", "cut", "stalled", "")
-        fault = server.random.choices(faults, (*server.shares, 1 - sum(server.shares)))[0]
+        weights = *server.shares, 1 - sum(server.shares)
+        (fault,) = server.random.choices(("refused", "cut", "stalled", ""), weights)
         server.spoilt.add(fault)
         server.hold(request)
         if fault == "stalled":
             self.rfile.read(1)  # until the client gives up
-
         path = server.folder / self.path[1:]
         content = path.read_bytes() if path.is_file() else b""
         etag = 'W/"1"' if path.name == "weak.tar" else f'"{hashlib.md5(content).hexdigest()}"'

@@ -15,7 +15,7 @@ import pytest
 from data.errors import DataError
 from extras.webdataset import index_tars, object_store, tar_index
 from extras.webdataset.object_store import in_another_process
-from extras.webdataset.tests.object_server import serve
+from extras.webdataset.tests.object_server import ObjectServer
 from extras.webdataset.tests.shards import write_shards
 from extras.webdataset.webdataset import WebDataset, WebDatasetStream
 from loaders import WorkerLoader
@@ -45,8 +45,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    with serve(folder) as server:
+    with ObjectServer(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
         yield server
+        server.shutdown()
+        thread.join()
 
 
 def read_batches(dataset, kill=False, **options):
@@ -78,9 +82,8 @@ def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(se
     expected = read_batches(WebDatasetStream(True, f"{folder}/train-*.tar", **keys), num_workers=1, **options)
     assert read_batches(remote, **options) == expected
     spans = {tuple(map(int, re.findall(r"\d+", span))) for method, _, span in server.seen if method == "GET"}
-    assert sum(last + 1 - first for first, last in spans) <= sum(
-        path.stat().st_size for path in folder.glob("train-*")
-    )
+    stored = sum(path.stat().st_size for path in folder.glob("train-*"))
+    assert sum(last + 1 - first for first, last in spans) <= stored
     server.shares = 0.05, 0.05, 0.01
     assert read_batches(remote, kill=True, **options) == expected
 
@@ -92,10 +95,15 @@ def test_a_bucket_has_its_index_and_no_error_or_dataset_has_the_credentials(fold
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
-    given = {"ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": SECRET, "REGION": "us-east-1", "ENDPOINT_URL": address}
+    given = {
+        "ACCESS_KEY_ID": "me",
+        "SECRET_ACCESS_KEY": SECRET,
+        "DEFAULT_REGION": "us-east-1",
+        "ENDPOINT_URL": address,
+    }
     for name, value in given.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
+    client = boto3.client("s3")
     client.create_bucket(Bucket="images")
     for path in folder.iterdir():
         client.upload_file(str(path), "images", path.name)
@@ -133,20 +141,17 @@ assert began.wait(60)
 
 
 def test_the_files_of_the_next_batch_are_requested_before_this_one_is_complete(server, bound):
-    seen, next_one, waited = set(), threading.Event(), []
+    seen, both = set(), threading.Barrier(2, timeout=bound)
     dataset = WebDataset(True, f"{server.url}/{NAMES}", image_size=16, attempts=1)
 
     def hold(request):
         seen.add(request)
-        if len(seen) == 8:  # the last file of the first batch
-            waited.append(next_one.wait(bound))
-        elif len(seen) == 9:
-            next_one.set()
+        if len(seen) in (8, 9):  # the last file of the first batch, and the first of the next
+            both.wait()  # an error after the bound
 
     server.hold = hold
     with WorkerLoader(dataset, 8, seed=0, num_workers=1, prefetch_factor=2) as loader:
         assert len(list(loader)) == 2 * IMAGES // 8
-    assert waited == [True]
 
 
 def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(server, folder, tmp_path):
@@ -181,9 +186,7 @@ def test_what_fails_or_has_changed_is_an_error_and_never_another_image(server, f
         in_another_process(dataset.encoded, 0)
     server.seen.clear()
     server.shares = (1.0, 0, 0)
-    with pytest.raises(
-        DataError, match=r"train-00.tar, bytes 512 to .* cannot be read \(.*503.*\); check the network"
-    ):
+    with pytest.raises(DataError, match=r"00.tar, bytes 512 to .* cannot be read \(.*503.*\); check the network"):
         in_another_process(dataset.encoded, 0)
     assert len(server.seen) == 2
 
