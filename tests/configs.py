@@ -23,6 +23,7 @@ SMALL = (
 # Two steps in an epoch, with a network whose `size` shows which settings a run has.
 FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
 LINEAR = f"model._target_={DOORS}.linear"  # batch norm would make results depend on the parts of a batch
+IMAGES = [f"data._target_={DOORS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
 TWO_PARTS = f"model._target_={DOORS}.TwoParts"
 STOP = f"+callbacks.stop._target_={DOORS}.Stop"
 

@@ -3,14 +3,13 @@
 An event belongs to the device that was current when it was made; using it on the other device raises.
 """
 
-import atexit
 import contextlib
 import random
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -24,80 +23,57 @@ all_streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
 
 
 class Queue:
-    """Runs tasks one after the other in a thread."""
+    """Runs tasks one after the other in a thread. An interpreter that exits runs them all."""
 
     def __init__(self) -> None:
-        self.tasks: deque[tuple[Callable[[], Any], float]] = deque()
-        self.changed = threading.Condition()
-        self.put = self.done = 0
-        self.is_waiting = False  # for another queue
-        threading.Thread(target=self._run, daemon=True).start()
-        atexit.register(self.settle)  # an interpreter that ends while a thread computes aborts
+        self._thread, self._lock = ThreadPoolExecutor(1), threading.Lock()
+        self._blocked: Future[None] = Future()  # done while it waits for another queue
+        self.last = self.add(lambda: None)
 
-    @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
-    def _run(self) -> None:
-        while True:
-            with self.changed:
-                while not self.tasks:
-                    self.changed.wait()
-                task, seconds = self.tasks.popleft()
-            time.sleep(random.random() * seconds)
-            try:
-                task()
-            except Exception as error:
-                errors.append(repr(error))
-            del task
-            with self.changed:
-                self.done += 1
-                self.changed.notify_all()
+    def add(self, task: Callable[[], Any], seconds: float = 0.0) -> "Future[None]":
+        """Returns what is done when the task has run."""
+        with self._lock:
+            self.last = self._thread.submit(_run, task, random.random() * seconds)
+            return self.last
 
-    def add(self, task: Callable[[], Any], seconds: float = 0.0) -> int:
-        """Returns the task's number, to wait for."""
-        with self.changed:
-            self.tasks.append((task, seconds))
-            self.put += 1
-            self.changed.notify_all()
-            return self.put
-
-    def wait(self, number: int) -> None:
-        with self.changed:
-            while self.done < number:
-                self.changed.wait()
-
-    def wait_for(self, other: "Queue", number: int) -> None:
-        with self.changed:
-            self.is_waiting = True
-            self.changed.notify_all()
-        other.wait(number)
-        self.is_waiting = False
+    def wait_for(self, other: "Future[None]") -> None:
+        self._blocked.set_result(None)
+        other.result()
+        self._blocked = Future()
 
     def settle(self, bound: float = 60) -> None:
         """Waits until it has run all its tasks, or waits for another queue."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.is_waiting or self.done == self.put, bound)
+        assert wait([self.last, self._blocked], bound, FIRST_COMPLETED).done
+
+
+@torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
+def _run(task: Callable[[], Any], seconds: float) -> None:
+    time.sleep(seconds)
+    try:
+        task()
+    except Exception as error:
+        errors.append(repr(error))
 
 
 class Event:
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-        self.device = current_device()
-        self.queue: Queue | None = None
-        self.number, self.time = 0, 0.0
+        self.device, self.time = current_device(), 0.0
+        self.recorded: Future[None] | None = None
 
     def record(self, stream: "Stream | None" = None) -> None:
         stream = stream or current_stream()
-        if self.queue is None:
+        if self.recorded is None:
             self.device = stream.device.index
         if self.device != stream.device.index:
             raise RuntimeError("an event is recorded on another device than before")
-        self.queue = stream.queue
-        self.number = stream.queue.add(lambda: setattr(self, "time", time.perf_counter()))
+        self.recorded = stream.queue.add(lambda: setattr(self, "time", time.perf_counter()))
 
     def query(self) -> bool:
-        return self.queue is None or self.queue.done >= self.number
+        return self.recorded is None or self.recorded.done()
 
     def synchronize(self) -> None:
-        if self.queue is not None:
-            self.queue.wait(self.number)
+        if self.recorded is not None:
+            self.recorded.result()
 
     def elapsed_time(self, later: "Event") -> float:
         if self.device != later.device:
@@ -119,15 +95,14 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        if (queue := event.queue) is not None:
-            number = event.number
-            self.queue.add(lambda: self.queue.wait_for(queue, number))
+        if (recorded := event.recorded) is not None:
+            self.queue.add(lambda: self.queue.wait_for(recorded))
 
     def wait_stream(self, other: "Stream") -> None:
         self.wait_event(other.record_event())
 
     def synchronize(self) -> None:
-        self.queue.wait(self.queue.put)
+        self.queue.last.result()
 
 
 def _index(device: Any = None) -> int:

@@ -5,7 +5,7 @@ import pytest
 accelerate = pytest.importorskip("accelerate")
 
 import torch
-from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
 from points import BATCH_SIZE, KINDS, SEED, Points, check_epochs, indices, seeded, seeded_epoch
 
 from loaders import WorkerLoader
@@ -45,17 +45,6 @@ def test_training_gets_every_sample_once_an_epoch_in_the_order_of_the_epoch(kind
     assert kind == "unseeded" or epochs == [seeded_epoch(epoch) for epoch in range(3)]
     # After the fourth and the last of six batches: it knows which is the last one of a loader that it has prepared.
     assert steps == (3 * 6 // 4 if kind == "preloader" else 3 * 2)
-
-
-def test_the_epoch_that_set_epoch_names_comes_or_what_is_left_of_it():
-    loader = WorkerLoader(Points(), BATCH_SIZE, shuffle=True, seed=SEED)
-    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
-    for epoch in (4, 2, 2, 0):
-        prepared.set_epoch(epoch)
-        assert epoch_of(prepared) == seeded_epoch(epoch)
-    rest = skip_first_batches(prepared, 2)
-    rest.set_epoch(1)
-    assert epoch_of(rest) == seeded_epoch(1)[2:]
 
 
 @pytest.mark.parametrize("seed", [None, SEED])

@@ -11,14 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.configs import DOORS, LINEAR, checkpoint, metrics, steps, train
+from tests.configs import DOORS, IMAGES, LINEAR, checkpoint, metrics, steps, train
 from tests.training.doors import Images, Worst
 from training.checks import check_dataset
 from training.tasks import Classification
 from training.trainer import Trainer
-
-HERE = __name__
-IMAGES = [f"data._target_={DOORS}.Images", "data.length=64", "train.batch_size=16", LINEAR]
 
 
 class Faulty(Images):
@@ -98,22 +95,21 @@ class NeedsMore(Worst):
 
 
 def own(key: str, name: str) -> str:
-    return f"{key}._target_={HERE}.{name}"
+    return f"{key}._target_={__name__}.{name}"
 
 
 def fault(name: str) -> list[str]:
     return [own("data", "Faulty"), f"+data.fault='{name}'"]
 
 
-def metric(name: str, chosen: str) -> list[str]:
-    return [f"task.metrics={{m: {{_target_: {name}}}}}", f"task.metric={chosen}"]
+def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
+    return [f"task.metrics={{m: {{_target_: {module}.{name}}}}}", f"task.metric={chosen}"]
 
 
 NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
-LOSSLESS = [f"task.scores={{lossless: {{_target_: {HERE}.mistakes}}}}", "task.metric=lossless"]
+LOSSLESS = [f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}}", "task.metric=lossless"]
 STREAM = f"data._target_={DOORS}.Stream"
 SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={DOORS}.Pairs"
-SEVERAL, UNCOMPUTABLE = f"{DOORS}.Several", f"{HERE}.Uncomputable"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {
@@ -126,19 +122,22 @@ NOT_FITTING = {
     "a stream without an end": ([STREAM], [r"train\.steps_per_epoch", "Stream"]),
     "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
-    "a metric that is not there": (metric(SEVERAL, "m_wurst"), [r"task\.metric=m_wurst", "m_worst", "accuracy"]),
+    "a metric that is not there": (
+        metric("Several", "m_wurst", DOORS),
+        [r"task\.metric=m_wurst", "m_worst", "accuracy"],
+    ),
     "other images to test": (fault("other test images"), [r"6, 8", "test"]),
     "another number of outputs": (["+model.num_classes=1000"], ["1000", r"\b2\b"]),
     "a network that is none": ([own("model", "forgets_return")], ["model", "None", "return"]),
     "a norm that gets one sample": ([NORM, "train.batch_size=4", "train.accumulate=3"], ONE_SAMPLE),
     "a norm with a last batch of one": ([NORM, "data.length=65", "train.last_batch=keep"], ONE_SAMPLE),
     "a frozen part that is not there": (["train.freeze=features"], [r"train\.freeze=features", r"\b1\b"]),
-    "a loss without gradient": ([f"task.loss={{_target_: {HERE}.mistakes}}"], ["gradient"]),
+    "a loss without gradient": ([f"task.loss={{_target_: {__name__}.mistakes}}"], ["gradient"]),
     "a loss that takes no shares of mixup": (["augment.mixup=0.2", MARGIN], ["loss|augment|mixup|target"]),
     "a loss per sample": ([own("trainer", "PerSample")], [r"\(2,\)|\(16,\)", "mean"]),
     "a step that returns nothing": ([own("trainer", "Forgetful")], ["Forgetful|training_step", "None|return"]),
     "scores without names": ([own("trainer", "Unscored")], ["evaluation_step", "dict|name"]),
-    "a metric that cannot be computed": (metric(UNCOMPUTABLE, "loss"), [r"task\.metrics", "not of such labels"]),
+    "a metric that cannot be computed": (metric("Uncomputable", "loss"), [r"task\.metrics", "not of such labels"]),
     "a function without a target": (["data.collate=data.collate.pad"], [r"data\.collate", "_target_"]),
     "a callback without methods": (["+callbacks.mine._target_=torch.nn.ReLU"], [r"callbacks\.mine", "on_step"]),
     "a schedule that looks at a score": ([f"schedule._target_={PLATEAU}"], ["ReduceLROnPlateau", "callback|trainer"]),
@@ -162,8 +161,7 @@ def test_what_does_not_fit_ends_in_a_sentence_with_the_value_and_the_remedy(tmp_
 def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_path, error):
     for chosen in ("accuracies", "m_y"):
         with error(f"task.metric={chosen}: it is one of .*accuracy"):
-            more = metric(f"{HERE}.NeedsMore", chosen)
-            train(tmp_path / chosen, LINEAR, *more, "task.higher_is_better=true")
+            train(tmp_path / chosen, LINEAR, *metric("NeedsMore", chosen), "task.higher_is_better=true")
     assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
@@ -174,15 +172,14 @@ def test_a_fork_may_check_its_dataset_in_a_test(error):
         check_dataset(Faulty(True, "a wrong label"), Classification(Images(train=True)))
 
 
-INLINE = ["loader=workers", "loader.num_workers=0"]
-ONE = [STREAM, "data.length=1", "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1"]
+ONE = [STREAM, "data.length=1", "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1", "loader=workers"]
 FITTING = {
     "parts of which one has one sample": ["train.batch_size=4", "train.accumulate=3"],
     "one sample": ["data.length=1", "data.test_length=1", "train.batch_size=1"],
     "a last batch of one sample": ["data.length=17", "train.last_batch=keep"],
     "a batch of debug=fast, which is larger than the set": ["debug=fast", "train.batch_size=1000"],
-    "a stream of one sample": [*ONE, *INLINE],
-    "first samples that cannot be read": [*fault("unreadable"), "loader.on_error=skip", *INLINE],
+    "a stream of one sample": ONE,
+    "first samples that cannot be read": [*fault("unreadable"), "loader.on_error=skip", "loader=workers"],
     "float images": fault("floats"),
 }
 
@@ -210,10 +207,8 @@ class Noisy(nn.Module):
 
 
 class Seen(Worst):
-    """How many samples it has seen."""
-
     def compute(self) -> Tensor:
-        return self.all.sum()
+        return self.all.sum()  # how many samples it has seen
 
 
 class Snapshot:
@@ -231,8 +226,8 @@ class Snapshot:
 
 
 def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
-    overrides = [own("model", "Noisy"), f"task.metrics={{seen: {{_target_: {HERE}.Seen}}}}", "train.max_steps=3"]
-    overrides += [f"+callbacks.snapshot._target_={HERE}.Snapshot", f"trainer._target_={DOORS}.Doubled"]
+    overrides = [own("model", "Noisy"), *metric("Seen", "loss"), "train.max_steps=3"]
+    overrides += [own("+callbacks.snapshot", "Snapshot"), f"trainer._target_={DOORS}.Doubled"]
     drawn = []
     for quiet in (False, True):
         train(tmp_path / str(quiet), *overrides, f"+model.quiet={quiet}")
@@ -243,5 +238,5 @@ def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
     assert drawn[0] == drawn[1]
     assert checkpoint(tmp_path / "False")["model"]["norm.num_batches_tracked"] == 3
     lines = metrics(tmp_path / "False")
-    assert [line["test_seen"] for line in lines if "test_seen" in line] == [64.0]
+    assert [line["test_m"] for line in lines if "test_m" in line] == [64.0]
     assert lines[0]["rows"] == 32.0 and "evaluated" not in lines[0]

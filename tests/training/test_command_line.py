@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
 
 from tests.configs import CONF, FAST, STOP, checkpoint, composed, steps
 from training.launch import completed
@@ -125,16 +123,15 @@ def test_without_linux_train_py_reads_in_threads_and_says_so_once(python, tmp_pa
 
 
 class Returned(Callback):
-    """What a sweeper gets from each job."""
+    """Keeps what a sweeper, such as hydra-optuna-sweeper, gets from each job."""
 
-    jobs: ClassVar[list[JobReturn]] = []
+    jobs: ClassVar[list[Any]] = []
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+    def on_job_end(self, job_return: Any, **_: Any) -> None:
         Returned.jobs.append(job_return)
 
 
 def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their_scores(command, tmp_path):
-    """As hydra-optuna-sweeper does."""
     Returned.jobs.clear()
     returned = f"+hydra.callbacks.returned._target_={__name__}.Returned"
     sweep = ["train.batch_size=32,1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]

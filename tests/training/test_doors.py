@@ -5,16 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.data import WeightedRandomSampler
 
+from data.errors import DataError
 from data.synthetic import Synthetic
-from tests.configs import DOORS, LINEAR, STOP, checkpoint, differences, metrics, steps, train
-from tests.training.doors import Spy, Stop
+from tests.configs import DOORS, IMAGES, LINEAR, SMALL, STOP, checkpoint, composed, differences, metrics, steps, train
+from tests.training.doors import Images, Spy, Stop
+from training.config import checked
+from training.datasets import Datasets
 from training.stopping import Stopped
 
 SPY = f"+callbacks.spy._target_={DOORS}.Spy"
-HERE = __name__
 
 
 # Callbacks
@@ -54,7 +57,7 @@ class Fails:
 @pytest.mark.parametrize("where", ["start", "end"])
 def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path, where):
     first, last = (f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last"))
-    fails = f"+callbacks.fails={{_target_: {HERE}.Fails, where: {where}}}"
+    fails = f"+callbacks.fails={{_target_: {__name__}.Fails, where: {where}}}"
     with pytest.raises(ZeroDivisionError, match=where):
         train(tmp_path, LINEAR, first, fails, last)
     assert Spy.calls[-2:] == [where, "interrupted"] and not {"end", "interrupted"} & {*Spy.calls[:-2]}
@@ -69,7 +72,7 @@ class NumpyState(Spy):
 
 def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, error):
     with error(r"callbacks\.mine", r"numpy|float64"):
-        train(tmp_path, f"+callbacks.mine._target_={HERE}.NumpyState", "train.checkpoint_every=1")
+        train(tmp_path, f"+callbacks.mine._target_={__name__}.NumpyState", "train.checkpoint_every=1")
     assert checkpoint(tmp_path)["step"] == 2, "the one before is kept"
 
 
@@ -134,7 +137,7 @@ class Following(nn.Module):
 
 def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_norm_its_weights_alone(tmp_path):
     for count in (1, 5):
-        following = [f"model._target_={HERE}.Following", "train.freeze=first", f"train.max_steps={count}"]
+        following = [f"model._target_={__name__}.Following", "train.freeze=first", f"train.max_steps={count}"]
         train(tmp_path / str(count), *following)
     one, more = (checkpoint(tmp_path / count)["model"] for count in "15")
     statistics = [f".norm.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
@@ -173,7 +176,7 @@ def threes(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loader", ["prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
-    sampler = [f"sampler._target_={HERE}.only_threes", f"task.scores={{threes: {{_target_: {HERE}.threes}}}}"]
+    sampler = [f"sampler._target_={__name__}.only_threes", f"task.scores={{threes: {{_target_: {__name__}.threes}}}}"]
     train(tmp_path, *sampler, "train.last_batch=keep", "train.epochs=3", f"loader={loader}")
     assert checkpoint(tmp_path)["step"] == 3 * 64 / 32 and {line["threes"] for line in steps(tmp_path)} == {1.0}
 
@@ -206,16 +209,70 @@ class Endless(Lying):
 )
 def test_a_sampler_without_a_length_or_samples_is_named(tmp_path, error, kind, says, named):
     with error(named):
-        train(tmp_path, f"sampler._target_={HERE}.{kind}", "+sampler.gives=0", f"+sampler.says={says}")
+        train(tmp_path, f"sampler._target_={__name__}.{kind}", "+sampler.gives=0", f"+sampler.says={says}")
 
 
 @pytest.mark.parametrize(
     ("gives", "says", "loader", "schedule"), [(64, 128, "workers", "one_cycle"), (128, 64, "torch", "cosine")]
 )
 def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives, says, loader, schedule):
-    lying = [f"sampler._target_={HERE}.Lying", f"+sampler.gives={gives}", f"+sampler.says={says}"]
+    lying = [f"sampler._target_={__name__}.Lying", f"+sampler.gives={gives}", f"+sampler.says={says}"]
     summary = train(tmp_path, LINEAR, *lying, "train.epochs=3", f"loader={loader}", f"schedule={schedule}")
     assert summary["epochs"] == 3 and checkpoint(tmp_path)["step"] == 3 * gives // 32
     assert [line["epoch"] for line in metrics(tmp_path) if "test_loss" in line] == [1, 2, 3]
     warnings = [text for text in caplog.messages if "early or late" in text]
     assert len(warnings) == 1 and f"{gives // 32} steps" in warnings[0] and f"{says // 32}" in warnings[0]
+
+
+# Datasets
+
+
+def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
+    summary = train(tmp_path, *IMAGES, "data.val_fraction=0.25")
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
+    assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
+    assert summary["score"] == "val_accuracy" and {"test_accuracy", "val_loss"} <= summary.keys()
+
+
+def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):
+    stream = [f"data._target_={DOORS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader=workers"]
+    stream += ["loader.streams=4", f"task.scores={{seen: {{_target_: {__name__}.samples}}}}"]
+    train(tmp_path, *stream, "train.eval_steps=1")
+    tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
+    assert [(line["step"], line["epoch"]) for line in tests] == [(9, 1), (18, 2)], "203 samples are a pass of 16 steps"
+    assert [line["test_seen"] for line in tests] == [13.0] * 2, "the first batch, of the first of four streams"
+
+
+def samples(outputs: Tensor, labels: Tensor) -> Tensor:
+    return torch.tensor(float(len(labels)))
+
+
+@pytest.mark.parametrize("loader", ["prefetch", "resident"])
+def test_a_dataset_of_tuples_trains_with_any_loader(tmp_path, loader):
+    assert train(tmp_path, *IMAGES, f"loader={loader}", "augment.erase=0.5")["test_accuracy"] == 1.0
+
+
+def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
+    batch = {"image": torch.full((1, 8, 8, 3), 102, dtype=torch.uint8), "label": torch.tensor([0])}
+    image = Datasets(checked(composed(*SMALL))).transform(batch)["image"]
+    torch.testing.assert_close(image.float(), torch.full((1, 3, 8, 8), (102 / 255 - 0.5) / 0.2), rtol=0.01, atol=0)
+
+
+class Late(Images):
+    """Sample 37 cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 37:
+            raise DataError("37.png is missing")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
+def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
+    late = [*IMAGES, f"data._target_={__name__}.Late", f"loader={loader}", "loader.num_workers=1"]
+    with error(r"37\.png is missing"):
+        train(tmp_path, *late)
+    if loader == "workers":
+        train(tmp_path / "skips", *late, "loader.on_error=skip")
+        assert checkpoint(tmp_path / "skips")["step"] == 8

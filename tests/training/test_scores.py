@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from tests.configs import DOORS, LINEAR, checkpoint, metrics, train
 
-HERE = __name__
-
 
 def falling(outputs: Tensor, labels: Tensor) -> Tensor:
     """A score of each sample that falls while the network learns."""
@@ -33,11 +31,11 @@ class Listed:
 def score(name: str) -> list[str]:
     """A function of a fork, beside a loss that is one of torch's."""
     loss = "task.loss={_target_: torch.nn.MultiMarginLoss}"
-    return [loss, f"task.scores={{{name}: {{_target_: {HERE}.falling}}}}", f"task.metric={name}"]
+    return [loss, f"task.scores={{{name}: {{_target_: {__name__}.falling}}}}", f"task.metric={name}"]
 
 
 def listed(values: str) -> list[str]:
-    return [f"task.metrics={{mine: {{_target_: {HERE}.Listed, {values}}}}}", "task.metric=mine"]
+    return [f"task.metrics={{mine: {{_target_: {__name__}.Listed, {values}}}}}", "task.metric=mine"]
 
 
 @pytest.mark.parametrize(

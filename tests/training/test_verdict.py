@@ -9,9 +9,9 @@ from tests.configs import LINEAR, steps, train
 from training.verdict import verdict
 
 
-def window(wait: float, seconds: float = 10.0, steps: int = 100) -> Window:
-    """The timed steps of a run that waited for data for a share `wait` of the time."""
-    return Window(steps, 10 * steps, seconds, wait * seconds)
+def window(wait: float) -> Window:
+    """The timed 100 steps of ten seconds, of which a share `wait` was waiting for data."""
+    return Window(100, 1000, 10.0, 10 * wait)
 
 
 def workers(active: int, busy: float) -> dict:
