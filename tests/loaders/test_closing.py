@@ -74,6 +74,26 @@ def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes
         assert -signal.SIGKILL in [worker.exitcode for worker in workers]
 
 
+class Slow(Numbers):
+    """A batch of all its samples takes a minute."""
+
+    begun = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        self.begun.set()
+        threading.Event().wait(0.06)
+        return index
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_worker_that_is_in_the_middle_of_a_batch_ends_after_its_sample(method, bound, caplog):
+    with WorkerLoader(Slow(1000), 1000, num_workers=1, worker_method=method) as loader:
+        _iterator = iter(loader)
+        workers = multiprocessing.active_children()
+        assert loader.dataset.begun.wait(bound)
+    assert all(worker.exitcode == 0 for worker in workers) and "left behind" not in caplog.text
+
+
 @SEEDS
 def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
     def cycle() -> list:
