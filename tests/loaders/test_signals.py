@@ -103,7 +103,7 @@ import multiprocessing
 loaders = [
     WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True),
     Preloader(WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True), "cpu", 2),
-    WorkerLoader(Watched(4000), 4, num_workers=2, prefetch_factor=8),
+    WorkerLoader(Watched(4000), batch_sampler=[[0], [1], [2] * 100_000], num_workers=2, prefetch_factor=8),
 ]
 iterators = [iter(loader) for loader in loaders]
 for iterator in iterators:
