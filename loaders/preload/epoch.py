@@ -143,15 +143,15 @@ class PreloadedEpoch:
         if self._depth:
             check_owner(self._owner, "batches")
             self._give_room(number + self._depth)
-        while number not in self._items and not self._is_ended:
+        while (item := self._items.get(number)) is None and not self._is_ended:
             if self._depth:
                 self._wake.get()
             else:
                 self._go_back()
                 self._make(number)
-        if self._is_ended:
+        if self._is_ended or item is None:
             raise RuntimeError(ENDED)
-        return self._items[number]
+        return item
 
     def _give_room(self, last: int) -> None:
         """Lets the thread make items up to number `last`. It runs no sampler: the consumer's thread does, here."""
