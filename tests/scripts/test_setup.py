@@ -4,7 +4,6 @@ Python and uv are shell scripts here. They answer what scripts/environment.sh as
 Python into it, and log each install. PATH has nothing else but the few tools that the scripts need.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ case "$*" in
 *version_info*) echo {version} ;;
 *ensurepip*) exit {no_venv} ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; exit 0 ;;
-"-m pip "*) echo pip >> "$LOG"; [ -z "$HOLD" ] || cat "$HOLD"; exit ${{INSTALL_FAILS:-0}} ;;
+"-m pip "*) echo pip >> "$LOG"; exit ${{INSTALL_FAILS:-0}} ;;
 *) echo "$PWD: $*" ;;
 esac
 """
@@ -100,18 +99,6 @@ def test_an_install_is_repeated_if_it_failed_or_the_requirements_changed_and_els
     assert "requirements.txt has changed" in fork.says()
     assert fork.says() == "" and keepsake.exists()
     assert fork.installs() == [installer] * 3
-
-
-@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
-def test_two_runs_at_once_install_once(fork: Fork, tmp_path: Path):
-    hold = tmp_path / "hold"
-    os.mkfifo(hold)
-    first = fork.start(HOLD=str(hold))
-    with hold.open("w"):  # opens once the first run's pip reads it, and keeps that pip waiting until closed
-        second = fork.start()
-        assert "waiting" in second.stderr.readline()
-    assert [process.wait(timeout=30) for process in (first, second)] == [0, 0]
-    assert fork.installs() == ["pip"]
 
 
 def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_one(fork: Fork):

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from extras.benchmarks import bench_images, photographs
+from tests.configs import composed_by_hydra
 from tests.data.fakes import write_images
 from tests.later import Later
 
@@ -60,9 +61,7 @@ def test_a_modelled_device_hides_its_copies_behind_longer_steps(capsys):
     assert "hidden" in capsys.readouterr().out
 
 
-def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time_the_same(
-    tmp_path, monkeypatch, composed
-):
+def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(photographs, "COUNTS", {"train": 1, "val": 1})
     made = photographs.Photographs(train=True, root=tmp_path / "first", image_size=32)
     assert (len(made), len(made.classes), made[0]["image"].shape) == (10, 10, (32, 32, 3))
@@ -72,5 +71,5 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
     assert content == [path.read_bytes() for path in again] and len({*content}) == 20
     assert all(50_000 < len(data) < photographs.BYTES for data in content)
     assert {Image.open(path).size for path in first} == {(500, 375)}
-    chosen = composed("experiment=data_bound", "loader=torch")
+    chosen = composed_by_hydra("experiment=data_bound", "loader=torch")
     assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from extras.loggers.logger import Logger
-from tests.configs import SMALL, metrics, train
+from tests.configs import SMALL, composed_by_hydra, metrics, train
 from tests.later import Later
 from train import run
 from training.config import ConfigError
@@ -87,8 +87,8 @@ def numbers_of(folder, key):
 
 
 @needs("tensorboard")
-def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path, composed):
-    summary = run(composed(*SMALLER, "logger=tensorboard"), tmp_path)
+def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path):
+    summary = run(composed_by_hydra(*SMALLER, "logger=tensorboard"), tmp_path)
     found = events.EventAccumulator(str(tmp_path)).Reload()
     for key in ("loss", "images_per_second", "test_accuracy"):
         assert {event.step: event.value for event in found.Scalars(key)} == numbers_of(tmp_path, key), key
@@ -99,11 +99,11 @@ def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path, co
 @needs("wandb", "mlflow", "sqlalchemy")
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # mlflow makes its tables
-def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp_path, composed, monkeypatch, caplog):
+def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("NETRC", str(tmp_path / "nobody"))
     settings = [*SMALLER, "logger=[wandb,mlflow]", f"+callbacks.odd._target_={HERE}.Odd"]
     for epochs in (1, 2):
-        summary = run(composed(*settings, f"train.epochs={epochs}"), tmp_path)
+        summary = run(composed_by_hydra(*settings, f"train.epochs={epochs}"), tmp_path)
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (found,) = client.search_runs(["0"])
     for key in ("loss", "test_accuracy"):
