@@ -130,8 +130,8 @@ def serve(control: socket.socket) -> tuple[list, list[int]]:
             os.close(fd)
 
 
-def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: list[int]) -> tuple[object, dict]:
-    """Turns this process into `python *arguments`. Returns the program's code and namespace, for exec."""
+def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: list[int]) -> None:
+    """Does in this process what `python *arguments` does."""
     for standard, fd in enumerate([os.open(os.devnull, os.O_RDONLY), *fds[:2]]):
         os.dup2(fd, standard)
         os.close(fd)
@@ -149,7 +149,7 @@ def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: lis
         sys.argv.insert(0, file)
     sys.path[0:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
-    return compile(source, "<string>" if file == "-c" else file, "exec"), main.__dict__
+    exec(compile(source, "<string>" if file == "-c" else file, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":
@@ -160,5 +160,4 @@ if __name__ == "__main__":
         del sys.modules["triton"]
         gc.freeze()  # else the garbage collector of each program would visit these objects, and so copy their memory
         request, descriptors = serve(control)
-    code, namespace = become(*request, descriptors)
-    exec(code, namespace)
+    become(*request, descriptors)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import IterableDataset, get_worker_info
 
+from data.errors import DataError
 from training.trainer import Trainer
 
 
@@ -33,6 +33,29 @@ class Images:
 
     def __getitem__(self, index: int) -> Any:
         return torch.full((8, 8, 3), 200 * (index % 2), dtype=torch.uint8), index % 2
+
+
+class Faulty(Images):
+    """`fault` is what is peculiar in the samples."""
+
+    def __init__(self, train: bool, fault: str, **options: Any) -> None:
+        super().__init__(train, **options)
+        self.fault = fault
+        self.classes = () if fault == "no classes" else Images.classes
+        self.length *= fault != "empty"
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        if index in {"unreadable": (0, 1), "one unreadable": (37,)}.get(self.fault, ()):
+            raise DataError(f"{index}.png is missing")
+        faults = {
+            "floats": (image.permute(2, 0, 1) / 255, label),
+            "a wrong label": (image, label + 1),
+            "three fields": (image, label, 7),
+            "no label": (image, None),
+            "other test images": (image if self.train else image[:6], label),
+        }
+        return faults.get(self.fault, (image, label))
 
 
 class Stream(IterableDataset):
@@ -67,19 +90,6 @@ class TwoParts(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         self.steps += self.training
         return self.first(images) + self.second(images) if self.sums else self.first(images)
-
-
-class Centred(nn.Module):
-    """A loss with a buffer that follows the outputs, and that checkpoints keep."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(10))
-
-    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.centre.lerp_(outputs.mean(0), 0.1)
-        return functional.cross_entropy(outputs - self.centre, labels)
 
 
 class EveryOther(Trainer):
@@ -196,6 +206,27 @@ class Pairs:
     def __iter__(self) -> Iterator[list[int]]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.pairs)
         return iter([[2 * int(pair), 2 * int(pair) + 1] for pair in order[self.mine]])
+
+
+class Lying:
+    """A sampler of `gives` samples that says it has `says`."""
+
+    def __init__(self, gives: int, says: int) -> None:
+        self.gives, self.says = gives, says
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Any:
+        return iter(range(self.gives))
+
+
+class Endless(Lying):
+    __len__ = None  # type: ignore[assignment]
+
+
+def lying(gives: int, says: int, kind: str = "Lying") -> list[str]:
+    return [f"sampler._target_={__name__}.{kind}", f"+sampler.gives={gives}", f"+sampler.says={says}"]
 
 
 class Spy:

@@ -12,42 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.configs import DOORS, IMAGES, LINEAR, checkpoint, metrics, steps, train
-from tests.training.doors import Images, Worst
+from tests.training.doors import Faulty, Images, Worst, lying
 from training.checks import check_dataset
 from training.tasks import Classification
 from training.trainer import Trainer
-
-
-class Faulty(Images):
-    """`fault` is what is peculiar in the samples."""
-
-    def __init__(self, train: bool, fault: str, **options: Any) -> None:
-        super().__init__(train, **options)
-        self.fault = fault
-        self.classes = () if fault == "no classes" else Images.classes
-        self.length *= fault != "empty"
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        if self.fault == "unreadable" and index < 2:
-            raise OSError(f"{index}.png is truncated")
-        return {
-            "unreadable": (image, label),
-            "floats": (image.permute(2, 0, 1) / 255, label),
-            "a wrong label": (image, label + 1),
-            "three fields": (image, label, 7),
-            "no label": (image, None),
-            "other test images": (image if self.train else image[:6], label),
-        }[self.fault]
-
-
-class NoItems:
-    classes = ("a", "b")
-
-    def __init__(self, train: bool, **_: Any) -> None: ...
-
-    def __iter__(self) -> Any:
-        return iter([])
 
 
 class Normed(nn.Sequential):
@@ -99,7 +67,7 @@ def own(key: str, name: str) -> str:
 
 
 def fault(name: str) -> list[str]:
-    return [own("data", "Faulty"), f"+data.fault='{name}'"]
+    return [f"data._target_={DOORS}.Faulty", f"+data.fault='{name}'"]
 
 
 def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
@@ -118,7 +86,7 @@ NOT_FITTING = {
     "a tuple with a field more": (fault("three fields"), [r"\b3\b", r"task\.inputs|image"]),
     "no classes": (fault("no classes"), ["Faulty", "classes", "task=regression"]),
     "no samples": (fault("empty"), ["Faulty", "sample"]),
-    "no __getitem__": ([own("data", "NoItems")], ["NoItems", "__getitem__"]),
+    "no __getitem__": (["data._target_=argparse.Namespace", "+data.classes=[a]"], ["Namespace", "__getitem__"]),
     "a stream without an end": ([STREAM], [r"train\.steps_per_epoch", "Stream"]),
     "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
@@ -142,6 +110,9 @@ NOT_FITTING = {
     "a callback without methods": (["+callbacks.mine._target_=torch.nn.ReLU"], [r"callbacks\.mine", "on_step"]),
     "a schedule that looks at a score": ([f"schedule._target_={PLATEAU}"], ["ReduceLROnPlateau", "callback|trainer"]),
     "two samplers": ([PAIRS, f"batch_{PAIRS}"], ["batch_sampler", r"(?<!batch_)sampler"]),
+    "a sampler without a length": (lying(0, 1, "Endless"), ["__len__"]),
+    "a sampler of length 0": (lying(0, 0), [r"train\.batch_size"]),
+    "a sampler without samples": (lying(0, 64), ["no batch"]),
     "half a step between checkpoints": (["train.checkpoint_every=0.5"], [r"train\.checkpoint_every=0\.5", "10min"]),
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
     "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import WeightedRandomSampler
 
-from data.errors import DataError
 from data.synthetic import Synthetic
 from tests.configs import DOORS, IMAGES, LINEAR, SMALL, STOP, checkpoint, composed, differences, metrics, steps, train
-from tests.training.doors import Images, Spy, Stop
+from tests.training.doors import Spy, Stop, lying
 from training.config import checked
 from training.datasets import Datasets
 from training.stopping import Stopped
@@ -187,37 +186,13 @@ def test_a_batch_sampler_makes_the_batches(tmp_path):
     assert checkpoint(tmp_path)["step"] == 10
 
 
-class Lying:
-    """A sampler of `gives` samples that says it has `says`."""
-
-    def __init__(self, gives: int, says: int) -> None:
-        self.gives, self.says = gives, says
-
-    def __len__(self) -> int:
-        return self.says
-
-    def __iter__(self) -> Any:
-        return iter(range(self.gives))
-
-
-class Endless(Lying):
-    __len__ = None  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("kind", "says", "named"), [("Endless", 1, "__len__"), ("Lying", 0, "train.batch_size"), ("Lying", 64, "no batch")]
-)
-def test_a_sampler_without_a_length_or_samples_is_named(tmp_path, error, kind, says, named):
-    with error(named):
-        train(tmp_path, f"sampler._target_={__name__}.{kind}", "+sampler.gives=0", f"+sampler.says={says}")
-
-
 @pytest.mark.parametrize(
     ("gives", "says", "loader", "schedule"), [(64, 128, "workers", "one_cycle"), (128, 64, "torch", "cosine")]
 )
 def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives, says, loader, schedule):
-    lying = [f"sampler._target_={__name__}.Lying", f"+sampler.gives={gives}", f"+sampler.says={says}"]
-    summary = train(tmp_path, LINEAR, *lying, "train.epochs=3", f"loader={loader}", f"schedule={schedule}")
+    summary = train(
+        tmp_path, LINEAR, *lying(gives, says), "train.epochs=3", f"loader={loader}", f"schedule={schedule}"
+    )
     assert summary["epochs"] == 3 and checkpoint(tmp_path)["step"] == 3 * gives // 32
     assert [line["epoch"] for line in metrics(tmp_path) if "test_loss" in line] == [1, 2, 3]
     warnings = [text for text in caplog.messages if "early or late" in text]
@@ -259,18 +234,9 @@ def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
     torch.testing.assert_close(image.float(), torch.full((1, 3, 8, 8), (102 / 255 - 0.5) / 0.2), rtol=0.01, atol=0)
 
 
-class Late(Images):
-    """Sample 37 cannot be read."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 37:
-            raise DataError("37.png is missing")
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
 def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
-    late = [*IMAGES, f"data._target_={__name__}.Late", f"loader={loader}", "loader.num_workers=1"]
+    late = [*IMAGES, f"data._target_={DOORS}.Faulty", "+data.fault=one unreadable", f"loader={loader}"]
     with error(r"37\.png is missing"):
         train(tmp_path, *late)
     if loader == "workers":

@@ -5,12 +5,29 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.configs import DOORS, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
 from tests.training.doors import Stop
 from training.stopping import Stopped
+
+
+class Centred(nn.Module):
+    """A loss with a buffer that follows the outputs, and that checkpoints keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(10))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.centre.lerp_(outputs.mean(0), 0.1)
+        return functional.cross_entropy(outputs - self.centre, labels)
+
 
 CONFIGS = {
     "plain": [],
@@ -23,7 +40,7 @@ CONFIGS = {
     "two optimizers": [TWO_PARTS, f"trainer._target_={DOORS}.Alternating", "train.max_steps=13"],
     "modules beside the network": [LINEAR, f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
     "states of parts": [
-        *(LINEAR, f"task.loss={{_target_: {DOORS}.Centred}}", f"optim._target_={DOORS}.Signs"),
+        *(LINEAR, f"task.loss={{_target_: {__name__}.Centred}}", f"optim._target_={DOORS}.Signs"),
         f"+callbacks.spy._target_={DOORS}.Spy",
     ],
     "batch sampler": [LINEAR, f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=32"],

@@ -1,5 +1,6 @@
 """Networks of timm (its smallest) and torchvision; the weights are made up, as a download would take a network."""
 
+from importlib.util import find_spec
 from unittest.mock import Mock
 from urllib.error import URLError
 
@@ -11,12 +12,8 @@ from tests.later import Later
 
 timm, torchvision = Later("timm"), Later("torchvision")
 of_timm, of_torchvision = Later("extras.pretrained.from_timm"), Later("extras.pretrained.from_torchvision")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@pytest.fixture(autouse=True)
-def needs_timm():
-    pytest.importorskip("timm")
 
 
 def build(name, pretrained=False, num_classes=7, in_channels=3, **options):
