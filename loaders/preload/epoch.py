@@ -4,7 +4,8 @@ Items have numbers, and `received`, the last one that the consumer got, is all t
 assignment moves it, and no call follows. So after whatever an exception from a signal handler (Ctrl-C) interrupts, the
 next call asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
 Invariant: at most `depth` items are ready besides the one that is asked for, and none once the epoch has ended; while
-the thread runs, nobody else uses the loader. Both sides wait in SimpleQueues: an exception can leave no lock in them.
+the thread runs, nobody else uses the loader, but for its sampler, which only the consumer's thread runs. Both sides
+wait in SimpleQueues: an exception can leave no lock in them.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class PreloadedEpoch:
             self._items[self._made] = Item(self._made, error=error, is_end=True)
             self._wake.put(None)
         finally:
-            self._copier.release()
+            if self._made:  # else the epoch may have ended before, and another one runs
+                self._copier.release()
 
     def _make(self, number: int) -> Item:
         """Makes an item of the loader's next batch, or of the one that an interrupted call has fetched for it."""

@@ -10,6 +10,8 @@ import torch
 from example_datasets import Noisy, contents
 
 from loaders import WorkerLoader
+from loaders.preload.device_copy import DeviceCopier
+from loaders.preload.epoch import PreloadedEpoch
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
@@ -107,6 +109,15 @@ def test_the_thread_is_not_taken_for_a_training_loops_that_has_ended_though_it_h
     loop.join()
     first = epoch()
     assert all(epoch() == first for _ in range(20)), "the thread has seeded the global generators"
+
+
+def test_a_thread_that_begins_when_its_epoch_has_ended_leaves_the_next_epochs_batches_alone():
+    copier = DeviceCopier("cpu", None, 2)
+    epoch = PreloadedEpoch(iter([]), copier, 2, (0, 0, 0, 0), lambda: None)
+    epoch.end()
+    copier._held.append((None, "a batch that is being copied"))
+    epoch.fill()
+    assert len(copier._held) == 1
 
 
 # Closing
