@@ -42,6 +42,10 @@ def composed_by_hydra(*overrides: str) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
+def stop(at: int, how: str = "SIGTERM") -> list[str]:
+    return [STOP, f"+callbacks.stop.at={at}", f"+callbacks.stop.how={how}"]
+
+
 def train(folder: Path, *overrides: str) -> dict[str, Any]:
     """Trains with SMALL and the overrides, and returns the summary."""
     given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}

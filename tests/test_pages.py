@@ -25,10 +25,9 @@ ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
     *("data.path=FOLDER", "data=cifar10", "logger="),
 )
-OF = {"hydra/launcher": "slurm", "callbacks.timeline": "timeline", "experiment=data_bound": "benchmarks"}
-GONE = tuple(key for key, extra in OF.items() if not (ROOT / "extras" / extra).exists())
 TORCHRUN = ["-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])"]
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promises of their own")
+ALL_THERE = pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -43,7 +42,7 @@ def small(words: list[str]) -> list[str]:
     if any(name in word for name in ELSEWHERE for word in words):
         return ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
     without = {word.lstrip("+~").partition("=")[0] for word in words}
-    if "train.resume" in without or not (ROOT / "extras" / "report").exists():
+    if "train.resume" in without:
         without.add("callbacks.report.seconds")
     if "loader=torch" in words:
         without.add("loader.num_workers")
@@ -52,13 +51,13 @@ def small(words: list[str]) -> list[str]:
 
 
 def lines_of(page: Path) -> list[list[str]]:
-    """The page's commands as `call` runs them, without those of the shell or of an extra that is gone."""
+    """The page's commands as `call` runs them, without those of the shell."""
     lines = []
     for program, *words in commands(page):
         at = words.index("train.py") if "train.py" in words else None
         if program == "torchrun":
             lines.append([*TORCHRUN, *words[:at], "train.py", *small(words[at + 1 :]), "device=cpu"])
-        elif program == "python" and "GROUP=CHOICE" not in words and not any(word.startswith(GONE) for word in words):
+        elif program == "python":
             lines.append(words if at is None else ["train.py", *small(words[1:])])
     return lines
 
@@ -90,6 +89,7 @@ def test_the_doors_of_the_readme_open(python, tmp_path):
     call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(door)[0] for door in doors)])
 
 
+@ALL_THERE
 @pytest.mark.slow  # tests/training has a test of what each of them does
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_snippet_of_the_readme_loads_batches():
     assert here != snippet and len(steps) == 4
 
 
-@pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")
+@ALL_THERE
 def test_the_tree_of_the_readme_counts_lines():
     tree = dict(re.findall(r"^(\w+)/ +([\d,]+)  ", (ROOT / "README.md").read_text(), re.MULTILINE))
     found = dict.fromkeys(tree, 0)

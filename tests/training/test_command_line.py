@@ -14,14 +14,10 @@ import pytest
 import yaml
 from hydra.experimental.callback import Callback
 
-from tests.configs import CONF, FAST, STOP, checkpoint, composed, steps
+from tests.configs import CONF, FAST, checkpoint, composed, steps, stop
 from training.launch import completed
 
 ROOT = CONF.parent
-
-
-def stop(at: int, how: str) -> list[str]:
-    return [STOP, f"+callbacks.stop.at={at}", f"+callbacks.stop.how={how}"]
 
 
 # What is refused
@@ -143,7 +139,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
 
 
 def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
-    command("-m", *FAST, *stop(1, "SIGTERM"), "seed=0,1", "hydra.sweep.dir=sweep", ends_with=75)
+    command("-m", *FAST, *stop(1), "seed=0,1", "hydra.sweep.dir=sweep", ends_with=75)
     assert not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()
 
 

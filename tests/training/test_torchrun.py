@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from tests.configs import CONF, DOORS, LINEAR, SMALL, STOP, TWO_PARTS, checkpoint, differences, metrics, untimed
+from tests.configs import CONF, DOORS, LINEAR, SMALL, TWO_PARTS, checkpoint, differences, metrics, stop, untimed
 from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
@@ -18,7 +18,6 @@ SETTINGS = [
 ]
 NO_DROPOUT = [TWO_PARTS, "+model.dropout=0.0"]
 UNUSED = [*NO_DROPOUT, "+model.sums=false"]
-SIGTERM = [STOP, "+callbacks.stop.how=SIGTERM"]
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
 import runpy, signal, sys
@@ -132,7 +131,7 @@ def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(python, tmp_path, single):
-    run = Run(python, tmp_path, *SIGTERM, "+callbacks.stop.at=12").finish("exitcode  : 75", "SIGTERM")
+    run = Run(python, tmp_path, *stop(12)).finish("exitcode  : 75", "SIGTERM")
     assert checkpoint(run.out)["step"] in (12, 13)
     again = Run(python, tmp_path, processes=1).finish()
     assert "resum" in again.text
@@ -143,7 +142,7 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
 def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_workers(python, tmp_path):
     stream = [f"data._target_={DOORS}.Stream", *NO_DROPOUT, "train.steps_per_epoch=12", "loader.streams=4"]
     whole = Run(python, tmp_path / "whole", *stream).finish()
-    stopped = [*stream, *SIGTERM, "+callbacks.stop.at=14", "loader.num_workers=1"]
+    stopped = [*stream, *stop(14), "loader.num_workers=1"]
     Run(python, tmp_path / "stopped", *stopped).finish("SIGTERM")
     assert_same(Run(python, tmp_path / "stopped", *stream).finish(), whole)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from extras.report.load import Load, free_seconds
-from tests.configs import DOORS, STOP, checkpoint, differences, train
+from tests.configs import DOORS, checkpoint, differences, stop, train
 from training.stopping import Stopped
 
 HERE = __name__.rpartition(".")[2]
@@ -68,7 +68,7 @@ def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_unde
 
 def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):
     with pytest.raises(Stopped):
-        train(tmp_path, REPORT % 2.0, STOP, "+callbacks.stop.at=3", "+callbacks.stop.how=SIGTERM", *LINEAR)
+        train(tmp_path, REPORT % 2.0, *stop(3), *LINEAR)
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"^step +\d", text, re.MULTILINE) and "Free data were not measured" in text
     assert text.splitlines()[3].partition(":")[0] in ("data-bound", "compute-bound")
