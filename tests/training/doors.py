@@ -103,10 +103,12 @@ class Doubled(Trainer):
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
         inputs, labels = self.inputs_and_labels(batch)
+        assert self.model.training
         self.log(rows=len(labels))
         return 2 * self.task.loss(self.model(*inputs), labels)
 
     def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        assert not self.model.training
         self.log(evaluated=len(batch["label"]))
         return super().evaluation_step(batch)
 
