@@ -4,6 +4,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -57,6 +59,25 @@ def test_a_child_gets_a_sentence_or_its_own_loaders_batches_and_the_parent_every
     for sentence in said:
         assert sentence.startswith("RuntimeError: ") and "process" in sentence
         assert "\n" not in sentence
+
+
+IMPORTING = """
+import os, sys
+from loaders import WorkerLoader
+
+class Imported:
+    known = set()
+    __len__ = lambda self: 2
+    __getitem__ = lambda self, index: sorted(set(sys.modules) - self.known)
+
+os.register_at_fork(before=lambda: Imported.known.update(sys.modules))
+print(list(WorkerLoader(Imported(), 1, num_workers=1, seed=0, collate_fn=list)))
+"""
+
+
+def test_a_worker_imports_nothing_as_another_thread_may_have_held_the_lock_of_a_module(bound):
+    fresh = [sys.executable, "-c", IMPORTING]
+    assert subprocess.run(fresh, capture_output=True, timeout=bound, check=True).stdout == b"[[[]], [[]]]\n"
 
 
 EXITING_CHILD = """
