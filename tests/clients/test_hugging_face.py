@@ -11,11 +11,6 @@ from points import BATCH_SIZE, KINDS, SEED, Points, check_epochs, indices, seede
 from loaders import WorkerLoader
 
 
-def epoch_of(loader) -> list[list[int]]:
-    """Which samples each batch of an epoch has."""
-    return [indices(batch) for batch in loader]
-
-
 class Line(torch.nn.Module):
     """Notes which samples each batch had."""
 
@@ -55,7 +50,7 @@ def test_two_processes_share_every_epoch_and_no_two_epochs_have_the_same_order(s
         torch.manual_seed(1)
         loader = WorkerLoader(Points(24), BATCH_SIZE, shuffle=True, seed=seed)
         ranks.append(prepare_data_loader(loader, num_processes=2, process_index=rank))
-    epochs = list(zip(*([epoch_of(rank) for _ in range(3)] for rank in ranks), strict=True))
+    epochs = list(zip(*([[*map(indices, rank)] for _ in range(3)] for rank in ranks), strict=True))
     check_epochs([first + second for first, second in epochs], 24)
     if seed is not None:
         wholes = [seeded_epoch(epoch, 24) for epoch in range(3)]

@@ -9,23 +9,15 @@ from training.optimizer import build_optimizer, cosine, freeze
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
 
 
-def small_cnn() -> SmallCNN:
-    return SmallCNN(num_classes=10, in_channels=1, width=2)
-
-
-def test_weights_decay_and_biases_and_norms_do_not():
-    model = small_cnn()
+def test_weights_decay_and_biases_and_norms_do_not_and_a_checkpoints_state_fits_whatever_is_frozen():
+    model = SmallCNN(num_classes=10, in_channels=1, width=2)
     decayed, others = build_optimizer(model, SGD).param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0) and decayed["lr"] == others["lr"] == 0.5
     assert {one.ndim for one in decayed["params"]} == {2, 4} and {one.ndim for one in others["params"]} == {1}
     assert len(decayed["params"] + others["params"]) == len(list(model.parameters()))
-
-
-def test_a_checkpoints_state_fits_whatever_is_frozen():
-    model = small_cnn()
-    plain = [id(one) for group in build_optimizer(model, SGD).param_groups for one in group["params"]]
     freeze(model, ["features"])
-    assert plain == [id(one) for group in build_optimizer(model, SGD).param_groups for one in group["params"]]
+    for before, group in zip((decayed, others), build_optimizer(model, SGD).param_groups, strict=True):
+        assert [*map(id, before["params"])] == [*map(id, group["params"])]
 
 
 @pytest.mark.parametrize(
