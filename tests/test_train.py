@@ -50,12 +50,12 @@ def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader_and_another_s
     assert not differences(one, two) and differences(one, other)
 
 
-def test_a_batch_in_parts_gives_the_gradient_of_the_whole_batch(tmp_path):
-    for parts in (1, 3):
-        train(tmp_path / str(parts), LINEAR, "train.epochs=1", "train.clip_norm=1.0", f"train.accumulate={parts}")
-    whole, split = (checkpoint(tmp_path / parts)["model"] for parts in "13")
-    for name, tensor in whole.items():
-        torch.testing.assert_close(tensor, split[name], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("other", "atol"), [("train.accumulate=3", 1e-5), ("train.precision=fp16", 1e-2)])
+def test_a_batch_in_parts_or_in_fp16_gives_the_clipped_gradient_of_the_whole_batch(tmp_path, other, atol):
+    for name, more in (("whole", []), ("other", [other])):
+        train(tmp_path / name, LINEAR, "train.epochs=1", "train.clip_norm=1.0", *more)
+    whole, found = (checkpoint(tmp_path / name)["model"] for name in ("whole", "other"))
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=atol)
 
 
 def test_max_steps_ends_the_run_with_evaluation_and_checkpoint_in_a_folder_that_it_makes(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ CONFIGS = {
         *(TWO_PARTS, "callbacks.ema.decay=0.9", "train.accumulate=3", "train.clip_norm=1", "schedule=one_cycle")
     ],
     "bf16": ["train.precision=bf16", "optim=adamw", "schedule=step", "schedule.step_size=1"],
-    "fp16, clip": ["train.precision=fp16", "train.clip_norm=1"],
+    "fp16, clip": [LINEAR, "train.precision=fp16", "train.clip_norm=1"],
     "val split, mixup, erase": ["data.val_fraction=0.25", "augment.mixup=0.2", "augment.erase=0.5", "train.epochs=3"],
     "two optimizers": [TWO_PARTS, f"trainer._target_={DOORS}.Alternating", "train.max_steps=13"],
     "modules beside the network": [LINEAR, f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
