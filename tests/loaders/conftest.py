@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -73,6 +74,18 @@ def torch_looks_often(monkeypatch):
     """Torch looks only every five seconds whether its workers are alive, and waits as long for one to end."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+
+
+@pytest.fixture
+def alarm():
+    """The program's handler of SIGALRM raises TimeoutError."""
+
+    def expire(*_) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    yield
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -86,10 +86,6 @@ def test_a_contexts_process_may_take_torchs_arguments_only(seed):
 # What a worker may do
 
 
-class TimeLimit(Exception):
-    pass
-
-
 class Limited(Numbers):
     """A sample that takes too long is replaced."""
 
@@ -98,23 +94,42 @@ class Limited(Numbers):
         try:
             threading.Event().wait(30)
             return -1
-        except TimeLimit:
+        except TimeoutError:
             return index
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @SEEDS
-def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed):
-    def expire(*_: object) -> None:
-        raise TimeLimit
+def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed, alarm):
+    with WorkerLoader(Limited(4), 2, num_workers=1, seed=seed) as loader:
+        assert contents(loader) == [[0, 1], [2, 3]]
 
-    before = signal.signal(signal.SIGALRM, expire)
-    try:
-        with WorkerLoader(Limited(4), 2, num_workers=1, seed=seed) as loader:
-            assert contents(loader) == [[0, 1], [2, 3]]
-    finally:
-        signal.signal(signal.SIGALRM, before)
+
+class Alarming:
+    """An alarm comes when it is unpickled, the first time in each process."""
+
+    is_due = True
+
+    def __reduce__(self):
+        return rebuilt, ()
+
+
+def rebuilt() -> str:
+    if Alarming.is_due:
+        Alarming.is_due = False
+        signal.raise_signal(signal.SIGALRM)
+    return "rebuilt"
+
+
+@SEEDS
+def test_an_alarm_while_a_batch_is_unpickled_is_raised_and_the_batch_is_not_lost(seed, alarm):
+    Alarming.is_due = True
+    with WorkerLoader([Alarming()] * 3, 1, num_workers=1, seed=seed, collate_fn=list) as loader:
+        iterator = iter(loader)
+        with pytest.raises(TimeoutError):
+            next(iterator)
+        assert list(iterator) == [["rebuilt"]] * 3
 
 
 class Opened(Numbers):
