@@ -2,6 +2,7 @@
 
 import multiprocessing
 import threading
+import time
 
 import pytest
 import torch
@@ -188,10 +189,14 @@ def test_without_batching_each_sample_is_a_batch(reader):
 def test_the_figures_of_an_epoch_can_be_read_after_it_although_its_workers_have_gone(seed, num_workers):
     with WorkerLoader(Numbers(6), 2, seed=seed, num_workers=num_workers) as loader:
         for _ in range(2):
+            began = time.perf_counter()
             list(loader)
             if seed is not None or num_workers:  # else all is torch's
-                figures = loader.stats()["workers"]
-                assert figures["batches"] == 3
-                assert figures["wait_seconds"] >= 0 and figures["bytes"] >= 0
-                assert {"active_workers", "worker_queued_seconds", "copied_batches", "deaths"} <= set(figures)
+                figures, seconds = loader.stats()["workers"], time.perf_counter() - began
+                assert figures["batches"] == 3 and figures["mean_queued"] == figures["queued"] / 3
+                assert (figures["active_workers"], figures["bytes"]) == (num_workers, 6 * 8 * num_workers)
+                assert figures["copied_batches"] == figures["deaths"] == figures["skipped_samples"] == 0
+                assert 0 < (busy := figures["worker_busy_seconds"]) < seconds and 0 < figures["wait_seconds"] < seconds
+                for part in ("cpu", "queued", "collate"):
+                    assert 0 <= figures[f"worker_{part}_seconds"] <= busy + 1e-3, part
     assert loader.stats() == {}
