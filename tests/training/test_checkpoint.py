@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.configs import LINEAR, checkpoint, metrics, train
+from tests.configs import LINEAR, SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
 from training.checkpoint import Checkpoints
-from training.config import ConfigError
+from training.config import ConfigError, checked
 from training.processes import Processes
 from training.stopping import StopSignals
 
@@ -50,6 +50,11 @@ def test_checkpoints_are_saved_after_so_many_steps_or_so_many_seconds(tmp_path, 
     for step in range(1, 7):
         ours.after_step(step, lambda step=step: state(step))
     assert [path.name for path in sorted(tmp_path.glob("checkpoints/step*"))] == [f"step-{n:07}.pt" for n in due]
+
+
+def test_an_interval_is_a_number_of_steps_or_of_minutes():
+    for given, interval in (("500", (500, inf)), ("1.5min", (inf, 90.0)), ("null", (inf, inf))):
+        assert checked(composed(*SMALL, f"train.checkpoint_every={given}")).train.checkpoint_interval() == interval
 
 
 def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_look_like_them_kept(tmp_path):

@@ -73,6 +73,7 @@ def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, e
     with error(r"callbacks\.mine", r"numpy|float64"):
         train(tmp_path, f"+callbacks.mine._target_={__name__}.NumpyState", "train.checkpoint_every=1")
     assert checkpoint(tmp_path)["step"] == 2, "the one before is kept"
+    assert not (tmp_path / "checkpoints" / "step-0000003.pt").exists()
 
 
 def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
