@@ -6,11 +6,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
 from every_loader import LOADERS, make
 from example_datasets import Numbers, contents
+
+from loaders.randomness import Random
 
 FORKED = [name for name in LOADERS if "torch" not in name and "inline" not in name and "resident" not in name]
 
@@ -59,6 +62,27 @@ def test_a_child_gets_a_sentence_or_its_own_loaders_batches_and_the_parent_every
     for sentence in said:
         assert sentence.startswith("RuntimeError: ") and "process" in sentence
         assert "\n" not in sentence
+
+
+class Waiting:
+    """A key that waits while it is hashed."""
+
+    is_reached, go_on = threading.Event(), threading.Event()
+
+    @property
+    def ndim(self) -> int:
+        self.is_reached.set()
+        return 0 if self.go_on.wait(60) else 1
+
+
+def test_a_child_draws_random_numbers_though_another_thread_was_drawing(in_thread, bound):
+    thread = in_thread(lambda: Random(Waiting()).uniform(1))
+    assert Waiting.is_reached.wait(bound)
+    try:
+        assert in_child(lambda: Random(0).uniform(1).shape, bound / 3) == "returned (1,)"
+    finally:
+        Waiting.go_on.set()
+        thread.exception(bound)
 
 
 IMPORTING = """
